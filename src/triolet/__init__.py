@@ -1,0 +1,1 @@
+"""triolet: an LLM inference engine built as actors on Trio structured concurrency."""

@@ -1,0 +1,223 @@
+"""Every exception that triolet raises on purpose, grouped by whose fault it is.
+
+Four groups, so that a caller can tell at a glance what to do:
+
+* `InvalidRequest`: this request is wrong; the engine never took it. Change it.
+* `ConfigError` and `ModelError`: the engine can not start like this. Change the configuration or the model folder.
+* `Overloaded`, `EngineClosed`, `EngineDead`: the request was fine, the engine can not serve it now.
+* `RequestFailed`: the request was taken and could not be finished; its neighbours go on.
+
+`InvariantViolated` is our own mistake. Messages name the field, the rule and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TrioletError(Exception):
+    """Base of everything that triolet raises on purpose."""
+
+
+# ---------------------------------------------------------------------------- the caller's request
+
+
+class InvalidRequest(TrioletError, ValueError):
+    """A request that can not be taken as it is; nothing was queued for it.
+
+    Args:
+        message: the whole sentence, with field, rule and value.
+        field: name of the offending field, as the caller wrote it.
+        got: the value that came.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, got: object = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.got = got
+
+    @property
+    def parameter(self) -> str | None:
+        """`field` under the name that vLLM's validation errors use."""
+        return self.field
+
+    @property
+    def value(self) -> object:
+        """`got` under the name that vLLM's validation errors use."""
+        return self.got
+
+
+class InvalidParams(InvalidRequest):
+    """A sampling parameter of the wrong type or out of its range."""
+
+
+class InvalidPrompt(InvalidRequest):
+    """A prompt that is empty, of an unknown form, or holds ids outside the vocabulary."""
+
+
+class PromptTooLong(InvalidPrompt):
+    """The prompt leaves no room for an answer.
+
+    Args:
+        num_prompt_tokens: length of the prompt, tokens.
+        max_model_len: longest sequence of this engine, prompt and answer together, tokens.
+    """
+
+    def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"prompt must be shorter than the maximum model length of {max_model_len} tokens; "
+            f"got {num_prompt_tokens} tokens",
+            field="prompt",
+            got=num_prompt_tokens,
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+
+
+class RequestIdInUse(InvalidRequest):
+    """A live request bears this id already; it is free again as soon as that one has ended."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"request_id must not belong to a live request; got {request_id!r}", field="request_id", got=request_id
+        )
+
+
+class ChatTemplateError(InvalidRequest):
+    """The model's chat template refused the messages, failed, or passed its work or output limit."""
+
+
+class UnsupportedFeature(InvalidRequest):
+    """A feature that is known by name and not offered (yet): refused rather than ignored."""
+
+
+# ------------------------------------------------------------------------- the operator's set-up
+
+
+class ConfigError(TrioletError, ValueError):
+    """A field of `EngineConfig` (or its flag or environment variable) is wrong.
+
+    Args:
+        field: the field's name.
+        rule: what it must be, completing "<field> must be ...".
+        got: the value that came.
+    """
+
+    def __init__(self, field: str, rule: str, got: object) -> None:
+        super().__init__(f"{field} must be {rule}; got {got!r}")
+        self.field, self.rule, self.got = field, rule, got
+
+
+class ModelError(TrioletError):
+    """The model named can not be loaded; nothing half-loaded stays."""
+
+
+class ModelNotFound(ModelError):
+    """Neither a folder with a config.json nor a model that the hub knows."""
+
+
+class HubUnreachable(ModelError):
+    """The model hub could not be reached, and the model is not in the local cache."""
+
+
+class ModelFileError(ModelError):
+    """A file of the model folder is missing, truncated or not what its name says.
+
+    Args:
+        path: the file.
+        problem: what is wrong with it, completing "<path>: ...".
+    """
+
+    def __init__(self, path: object, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = str(path)
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, or a feature of one, that neither the native decoder nor the fallback can run."""
+
+
+class RemoteCodeRefused(ModelError):
+    """The model wants to run its own Python code and `trust_remote_code` is off."""
+
+
+class WeightsMismatch(ModelError):
+    """Tensors of the checkpoint do not fit the architecture.
+
+    Args:
+        missing: names of tensors the architecture needs and the checkpoint lacks.
+        unused: names of tensors in the checkpoint that the architecture has no place for.
+        misshapen: sentences "name must be (..); got (..)".
+    """
+
+    def __init__(
+        self, *, missing: Sequence[str] = (), unused: Sequence[str] = (), misshapen: Sequence[str] = ()
+    ) -> None:
+        self.missing, self.unused, self.misshapen = tuple(missing), tuple(unused), tuple(misshapen)
+        parts = [
+            f"{label}: {', '.join(names)}"
+            for label, names in (
+                ("missing tensors", self.missing),
+                ("unused tensors", self.unused),
+                ("misshapen tensors", self.misshapen),
+            )
+            if names
+        ]
+        super().__init__("the checkpoint does not fit the architecture; " + "; ".join(parts))
+
+
+# ----------------------------------------------------------------------------- the engine's state
+
+
+class Overloaded(TrioletError):
+    """Admission is full. Come back after `retry_after_s` seconds.
+
+    Args:
+        limit: the configuration field whose bound was reached.
+        bound: that bound.
+        retry_after_s: an estimate, seconds.
+    """
+
+    def __init__(self, limit: str, bound: int, retry_after_s: float) -> None:
+        super().__init__(f"the engine is full ({limit}={bound}); retry after {retry_after_s:.1f} s")
+        self.limit, self.bound, self.retry_after_s = limit, bound, retry_after_s
+
+
+class EngineClosed(TrioletError):
+    """The engine's scope has ended, or it is draining and takes nothing new."""
+
+
+class EngineDead(TrioletError):
+    """The engine gave up after repeated crashes; `__cause__` is the real one."""
+
+
+class StreamMisused(TrioletError, RuntimeError):
+    """A stream was iterated outside of its `async with`, entered twice, or read by two tasks."""
+
+
+class RequestFailed(TrioletError):
+    """A request that was taken could not be finished; `__cause__`, where there is one, says why."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(f"request {request_id} failed: {reason}")
+        self.request_id, self.reason = request_id, reason
+
+
+# ------------------------------------------------------------------------------------ our mistakes
+
+
+class KernelShapeError(TrioletError, ValueError):
+    """A kernel was launched with tensors that do not fit together.
+
+    Args:
+        what: the dimensions that must agree.
+        **got: the shapes (or dtypes, devices) that came, by argument name.
+    """
+
+    def __init__(self, what: str, **got: object) -> None:
+        super().__init__(f"{what} must agree; got " + ", ".join(f"{name}={value}" for name, value in got.items()))
+        self.what, self.got = what, got
+
+
+class InvariantViolated(TrioletError, AssertionError):
+    """A `check()` found counts that can not be true together: a bug in triolet."""

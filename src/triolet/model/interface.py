@@ -1,0 +1,80 @@
+"""What the runner asks of a model, whichever backend brings it: the native decoder or the transformers one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from triolet.kernels.paged_attention import AttentionMetadata
+
+
+@attrs.frozen(kw_only=True)
+class LayerCacheSpec:
+    """What one attention layer keeps per token: keys and values of `num_kv_heads` heads of `head_dim` numbers each."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+@attrs.frozen(kw_only=True)
+class ModelSpec:
+    """Facts about a loaded model that the engine, the sampler and the KV cache are built from.
+
+    Args:
+        architecture: name from the folder's config.json, such as `LlamaForCausalLM`.
+        backend: `native` or `transformers`.
+        vocab_size: rows of the output head; token ids are below it.
+        max_position: longest sequence that the position encoding covers, tokens.
+        cache_layers: one entry per attention layer, in order.
+        dtype: of weights, activations and KV.
+    """
+
+    architecture: str
+    backend: str
+    vocab_size: int
+    max_position: int
+    cache_layers: tuple[LayerCacheSpec, ...]
+    dtype: torch.dtype
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes in all layers together."""
+        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.cache_layers) * self.dtype.itemsize
+
+
+@attrs.frozen(eq=False)
+class LayerCache:
+    """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim], contiguous."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class CausalModel(Protocol):
+    """A decoder that reads and writes a paged KV cache."""
+
+    spec: ModelSpec
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> Tensor:
+        """Compute one step: write the KV of every token, return the logits of some.
+
+        Args:
+            token_ids: [num_tokens] int64, the chunks of all sequences end to end.
+            positions: [num_tokens] int64, each token's index in its sequence.
+            cache: one entry per attention layer; written in place at `attention.slot_mapping`.
+            attention: where each sequence's chunk and blocks are.
+            logits_indices: [num_logits] int64, the tokens whose logits are wanted.
+        Returns:
+            [num_logits, vocab_size] in the model's dtype.
+        """
+        ...
