@@ -1,0 +1,52 @@
+"""What the rest of the engine knows of the model that the runner has loaded."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class GenerationDefaults:
+    """The model's own wishes, from its generation_config.json; None where it has none.
+
+    Args:
+        eos_token_ids: ids that end an answer.
+        max_new_tokens: longest answer, tokens.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """What a runner reports once it is ready.
+
+    Args:
+        folder: where the model's files are; the tokenizer is read from here, too.
+        architecture: from config.json.
+        backend: `native` or `transformers`.
+        vocab_size: token ids are below it.
+        max_position: longest sequence that the model can place, tokens.
+        num_kv_blocks: blocks that the KV tensors have.
+        block_size: tokens in a block.
+        dtype: of weights and KV.
+        device: where they are.
+        generation: the model's defaults.
+    """
+
+    folder: str
+    architecture: str
+    backend: str
+    vocab_size: int
+    max_position: int
+    num_kv_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    generation: GenerationDefaults = GenerationDefaults()

@@ -1,0 +1,295 @@
+"""What a caller may ask of sampling: `SamplingParams`, its ranges and its messages.
+
+Names, defaults, ranges and messages are vLLM's, so that code written for it keeps its meaning. What this engine does not
+honour is not a field here: an unknown keyword is a `TypeError`, never silently ignored.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from triolet.errors import InvalidParams
+
+GREEDY_BELOW = 1e-5  # a temperature below this is 0: vLLM's _SAMPLING_EPS
+MIN_TEMPERATURE = 1e-2  # smaller positive ones overflow the division; vLLM raises them to this, too
+MAX_N = 16_384  # vLLM's VLLM_MAX_N_SEQUENCES
+MAX_LOGPROBS = 20  # vLLM's max_logprobs
+MAX_STOP_STRINGS = 128
+MAX_STOP_STRING_CHARS = 4_096
+MAX_TOKEN_LIST = 65_536  # entries of stop_token_ids, logit_bias or allowed_token_ids
+MAX_BAD_WORDS = 128  # vLLM's VLLM_MAX_NUM_BAD_WORDS
+MAX_INT64 = 2**63 - 1
+
+
+class RequestOutputKind(enum.Enum):
+    """How much each output of a stream carries."""
+
+    CUMULATIVE = 0
+    """The whole text and all ids so far."""
+    DELTA = 1
+    """What is new since the last output."""
+    FINAL_ONLY = 2
+    """One output, at the end."""
+
+
+def _refuse(field: str, sentence: str, got: object) -> InvalidParams:
+    return InvalidParams(f"{field} {sentence}, got {_shown(got)}.", field=field, got=got)
+
+
+def _shown(got: object) -> str:
+    text = repr(got)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _number(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refuse(field, "must be a number", value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _refuse(field, "must be finite", value) from None
+    if not math.isfinite(number):
+        raise _refuse(field, "must be finite", value)
+    return number
+
+
+def _integer(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParams(f"{field} must be an integer, got {type(value).__name__}", field=field, got=value)
+    if not -MAX_INT64 - 1 <= value <= MAX_INT64:
+        raise _refuse(field, "must fit in 64 bits", value)
+    return value
+
+
+def _flag(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(field, "must be True or False", value)
+    return value
+
+
+def _items(field: str, value: object, limit: int) -> tuple[Any, ...]:
+    """A list of at most `limit` entries; a str is not a list here."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise _refuse(field, "must be a list", value)
+    if len(value) > limit:
+        raise InvalidParams(
+            f"{field} must have at most {limit} entries, got {len(value)}.", field=field, got=len(value)
+        )
+    return tuple(value)
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else () if value is None else _items("stop", value, MAX_STOP_STRINGS)
+    for string in strings:
+        if not isinstance(string, str):
+            raise _refuse("stop", "must contain only strings", value)
+        if not string:
+            raise InvalidParams("stop cannot contain an empty string.", field="stop", got=value)
+        if len(string) > MAX_STOP_STRING_CHARS:
+            raise InvalidParams(
+                f"stop must contain strings of at most {MAX_STOP_STRING_CHARS} characters, got {len(string)}.",
+                field="stop",
+                got=len(string),
+            )
+    return strings
+
+
+def _token_ids(field: str, value: object) -> tuple[int, ...]:
+    token_ids = _items(field, value, MAX_TOKEN_LIST)
+    if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in token_ids):
+        raise _refuse(field, "must contain only integers", value)
+    return tuple(dict.fromkeys(token_ids))
+
+
+def _bad_words(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    words = _items("bad_words", value, MAX_BAD_WORDS)
+    if any(not isinstance(word, str) for word in words):
+        raise _refuse("bad_words", "must contain only strings", value)
+    if any(not word for word in words):
+        raise InvalidParams(
+            f"bad_words cannot contain an empty string. Got bad_words={_shown(list(words))}", field="bad_words", got=value
+        )
+    return words
+
+
+def _logit_bias(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _refuse("logit_bias", "must be a mapping from token id to bias", value)
+    if len(value) > MAX_TOKEN_LIST:
+        raise InvalidParams(
+            f"logit_bias must have at most {MAX_TOKEN_LIST} entries, got {len(value)}.",
+            field="logit_bias",
+            got=len(value),
+        )
+    return {_integer("logit_bias", key): _number("logit_bias", bias) for key, bias in value.items()}
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    Args:
+        n: answers to one prompt.
+        presence_penalty: subtracted once from the logit of every token generated so far; [-2, 2].
+        frequency_penalty: subtracted per occurrence of a generated token; [-2, 2].
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or answer; > 0.
+        temperature: divisor of the logits; 0 is greedy; [0, 2].
+        top_p: keep the smallest set of tokens whose probabilities reach this; (0, 1].
+        top_k: keep the k most likely tokens and their ties; 0 or -1 is off.
+        min_p: drop tokens less likely than this share of the likeliest; [0, 1].
+        seed: makes the answer reproducible whatever else runs; None or -1 draws one.
+        stop: a text, or texts, that end the answer.
+        stop_token_ids: token ids that end the answer.
+        ignore_eos: go on past the model's end-of-sequence tokens.
+        max_tokens: longest answer in tokens; None fills the context.
+        min_tokens: tokens before which neither EOS nor a stop can end the answer.
+        logprobs: log-probabilities of the chosen and this many likeliest tokens per position; -1 is the whole vocabulary.
+        detokenize: False leaves every text empty.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop text (or the stop token's text) at the end.
+        output_kind: what each output of the stream carries.
+        logit_bias: added to the logits of these token ids.
+        allowed_token_ids: choose only among these.
+        bad_words: texts whose tokens are never completed.
+
+    Raises:
+        InvalidParams: a value of the wrong type or out of range; names the field, the rule and what came.
+        TypeError: an unknown keyword.
+    """
+
+    n: int = attrs.field(default=1, converter=lambda value: _integer("n", value))
+    presence_penalty: float = attrs.field(default=0.0, converter=lambda value: _number("presence_penalty", value))
+    frequency_penalty: float = attrs.field(default=0.0, converter=lambda value: _number("frequency_penalty", value))
+    repetition_penalty: float = attrs.field(default=1.0, converter=lambda value: _number("repetition_penalty", value))
+    temperature: float = attrs.field(default=1.0, converter=lambda value: _number("temperature", value))
+    top_p: float = attrs.field(default=1.0, converter=lambda value: _number("top_p", value))
+    top_k: int = attrs.field(default=0, converter=lambda value: _integer("top_k", value))
+    min_p: float = attrs.field(default=0.0, converter=lambda value: _number("min_p", value))
+    seed: int | None = attrs.field(
+        default=None, converter=lambda value: None if value in (None, -1) else _integer("seed", value)
+    )
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_stop)
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(), converter=lambda value: () if value is None else _token_ids("stop_token_ids", value)
+    )
+    ignore_eos: bool = attrs.field(default=False, converter=lambda value: _flag("ignore_eos", value))
+    max_tokens: int | None = attrs.field(
+        default=16, converter=lambda value: None if value is None else _integer("max_tokens", value)
+    )
+    min_tokens: int = attrs.field(default=0, converter=lambda value: _integer("min_tokens", value))
+    logprobs: int | None = attrs.field(
+        default=None,
+        converter=lambda value: 1 if value is True else None if value in (None, False) else _integer("logprobs", value),
+    )
+    detokenize: bool = attrs.field(default=True, converter=lambda value: _flag("detokenize", value))
+    skip_special_tokens: bool = attrs.field(default=True, converter=lambda value: _flag("skip_special_tokens", value))
+    include_stop_str_in_output: bool = attrs.field(
+        default=False, converter=lambda value: _flag("include_stop_str_in_output", value)
+    )
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: Mapping[int, float] | None = attrs.field(default=None, converter=_logit_bias, hash=False)
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=lambda value: None if value is None else _token_ids("allowed_token_ids", value)
+    )
+    bad_words: tuple[str, ...] = attrs.field(default=(), converter=_bad_words)
+
+    def __attrs_post_init__(self) -> None:
+        self._check_penalties()
+        self._check_sampling()
+        self._check_lengths()
+        if self.temperature < GREEDY_BELOW:
+            if self.n > 1:
+                raise _refuse("n", "must be 1 when using greedy sampling", self.n)
+            # Greedy ignores the filters; saying so here lets equal requests compare equal.
+            for field, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+                object.__setattr__(self, field, neutral)
+        elif self.temperature < MIN_TEMPERATURE:
+            warnings.warn(f"temperature {self.temperature} is raised to {MIN_TEMPERATURE}", stacklevel=3)
+            object.__setattr__(self, "temperature", MIN_TEMPERATURE)
+
+    def _check_penalties(self) -> None:
+        for field in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= (value := getattr(self, field)) <= 2.0:
+                raise _refuse(field, "must be in [-2, 2]", value)
+        if self.repetition_penalty <= 0.0:
+            raise _refuse("repetition_penalty", "must be greater than zero", self.repetition_penalty)
+
+    def _check_sampling(self) -> None:
+        if self.temperature < 0.0:
+            raise _refuse("temperature", "must be non-negative", self.temperature)
+        if self.temperature > 2.0:
+            raise _refuse("temperature", "must be in [0, 2]", self.temperature)
+        if not 0.0 < self.top_p <= 1.0:
+            raise _refuse("top_p", "must be in (0, 1]", self.top_p)
+        if self.top_k < -1:
+            raise _refuse("top_k", "must be 0 (disable), or at least 1", self.top_k)
+        if not 0.0 <= self.min_p <= 1.0:
+            raise _refuse("min_p", "must be in [0, 1]", self.min_p)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParams(
+                "allowed_token_ids is not None and empty!", field="allowed_token_ids", got=self.allowed_token_ids
+            )
+
+    def _check_lengths(self) -> None:
+        if self.n < 1:
+            raise _refuse("n", "must be at least 1", self.n)
+        if self.n > MAX_N:
+            raise _refuse("n", f"must be at most {MAX_N}", self.n)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise _refuse("max_tokens", "must be at least 1", self.max_tokens)
+        if self.min_tokens < 0:
+            raise _refuse("min_tokens", "must be greater than or equal to 0", self.min_tokens)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refuse("min_tokens", f"must be less than or equal to max_tokens={self.max_tokens}", self.min_tokens)
+        if self.logprobs is not None and self.logprobs < -1:
+            raise _refuse("logprobs", "must be non-negative or -1", self.logprobs)
+        if self.logprobs is not None and self.logprobs > MAX_LOGPROBS:
+            raise InvalidParams(
+                f"Requested sample logprobs of {self.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
+                field="logprobs",
+                got=self.logprobs,
+            )
+        if self.stop and not self.detokenize:
+            raise InvalidParams(
+                "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
+                field="stop",
+                got=self.stop,
+            )
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise _refuse("output_kind", "must be a RequestOutputKind", self.output_kind)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Hold every token id named here against the model's vocabulary.
+
+        Args:
+            vocab_size: number of token ids of the model.
+        Raises:
+            InvalidParams: an id is not in [0, vocab_size).
+        """
+        for field, token_ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("logit_bias", self.logit_bias or ()),
+        ):
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidParams(
+                        f"{field} must contain only token ids in [0, {vocab_size}), got {token_id} (out-of-vocab token id!)",
+                        field=field,
+                        got=token_id,
+                    )

@@ -1,0 +1,140 @@
+"""What the scheduler tells the runner and what comes back: a step as a value, made of ints.
+
+The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the request's
+sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row sampled is the runner's to
+remember: the plan does not send it back. A row that left (`ended`) is forgotten. Every plan follows the result of the one before.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.params import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class RowStart:
+    """A request takes a row of the runner's table: for the first time, or again after preemption or a crash.
+
+    Args:
+        row_id: index of the row, below `max_num_seqs`.
+        request_id: whose it is.
+        epoch: names this stay of the request; results carry it, so that a late one can be told apart.
+        prompt_token_ids: the prompt.
+        output_token_ids: what was already generated, and must be computed again.
+        params: sampling parameters.
+        seed: of the sampling noise.
+        ending_token_ids: masked while the answer is shorter than `params.min_tokens`.
+        bad_words_token_ids: sequences whose last token is banned when the others precede it.
+    """
+
+    row_id: int
+    request_id: str
+    epoch: int
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    ending_token_ids: frozenset[int]
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@attrs.frozen
+class PlanRow:
+    """One row's share of a step: compute tokens `start : start + num_tokens` of prompt + answer.
+
+    Args:
+        row_id: the row.
+        start: tokens whose KV is present already.
+        num_tokens: tokens to compute now; at least 1.
+        new_block_ids: appended to the row's block table before the step; a `RowStart`'s first step brings all of them.
+        sample: whether the last of these tokens is the request's last, so that a new one is sampled from it.
+    """
+
+    row_id: int
+    start: int
+    num_tokens: int
+    new_block_ids: tuple[int, ...]
+    sample: bool
+
+
+@attrs.frozen
+class StepPlan:
+    """One forward pass.
+
+    Args:
+        step_id: counts up from 1.
+        ended: rows to forget, before `starts` are looked at.
+        starts: rows to fill.
+        rows: the work, in the order in which rows are laid end to end.
+    """
+
+    step_id: int
+    ended: tuple[int, ...]
+    starts: tuple[RowStart, ...]
+    rows: tuple[PlanRow, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+@attrs.frozen
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the likeliest in falling order.
+
+    Args:
+        token_ids: chosen token, then the top ones (which may repeat it).
+        logprobs: one per token id.
+        rank: of the chosen token, 1 for the likeliest.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@attrs.frozen
+class SampledToken:
+    """A token and where it belongs: committed only if `epoch` is current and `position` is the answer's length.
+
+    Args:
+        request_id: whose it is.
+        epoch: from the `RowStart`.
+        position: index in the answer, from 0.
+        token_id: the token.
+        logprobs: if the request asked for them.
+    """
+
+    request_id: str
+    epoch: int
+    position: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@attrs.frozen
+class RowFailure:
+    """A row that gave no token, through no fault of the others: its logits are not numbers."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
+@attrs.frozen
+class StepResult:
+    """What a step gave.
+
+    Args:
+        step_id: of the plan.
+        tokens: one per row with `sample` that did not fail.
+        failures: rows that failed alone.
+        elapsed_s: time the runner took, seconds.
+    """
+
+    step_id: int
+    tokens: tuple[SampledToken, ...]
+    failures: tuple[RowFailure, ...] = ()
+    elapsed_s: float = 0.0

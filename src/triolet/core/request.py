@@ -1,0 +1,50 @@
+"""What was asked: a `Request`, resolved once and never checked again."""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.params import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """One prompt with everything that decides its answer.
+
+    Args:
+        request_id: unique among live requests.
+        prompt: the text it was tokenised from, if it came as text.
+        prompt_token_ids: never empty, all in the vocabulary, fewer than `max_model_len`.
+        params: as the caller gave them, or the model's defaults.
+        seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats it.
+        max_tokens: answer tokens at most: `params.max_tokens`, cut to what the context leaves.
+        eos_token_ids: end the answer, unless `params.ignore_eos`.
+        bad_words_token_ids: each bad word as the token ids that would write it.
+        priority: lower runs first under the `priority` policy.
+        client: whom admission and fairness count it for.
+        cache_salt: requests share cached blocks only with requests of the same salt.
+        arrival_s: when it was admitted, monotonic seconds.
+        deadline_s: when it ends whatever it has, monotonic seconds; infinity for never.
+        queue_deadline_s: when it ends if it has not been scheduled yet, monotonic seconds.
+    """
+
+    request_id: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    client: str | None = None
+    cache_salt: str | None = None
+    arrival_s: float = 0.0
+    deadline_s: float = float("inf")
+    queue_deadline_s: float = float("inf")
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Ids that end the answer, and are therefore masked while it has fewer than `min_tokens` tokens."""
+        eos = () if self.params.ignore_eos else self.eos_token_ids
+        return frozenset(eos) | frozenset(self.params.stop_token_ids)
