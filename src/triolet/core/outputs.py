@@ -1,0 +1,130 @@
+"""What a stream yields: `RequestOutput` with its completions, under vLLM's names. Frozen: a snapshot never changes."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+class FinishReason(enum.StrEnum):
+    """Why an answer ended; the values are what goes on the wire."""
+
+    STOP = "stop"
+    """An end-of-sequence token, a stop token id or a stop text."""
+    LENGTH = "length"
+    """`max_tokens`, or the context is full."""
+    ABORT = "abort"
+    """The reader left, or somebody aborted it."""
+    ERROR = "error"
+    """It failed; the stream raises `RequestFailed`."""
+    DEADLINE = "deadline"
+    """Its time was up; what there was so far was delivered."""
+    SHUTDOWN = "shutdown"
+    """The engine closed."""
+
+
+@attrs.frozen
+class Logprob:
+    """One token's log-probability at one position.
+
+    Args:
+        logprob: natural logarithm.
+        rank: 1 for the likeliest; None where it was not computed.
+        decoded_token: the token's text.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RequestMetrics:
+    """Where a request's time went. `arrival_time` is wall clock, the `_ts` are monotonic; all in seconds.
+
+    Args:
+        num_generation_tokens: tokens generated so far.
+        num_preemptions: times its blocks were taken back.
+        arrival_time: when it came, seconds since the epoch.
+        queued_ts: when the scheduler had it.
+        scheduled_ts: when its first step was planned; 0.0 before.
+        first_token_ts: when its first token was known; 0.0 before.
+        last_token_ts: when its latest token was known; 0.0 before.
+    """
+
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from the queue to the first token; 0.0 before it."""
+        return self.first_token_ts - self.queued_ts if self.first_token_ts else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class CompletionOutput:
+    """One answer, or what is new of it (see `RequestOutputKind`).
+
+    Args:
+        index: of the answer among the request's `n`.
+        text: never ends inside a character.
+        token_ids: ids up to and with the one that ended it.
+        cumulative_logprob: sum over the generated tokens, if logprobs were asked for.
+        logprobs: per token, by token id, the chosen one first.
+        finish_reason: None while it goes on.
+        stop_reason: the stop text or stop token id; None for an end-of-sequence token.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    lora_request: None = None
+
+    def finished(self) -> bool:
+        """Whether this answer has ended."""
+        return self.finish_reason is not None
+
+
+@attrs.frozen(kw_only=True)
+class RequestOutput:
+    """What a stream yields.
+
+    Args:
+        request_id: as the caller named it, or as the engine did.
+        prompt: the prompt's text, where it came as text or messages.
+        prompt_token_ids: the prompt.
+        outputs: the answers; one, as long as n is 1.
+        finished: whether this is the last output.
+        metrics: times and counts.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    prompt_logprobs: None = None
+    lora_request: None = None
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer: the whole of it so far, or what is new, by the output kind."""
+        return self.outputs[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first answer ended; None while it goes on."""
+        return self.outputs[0].finish_reason
