@@ -1,0 +1,64 @@
+# make chat              talk to triolet-nano; ARGS="..." is passed on, as in make chat ARGS="--model PATH_OR_HUB_ID"
+# make test              the test suite; ARGS="tests/core -x" narrows it
+# make test-slow         the tests that take longer than a few seconds
+# make lint              ruff and mypy --strict
+# make bench             throughput of triolet and of transformers' generate, side by side
+# make clean             remove the environment and everything that was built
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+# On Linux, PyPI's torch brings the CUDA libraries along, gigabytes of them. A machine without an NVIDIA driver is better served by
+# the CPU build; where its index can not be reached, pip takes torch from wherever it takes everything else.
+# `make TORCH_INDEX= ...` leaves the choice to pip.
+ifeq ($(shell uname -s)$(wildcard /proc/driver/nvidia),Linux)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+endif
+
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+INPUTS = pyproject.toml constraints.txt
+
+.PHONY: help chat test test-slow lint bench clean
+.DEFAULT_GOAL = help
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+chat: $(VENV)/.installed
+	@$(VENV)/bin/triolet chat $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(VENV)/bin/pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-dev
+	$(VENV)/bin/pytest -m "slow and not gpu and not weights" $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed-dev
+	$(VENV)/bin/python benchmarks/throughput.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+# The two stamps: what triolet needs to run, and what its developers need on top. Each is made anew when INPUTS change; a set-up that
+# was interrupted leaves no stamp, and the next one goes on from there.
+$(VENV)/.installed: $(VENV)/bin/python $(INPUTS)
+	@echo "installing triolet into $(VENV) (once; a minute or a few)"
+	@test -z "$(TORCH_INDEX)" || $(PIP) install --no-deps --retries 0 --timeout 10 \
+		--index-url "$(TORCH_INDEX)" --constraint constraints.txt torch 2>/dev/null || true
+	@$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed $(INPUTS)
+	@echo "installing the developers' tools into $(VENV)"
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -m venv $(VENV)

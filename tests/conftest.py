@@ -1,0 +1,57 @@
+"""What every test can rely on: no network, the same random examples each time, kernels that run without a GPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+HAS_NVIDIA_DRIVER = Path("/dev/nvidiactl").exists()
+
+# Triton reads this when a kernel is decorated, so it has to be said before any test module is imported.
+if not HAS_NVIDIA_DRIVER:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Two test runs of one commit see the same examples, and no example fails for being slow on a busy machine.
+hypothesis.settings.register_profile("house", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("house")
+
+SLOW_TIMEOUT_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+        if item.get_closest_marker("gpu") and not HAS_NVIDIA_DRIVER:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA driver on this machine"))
+
+
+def _is_local(host: object) -> bool:
+    return host in (None, "", "localhost", "::1", b"localhost") or str(host).startswith("127.")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Let a test that reaches for another machine fail at once, as it would where there is no network."""
+    connect, getaddrinfo = socket.socket.connect, socket.getaddrinfo
+
+    def local_connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
+            raise OSError(f"tests use no network; got a connection to {address!r}")
+        connect(self, address)
+
+    def local_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_local(host):
+            raise socket.gaierror(socket.EAI_NONAME, f"tests use no network; got a look-up of {host!r}")
+        return getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", local_connect)
+        patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
+        yield
