@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
 """Putting this step's keys and values into their slots of the paged cache."""
 
 from __future__ import annotations

@@ -1,14 +1,166 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
 """Attention over block tables: prefill chunks and decodes in one call."""
 
 from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 from torch import Tensor
 
 from triolet.errors import KernelShapeError
+from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2
 from triolet.kernels.gathered_attention import GatherPlan, gathered_attention
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+MAX_SEGMENTS = 64
+"""Parts that a sequence's keys are split into at most: the reduction holds all of them in registers."""
+
+
+@kernel
+def _attention_kernel(
+    query_ptr,  # [num_tokens, num_heads, HEAD_DIM]
+    keys_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM], contiguous
+    values_ptr,  # like keys_ptr
+    out_ptr,  # [num_tokens, num_heads, HEAD_DIM]; SPLIT: [num_tokens, num_heads, num_segments, HEAD_DIM] float32
+    max_ptr,  # SPLIT only: [num_tokens, num_heads, num_segments] float32, largest score times log2(e)
+    sum_ptr,  # SPLIT only: like max_ptr, sum of 2 ** (score - max)
+    block_tables_ptr,  # [num_seqs, max_blocks]
+    seq_lens_ptr,  # [num_seqs]
+    cu_query_lens_ptr,  # [num_seqs + 1]
+    num_seqs, segment_tokens, scale, soft_cap, sliding_window,
+    query_stride_t, query_stride_h, block_tables_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    DECODES_ONLY: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """One tile of a sequence's queries, under all query heads of one KV head, over one segment of its keys."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    segment = tl.program_id(2)
+    num_kv_heads = tl.num_programs(1)
+    num_segments = tl.num_programs(2)
+
+    # Sequence i owns the tiles from cu[i] // QUERIES + i on: enough for its queries, and at most one too many.
+    if DECODES_ONLY:
+        sequence = tile
+        first_query = 0
+    else:
+        sequence = 0
+        beyond = num_seqs
+        while beyond - sequence > 1:
+            middle = (sequence + beyond) // 2
+            if tl.load(cu_query_lens_ptr + middle) // QUERIES + middle <= tile:
+                sequence = middle
+            else:
+                beyond = middle
+        first_query = (tile - tl.load(cu_query_lens_ptr + sequence) // QUERIES - sequence) * QUERIES
+    first_token = tl.load(cu_query_lens_ptr + sequence)
+    query_len = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
+    if first_query >= query_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + sequence)
+
+    row = tl.arange(0, ROWS)
+    row_query = first_query + row // GROUP  # [ROWS]
+    row_live = (row // GROUP < QUERIES) & (row_query < query_len)
+    row_head = kv_head * GROUP + row % GROUP
+    row_token = (first_token + row_query).to(tl.int64)  # int64: token * stride passes 2**31 in long prefills
+    position = seq_len - query_len + row_query  # [ROWS]
+    dim = tl.arange(0, PADDED_DIM)
+    dim_live = dim < HEAD_DIM
+
+    end = seq_len - query_len + tl.minimum(first_query + QUERIES, query_len)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(seq_len - query_len + first_query - sliding_window + 1, 0) // KEYS * KEYS
+    if SPLIT:
+        begin += segment * segment_tokens
+        end = tl.minimum(end, begin + segment_tokens)
+        partial = (row_token * (num_kv_heads * GROUP) + row_head) * num_segments + segment  # [ROWS]
+        if begin >= end:  # the reduction must find every segment said, the empty ones too
+            tl.store(max_ptr + partial, tl.full([ROWS], float("-inf"), tl.float32), mask=row_live)
+            tl.store(sum_ptr + partial, tl.zeros([ROWS], tl.float32), mask=row_live)
+            return
+
+    query = tl.load(
+        query_ptr + (row_token * query_stride_t + row_head * query_stride_h)[:, None] + dim[None, :],
+        mask=row_live[:, None] & dim_live[None, :], other=0.0,
+    )  # [ROWS, PADDED_DIM]  # fmt: skip
+    if WIDEN:
+        query = query.to(tl.float32)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    accumulated = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        key_live = key < end
+        block = tl.load(block_tables_ptr + sequence * block_tables_stride + key // BLOCK_SIZE, mask=key_live, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE  # int64: slot * stride passes 2**31 on large caches
+        offset = ((slot * num_kv_heads + kv_head) * HEAD_DIM)[:, None] + dim[None, :]  # [KEYS, PADDED_DIM]
+        tile_live = key_live[:, None] & dim_live[None, :]
+        k = tl.load(keys_ptr + offset, mask=tile_live, other=0.0)
+        v = tl.load(values_ptr + offset, mask=tile_live, other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale  # [ROWS, KEYS]
+        if HAS_SOFT_CAP:
+            small = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / soft_cap))  # tanh through what can not overflow
+            bent = soft_cap * (1.0 - small) / (1.0 + small)
+            scores = tl.where(scores >= 0, bent, -bent)
+        seen = key_live[None, :] & (key[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            seen = seen & (key[None, :] > position[:, None] - sliding_window)
+        scores = tl.where(seen, scores * LOG2_E, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # a row that has seen no key yet
+        weights = tl.exp2(scores - anchor[:, None])
+        fade = tl.exp2(largest - anchor)
+        total = total * fade + tl.sum(weights, axis=1)
+        accumulated = accumulated * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        largest = new_largest
+
+    out_live = row_live[:, None] & dim_live[None, :]
+    if SPLIT:
+        tl.store(max_ptr + partial, largest, mask=row_live)
+        tl.store(sum_ptr + partial, total, mask=row_live)
+        tl.store(out_ptr + (partial * HEAD_DIM)[:, None] + dim[None, :], accumulated, mask=out_live)
+    else:
+        out_row = (row_token * (num_kv_heads * GROUP) + row_head) * HEAD_DIM  # [ROWS]
+        out = accumulated / tl.where(row_live, total, 1.0)[:, None]
+        tl.store(out_ptr + out_row[:, None] + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=out_live)
+
+
+@kernel
+def _reduce_kernel(
+    partial_ptr,  # [num_rows, num_segments, HEAD_DIM] float32
+    max_ptr,  # [num_rows, num_segments] float32
+    sum_ptr,  # [num_rows, num_segments] float32
+    out_ptr,  # [num_rows, HEAD_DIM]
+    num_segments,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_SEGMENTS: tl.constexpr,
+):  # fmt: skip
+    """Join the segments of one token's head, always in the same order."""
+    row = tl.program_id(0).to(tl.int64)
+    segment = tl.arange(0, PADDED_SEGMENTS)
+    dim = tl.arange(0, PADDED_DIM)
+    segment_live = segment < num_segments
+    largest = tl.load(max_ptr + row * num_segments + segment, mask=segment_live, other=float("-inf"))
+    weight = tl.exp2(largest - tl.max(largest, axis=0))  # [PADDED_SEGMENTS]; every token sees itself in one segment
+    total = tl.load(sum_ptr + row * num_segments + segment, mask=segment_live, other=0.0)
+    partial = tl.load(
+        partial_ptr + ((row * num_segments + segment) * HEAD_DIM)[:, None] + dim[None, :],
+        mask=(largest > float("-inf"))[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
+    )  # [PADDED_SEGMENTS, PADDED_DIM]; nothing was written for an empty segment  # fmt: skip
+    out = tl.sum(partial * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)  # [PADDED_DIM]
+    tl.store(out_ptr + row * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -79,8 +231,126 @@ def paged_attention(
         Moves 2 * query.nbytes and each sequence's keys and values, once per tile of queries.
     """
     _check(query, keys, values, metadata)
+    if query.is_cuda:
+        return paged_attention_triton(
+            query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+        )
     plan = metadata.gather_plan(keys.shape[1], sliding_window)
     return gathered_attention(query, keys, values, plan, scale=scale, soft_cap=soft_cap)
+
+
+def paged_attention_triton(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    segment_tokens: int | None = None,
+) -> Tensor:
+    """The Triton way, without checks.
+
+    Args:
+        segment_tokens: keys that one program reads at most, a multiple of the key tile; None = as many as keep the
+            device busy, so that long sequences of a small batch are split and joined again.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_live = sum(metadata.query_lens_host)
+    out = torch.empty if num_live == num_tokens else torch.zeros
+    result = out(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
+    if num_live == 0:
+        return result
+    tiling = _Tiling.of(query, keys, metadata, sliding_window, segment_tokens)
+    split = tiling.num_segments > 1
+    partial, largest, total = result, result, result
+    if split:
+        rows = num_live, num_heads, tiling.num_segments
+        partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=query.device)
+        largest, total = torch.empty(2, *rows, dtype=torch.float32, device=query.device)
+    _attention_kernel[tiling.num_tiles, keys.shape[2], tiling.num_segments](
+        query, keys, values, partial, largest, total,
+        metadata.block_tables, metadata.seq_lens, metadata.cu_query_lens,
+        len(metadata.query_lens_host), tiling.segment_tokens, scale, soft_cap or 0.0, sliding_window or 0,
+        query.stride(0), query.stride(1), metadata.block_tables.stride(0),
+        GROUP=num_heads // keys.shape[2], HEAD_DIM=head_dim, PADDED_DIM=tiling.padded_dim, BLOCK_SIZE=keys.shape[1],
+        ROWS=tiling.rows, QUERIES=tiling.queries, KEYS=tiling.keys, DECODES_ONLY=tiling.decodes_only,
+        HAS_WINDOW=sliding_window is not None, HAS_SOFT_CAP=soft_cap is not None, SPLIT=split, WIDEN=INTERPRETING,
+        num_warps=4 if tiling.rows <= 64 else 8, num_stages=2,
+    )  # fmt: skip
+    if split:
+        _reduce_kernel[(num_live * num_heads,)](
+            partial, largest, total, result, tiling.num_segments,
+            HEAD_DIM=head_dim, PADDED_DIM=tiling.padded_dim, PADDED_SEGMENTS=next_power_of_2(tiling.num_segments),
+        )  # fmt: skip
+    return result
+
+
+@attrs.frozen
+class _Tiling:
+    """How one launch is cut into programs.
+
+    Args:
+        num_tiles: tiles of queries, over all sequences.
+        rows: rows of a tile, a power of two: `queries` times the query heads of a KV head, and some idle ones.
+        queries: queries of a tile.
+        keys: keys of one turn of the loop.
+        padded_dim: head_dim, up to the next power of two that `tl.dot` takes.
+        segment_tokens: keys of one program at most.
+        num_segments: programs that share a tile of queries; 1 = no split.
+        decodes_only: every sequence has exactly one query, so that tile i is sequence i.
+    """
+
+    num_tiles: int
+    rows: int
+    queries: int
+    keys: int
+    padded_dim: int
+    segment_tokens: int
+    num_segments: int
+    decodes_only: bool
+
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        keys: Tensor,
+        metadata: AttentionMetadata,
+        sliding_window: int | None,
+        segment_tokens: int | None,
+    ) -> _Tiling:
+        query_lens = metadata.query_lens_host
+        group = query.shape[1] // keys.shape[2]
+        padded_dim = max(16, next_power_of_2(query.shape[2]))
+        key_tile = min(64, max(16, 16384 // (padded_dim * keys.itemsize)))  # K and V, double-buffered, in 64 KiB
+        rows = max(16, next_power_of_2(group), min(64, next_power_of_2(max(query_lens) * group)))
+        decodes_only = max(query_lens) == min(query_lens) == 1
+        num_tiles = len(query_lens) if decodes_only else sum(query_lens) // (rows // group) + len(query_lens)
+        longest = max(metadata.seq_lens_host)
+        if sliding_window is not None:  # a tile begins at the first key its first query sees, rounded down
+            longest = min(longest, sliding_window + rows // group + key_tile)
+        if segment_tokens is None:
+            programs = num_tiles * keys.shape[2]
+            segment_tokens = _segment_tokens(longest, programs, key_tile, _num_multiprocessors(query.device))
+        num_segments = -(-longest // segment_tokens)
+        return cls(
+            num_tiles, rows, rows // group, key_tile, padded_dim, segment_tokens, num_segments, decodes_only
+        )
+
+
+def _segment_tokens(longest: int, programs: int, key_tile: int, num_multiprocessors: int) -> int:
+    """Keys per program that give each multiprocessor about four programs, and each program four turns or more."""
+    wanted = min(MAX_SEGMENTS, max(1, 4 * num_multiprocessors // programs))
+    turns = math.ceil(longest / (wanted * key_tile))
+    return key_tile * max(turns, 4)
+
+
+@functools.cache
+def _num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def paged_attention_reference(

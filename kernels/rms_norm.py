@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
 """Root-mean-square normalisation, with the residual addition before it."""
 
 from __future__ import annotations

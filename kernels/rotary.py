@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
 """Rotary position embedding, NeoX style: a head's first half turns against its second half."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
 """The gate of a gated feed-forward block: an activation of one half of a row times the other half."""
 
 from __future__ import annotations
