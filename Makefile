@@ -16,7 +16,8 @@ ifeq ($(shell uname -s)$(wildcard /proc/driver/nvidia),Linux)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 endif
 
-PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+# Twice quiet: no warnings, errors only.
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 INPUTS = pyproject.toml constraints.txt
 
 .PHONY: help chat test test-slow lint bench clean

@@ -1,4 +1,4 @@
-"""What every test can rely on: no network, the same random examples each time, kernels that run without a GPU."""
+"""What every test relies on: no network, the same random examples each time, kernels that need no GPU."""
 
 from __future__ import annotations
 

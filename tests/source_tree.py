@@ -11,16 +11,24 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 
 # Where each part of the package lies. The links in src/triolet are left out, so that a file is read once.
-PACKAGE_FOLDERS = {"triolet": SRC / "triolet", "triolet.actors": ROOT / "actors", "triolet.kernels": ROOT / "kernels"}
+PACKAGE_FOLDERS = {
+    "triolet": SRC / "triolet",
+    "triolet.actors": ROOT / "actors",
+    "triolet.kernels": ROOT / "kernels",
+}
 
 
 def python_files(*folders: Path) -> list[Path]:
     """Every Python file below `folders`, not through symbolic links, in a stable order."""
-    return sorted(path for folder in folders for path in folder.rglob("*.py") if not _through_a_link(path, folder))
+    return sorted(
+        path for folder in folders for path in folder.rglob("*.py") if not _through_a_link(path, folder)
+    )
 
 
 def _through_a_link(path: Path, folder: Path) -> bool:
-    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder) and parent != folder)
+    return any(
+        parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder) and parent != folder
+    )
 
 
 def package_modules() -> Iterator[tuple[str, Path]]:

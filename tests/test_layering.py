@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source, and the promise that the pure parts load without Trio and torch."""
+"""Who may import whom, read from the source; and that the pure parts load where Trio and torch are barred."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ FREE_LAYERS = words("triolet __main__ cli compat")
 
 # What a module, or a package of that name, may import beyond its layer.
 EXCEPTIONS = {
-    "triolet.core.chat_template": words("jinja2"),  # a template is a Jinja program; the rest of core is plain Python
+    "triolet.core.chat_template": words(
+        "jinja2"
+    ),  # a template is a Jinja program; the rest of core is plain Python
     "triolet.actors.tokenizer": words("triolet.model"),  # starts the tokenizer
     "triolet.actors.model_runner": words("triolet.model"),  # starts the runner
     "triolet.actors.gateway": words("trio_websocket starlette hypercorn"),
@@ -190,14 +192,16 @@ def test_pure_modules_read_no_clock_through_datetime() -> None:
     assert readings == []
 
 
-# ------------------------------------------------------------------------------ the same, seen from a running program
+# --------------------------------------------------------------- the same, seen from a running program
 
 
 def modules_after(code: str) -> list[str]:
     """Run `code` in a fresh interpreter; the names in `sys.modules` afterwards."""
     program = textwrap.dedent(code) + "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
-    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     *said, modules = ran.stdout.splitlines()
     print(*said, sep="\n")
@@ -218,7 +222,9 @@ BAR_THE_HEAVY = """
 
 
 def test_pure_modules_load_with_trio_and_torch_barred() -> None:
-    pure = {module for module, _ in package_modules() if layer_of(module) in PURE_LAYERS | {"errors", "config"}}
+    pure = {
+        module for module, _ in package_modules() if layer_of(module) in PURE_LAYERS | {"errors", "config"}
+    }
     loaded = modules_after(BAR_THE_HEAVY + "".join(f"    import {module}\n" for module in sorted(pure)))
     assert pure <= set(loaded)
 
@@ -238,7 +244,7 @@ def test_importing_triolet_loads_neither_torch_nor_transformers() -> None:
     """)
     assert "triolet" in loaded
     assert not {"torch", "transformers", "triton", "numpy"} & set(loaded)
-    # Seconds depend on who else uses the machine; modules do not. A bare interpreter has about 50, Trio brings 200.
+    # Seconds depend on who else uses the machine; modules do not. An interpreter has 50, Trio brings 200.
     assert len(loaded) < 400, f"import triolet loads {len(loaded)} modules"
 
 

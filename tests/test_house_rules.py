@@ -1,0 +1,276 @@
+"""Rules of the house that a reader of the source can check: what never appears, and what always does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT, package_files, parse, python_files, where
+
+PACKAGE = package_files()
+TESTS = python_files(ROOT / "tests")
+PROGRAMS = python_files(ROOT / "examples", ROOT / "benchmarks", ROOT / "tools")
+
+Rule = Callable[[ast.Module], Iterator[ast.AST]]
+
+
+def breaches(rule: Rule, files: list[Path]) -> list[str]:
+    return [where(path, node) for path in files for node in rule(parse(path))]
+
+
+def called(node: ast.AST) -> str:
+    """The dotted name that a call names, such as `torch.load`; empty for anything else."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def last_name(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def keywords(node: ast.AST) -> dict[str | None, str]:
+    return {word.arg: ast.unparse(word.value) for word in node.keywords} if isinstance(node, ast.Call) else {}
+
+
+# ---------------------------------------------------------------- data is never run as code
+
+
+CODE_IN_DISGUISE = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "shelve",
+}
+RUNS_TEXT = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
+
+
+def runs_data_as_code(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        imported = [name.name for name in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        origin = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if CODE_IN_DISGUISE & {name.partition(".")[0] for name in [origin, *imported]}:
+            yield node
+        if called(node) in RUNS_TEXT or called(node).startswith(("torch.load", "torch.hub.", "yaml.load")):
+            yield node
+        if "True" in (keywords(node).get("allow_pickle"), keywords(node).get("shell")):
+            yield node
+
+
+# ------------------------------------------------------------------------ Trio's own manners
+
+
+SCOPES = {"CancelScope", "move_on_after", "move_on_at", "fail_after", "fail_at", "open_nursery"}
+MAY_YIELD_IN_A_SCOPE = {"asynccontextmanager", "fixture"}  # their frames are entered and left in order
+
+
+def yields_inside_a_scope(tree: ast.Module) -> Iterator[ast.AST]:
+    """A consumer may drop a generator at any yield, and a scope around it then closes out of order."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = {
+            last_name(ast.unparse(decorator).partition("(")[0]) for decorator in function.decorator_list
+        }
+        if decorators & MAY_YIELD_IN_A_SCOPE:
+            continue
+        for block in own_nodes(function):
+            if isinstance(block, ast.With | ast.AsyncWith) and any(opens_scope(item) for item in block.items):
+                yield from (node for node in own_nodes(block) if isinstance(node, ast.Yield | ast.YieldFrom))
+
+
+def opens_scope(item: ast.withitem) -> bool:
+    return last_name(called(item.context_expr)) in SCOPES
+
+
+def own_nodes(parent: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below `parent`, not those of functions defined inside it."""
+    for child in ast.iter_child_nodes(parent):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from own_nodes(child)
+
+
+def opens_unbounded_channel(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if (
+            called(node).partition("[")[0].endswith("open_memory_channel")
+            and "inf" in ast.unparse(node).partition("(")[2]
+        ):
+            yield node
+
+
+def abandons_threads(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if "True" in (keywords(node).get("abandon_on_cancel"), keywords(node).get("cancellable")):
+            yield node
+
+
+# ------------------------------------------------------------------------------ nothing is a stub
+
+
+def is_unfinished(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc and "NotImplementedError" in ast.unparse(node.exc):
+            yield node
+
+
+# ---------------------------------------------------------------------- tests can fail, every one
+
+
+ASSERTING_CALLS = (
+    "assert",
+    "check",
+    "expect",
+)  # torch.testing.assert_close, pool.check(), a helper of that name
+ASSERTING_CONTEXTS = {"raises", "warns", "RaisesGroup", "fail"}
+
+
+def can_fail(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return not isinstance(node.test, ast.Constant)
+    name = last_name(called(node))
+    return name in ASSERTING_CONTEXTS or name.lstrip("_").startswith(ASSERTING_CALLS)
+
+
+def can_not_fail(tree: ast.Module) -> Iterator[ast.AST]:
+    """Tests that assert nothing, neither themselves nor in a function of their file that they call."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    helpers = {function.name for function in functions if any(map(can_fail, ast.walk(function)))}
+    for function in functions:
+        calls = {last_name(called(node)) for node in ast.walk(function)}
+        if function.name.startswith("test_") and function.name not in helpers and not calls & helpers:
+            yield function
+
+
+# ---------------------------------------------------------------------------------- the rules hold
+
+
+@pytest.mark.parametrize(
+    ("rule", "files"),
+    [
+        pytest.param(runs_data_as_code, PACKAGE, id="data is never run as code"),
+        pytest.param(
+            yields_inside_a_scope, PACKAGE + PROGRAMS + TESTS, id="no yield inside a scope or nursery"
+        ),
+        pytest.param(opens_unbounded_channel, PACKAGE, id="every channel is bounded"),
+        pytest.param(abandons_threads, PACKAGE + PROGRAMS, id="no thread is abandoned"),
+        pytest.param(is_unfinished, PACKAGE + PROGRAMS, id="nothing is a stub"),
+        pytest.param(can_not_fail, TESTS, id="every test can fail"),
+    ],
+)
+def test_the_house_keeps_its_rule(rule: Rule, files: list[Path]) -> None:
+    assert breaches(rule, files) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (runs_data_as_code, "import pickle"),
+        (runs_data_as_code, "def late(): from marshal import loads"),
+        (runs_data_as_code, "from torch import serialization, nn; torch.load('weights.bin')"),
+        (runs_data_as_code, "eval('1 + 1')"),
+        (runs_data_as_code, "np.load(path, allow_pickle=True)"),
+        (runs_data_as_code, "subprocess.run(line, shell=True)"),
+        (
+            yields_inside_a_scope,
+            "async def f():\n async with trio.open_nursery() as nursery:\n  yield nursery",
+        ),
+        (yields_inside_a_scope, "def f():\n with lock, trio.fail_after(1):\n  while True:\n   yield 1"),
+        (opens_unbounded_channel, "trio.open_memory_channel(math.inf)"),
+        (opens_unbounded_channel, "trio.open_memory_channel[Message](max_buffer_size=float('inf'))"),
+        (abandons_threads, "trio.to_thread.run_sync(work, abandon_on_cancel=True)"),
+        (is_unfinished, "def f(): raise NotImplementedError"),
+        (can_not_fail, "def test_f(): f()"),
+        (can_not_fail, "async def test_f(): assert True"),
+    ],
+)
+def test_a_breach_is_found(rule: Rule, source: str) -> None:
+    assert list(rule(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (runs_data_as_code, "model.eval(); re.compile('a'); torch.compile(model); from pickles import jar"),
+        (
+            yields_inside_a_scope,
+            "@contextlib.asynccontextmanager\nasync def f():\n async with open_nursery():\n  yield",
+        ),
+        (yields_inside_a_scope, "async def f():\n with trio.CancelScope():\n  def g():\n   yield 1"),
+        (opens_unbounded_channel, "trio.open_memory_channel[Info](1)"),
+        (abandons_threads, "trio.to_thread.run_sync(work, abandon_on_cancel=False)"),
+        (can_not_fail, "def test_f():\n with pytest.raises(ValueError):\n  f()"),
+        (can_not_fail, "def verify(x):\n assert x\ndef test_f():\n verify(f())"),
+        (can_not_fail, "def test_f(): torch.testing.assert_close(a, b)"),
+    ],
+)
+def test_what_only_resembles_a_breach_is_let_through(rule: Rule, source: str) -> None:
+    assert not list(rule(ast.parse(source)))
+
+
+# ------------------------------------------------------------------------------------ files, as text
+
+
+MAX_FILE_LINES = 400
+LONGER_FOR_A_REASON: dict[
+    str, str
+] = {}  # path: the reason; a file that outgrows the limit usually holds two things
+
+# A folder of one developer's machine, in a path that is written out.
+FOREIGN_PATH = re.compile(r"(?<![\w.~/-])/(?:home|root|Users|work|workspace|mnt|opt)/[\w.-]+")
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
+
+
+def text_files() -> list[Path]:
+    folders = ["actors", "benchmarks", "docs", "examples", "kernels", "src", "tests", "tools", ".ci"]
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    return sorted(path for path in found + top if path.suffix in TEXT_SUFFIXES or path.name in TEXT_NAMES)
+
+
+TEXT_SUFFIXES = {".cpp", ".h", ".jinja", ".md", ".py", ".toml", ".txt", ".yaml"}
+TEXT_NAMES = {"Makefile", "run"}
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in text_files()
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    assert lines_with(FOREIGN_PATH) == []
+
+
+def test_no_file_puts_work_off_to_later() -> None:
+    assert lines_with(UNFINISHED) == []
+
+
+@pytest.mark.parametrize("line", ["see /home/ann/models", "'/root/cache'", "path=/work/out/x"])
+def test_a_folder_of_one_machine_is_recognised(line: str) -> None:
+    assert FOREIGN_PATH.search(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["https://host/home/page", "~/work/models", "src/opt/x", "GET /v1/models", "a/home/b"]
+)
+def test_other_paths_are_let_through(line: str) -> None:
+    assert not FOREIGN_PATH.search(line)
+
+
+def test_no_file_of_the_package_outgrows_its_reader() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in PACKAGE}
+    long = {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
+    assert long.keys() == LONGER_FOR_A_REASON.keys(), f"longer than {MAX_FILE_LINES} lines: {long}"
