@@ -1,8 +1,8 @@
 """`EngineConfig`: every choice an operator has, each with its unit, its default and the reason for it.
 
-One frozen value, the same whether it came from keyword arguments, command-line flags (`--max-num-seqs`) or the
-environment (`TRIOLET_MAX_NUM_SEQS`): the command line is generated from the fields below and decides nothing itself.
-Only what is honoured is a field; an unknown one is an error that names it.
+One frozen value, the same whether it came from keyword arguments, command-line flags (`--max-num-seqs`) or
+the environment (`TRIOLET_MAX_NUM_SEQS`): the command line is generated from the fields below and decides
+nothing itself. Only what is honoured is a field; an unknown one is an error that names it.
 """
 
 from __future__ import annotations
@@ -84,12 +84,15 @@ class EngineConfig:
         "Branch, tag or commit of a hub model.", default=None, validator=_text(optional=True)
     )
     dtype: str = _option(
-        "Of weights, activations and KV; auto is what the checkpoint says.", default="auto", validator=_one_of(DTYPES)
+        "Of weights, activations and KV; auto is what the checkpoint says.",
+        default="auto",
+        validator=_one_of(DTYPES),
     )
     device: str = _option("auto is cuda where there is one.", default="auto", validator=_one_of(DEVICES))
     runner: str = _option(
-        # inline blocks the loop for the length of a step; it is for tests, which want one deterministic thread.
-        "Where the model runs: in a thread of its own, or inline in the event loop (deterministic, for tests).",
+        # inline blocks the loop for the length of a step; it is for tests, which want one deterministic
+        # thread.
+        "Where the model runs: in a thread of its own, or inline in the event loop (for tests).",
         default="thread",
         validator=_one_of(RUNNERS),
     )
@@ -99,13 +102,16 @@ class EngineConfig:
         validator=_whole(2, optional=True),
     )
     block_size: int = _option(
-        # vLLM's default: small enough that half a block wasted per request is nothing, large enough for short tables.
+        # vLLM's default: small enough that half a block wasted per request is nothing, large enough for short
+        # tables.
         "Tokens in a KV block.",
         default=16,
         validator=_whole(1),
     )
     num_kv_blocks: int | None = _option(
-        "Blocks in the KV cache; wins over --kv-cache-bytes.", default=None, validator=_whole(1, optional=True)
+        "Blocks in the KV cache; wins over --kv-cache-bytes.",
+        default=None,
+        validator=_whole(1, optional=True),
     )
     kv_cache_bytes: int | None = _option(
         "Size of the KV cache in bytes; by default a share of the memory that is free.",
@@ -118,8 +124,8 @@ class EngineConfig:
         validator=_whole(1),
     )
     max_num_batched_tokens: int | None = _option(
-        # A step must stay short, or the decodes in it wait for the prefill chunk beside them: on a CPU 512 tokens of a
-        # 0.6B model take about as long as vLLM's 2048 take an 8B model on a GPU.
+        # A step must stay short, or the decodes in it wait for the prefill chunk beside them: on a CPU 512
+        # tokens of a 0.6B model take about as long as vLLM's 2048 take an 8B model on a GPU.
         "Tokens computed in a step; by default 2048 on a GPU and 512 on a CPU.",
         default=None,
         validator=_whole(1, optional=True),
@@ -141,9 +147,7 @@ class EngineConfig:
         default="fcfs",
         validator=_one_of(POLICIES),
     )
-    enable_prefix_caching: bool = _option(
-        "Reuse the KV of equal beginnings.", default=True, validator=_flag
-    )
+    enable_prefix_caching: bool = _option("Reuse the KV of equal beginnings.", default=True, validator=_flag)
     seed: int = _option(
         "Requests without a seed of their own draw theirs from this one.", default=0, validator=_whole(0)
     )
@@ -196,7 +200,16 @@ class EngineConfig:
         return self.model.rstrip("/").rsplit("/", 1)[-1] if self.model else "triolet-nano"
 
 
-_TRUTHS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_TRUTHS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 def _from_text(name: str, text: str, type_name: str) -> object:

@@ -3,7 +3,8 @@
 Four groups, so that a caller can tell at a glance what to do:
 
 * `InvalidRequest`: this request is wrong; the engine never took it. Change it.
-* `ConfigError` and `ModelError`: the engine can not start like this. Change the configuration or the model folder.
+* `ConfigError` and `ModelError`: the engine can not start like this. Change the configuration or the model
+folder.
 * `Overloaded`, `EngineClosed`, `EngineDead`: the request was fine, the engine can not serve it now.
 * `RequestFailed`: the request was taken and could not be finished; its neighbours go on.
 
@@ -79,7 +80,9 @@ class RequestIdInUse(InvalidRequest):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            f"request_id must not belong to a live request; got {request_id!r}", field="request_id", got=request_id
+            f"request_id must not belong to a live request; got {request_id!r}",
+            field="request_id",
+            got=request_id,
         )
 
 
@@ -215,7 +218,9 @@ class KernelShapeError(TrioletError, ValueError):
     """
 
     def __init__(self, what: str, **got: object) -> None:
-        super().__init__(f"{what} must agree; got " + ", ".join(f"{name}={value}" for name, value in got.items()))
+        super().__init__(
+            f"{what} must agree; got " + ", ".join(f"{name}={value}" for name, value in got.items())
+        )
         self.what, self.got = what, got
 
 

@@ -1,4 +1,4 @@
-"""What a stream yields: `RequestOutput` with its completions, under vLLM's names. Frozen: a snapshot never changes."""
+"""What a stream yields: `RequestOutput` and its completions, under vLLM's names, frozen for ever."""
 
 from __future__ import annotations
 

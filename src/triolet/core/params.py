@@ -1,7 +1,7 @@
 """What a caller may ask of sampling: `SamplingParams`, its ranges and its messages.
 
-Names, defaults, ranges and messages are vLLM's, so that code written for it keeps its meaning. What this engine does not
-honour is not a field here: an unknown keyword is a `TypeError`, never silently ignored.
+Names, defaults, ranges and messages are vLLM's, so that code written for it keeps its meaning. What this
+engine does not honour is not a field here: an unknown keyword is a `TypeError`, never silently ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,7 +24,7 @@ MAX_STOP_STRINGS = 128
 MAX_STOP_STRING_CHARS = 4_096
 MAX_TOKEN_LIST = 65_536  # entries of stop_token_ids, logit_bias or allowed_token_ids
 MAX_BAD_WORDS = 128  # vLLM's VLLM_MAX_NUM_BAD_WORDS
-MAX_INT64 = 2**63 - 1
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class RequestOutputKind(enum.Enum):
@@ -47,67 +47,99 @@ def _shown(got: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _number(field: str, value: object) -> float:
+def _number(value: Any, field: attrs.Attribute[Any]) -> float:
+    return _finite(field.name, value)
+
+
+def _finite(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refuse(field, "must be a number", value)
+        raise _refuse(name, "must be a number", value)
     try:
         number = float(value)
     except OverflowError:
-        raise _refuse(field, "must be finite", value) from None
+        raise _refuse(name, "must be finite", value) from None
     if not math.isfinite(number):
-        raise _refuse(field, "must be finite", value)
+        raise _refuse(name, "must be finite", value)
     return number
 
 
-def _integer(field: str, value: object) -> int:
+def _integer(value: Any, field: attrs.Attribute[Any]) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParams(f"{field} must be an integer, got {type(value).__name__}", field=field, got=value)
-    if not -MAX_INT64 - 1 <= value <= MAX_INT64:
-        raise _refuse(field, "must fit in 64 bits", value)
+        raise InvalidParams(
+            f"{field.name} must be an integer, got {type(value).__name__}", field=field.name, got=value
+        )
+    if not MIN_INT64 <= value <= MAX_INT64:
+        raise _refuse(field.name, "must fit in 64 bits", value)
     return value
 
 
-def _flag(field: str, value: object) -> bool:
+def _integer_or_none(value: Any, field: attrs.Attribute[Any]) -> int | None:
+    return None if value is None else _integer(value, field)
+
+
+def _flag(value: Any, field: attrs.Attribute[Any]) -> bool:
     if not isinstance(value, bool):
-        raise _refuse(field, "must be True or False", value)
+        raise _refuse(field.name, "must be True or False", value)
     return value
 
 
-def _items(field: str, value: object, limit: int) -> tuple[Any, ...]:
+def _logprobs(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return 1 if value else None
+    if value is not None and not isinstance(value, int):
+        raise InvalidParams(
+            f"logprobs must be an integer, got {type(value).__name__}", field="logprobs", got=value
+        )
+    return value
+
+
+def _items(name: str, value: object, limit: int) -> tuple[Any, ...]:
     """A list of at most `limit` entries; a str is not a list here."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        raise _refuse(field, "must be a list", value)
+        raise _refuse(name, "must be a list", value)
     if len(value) > limit:
         raise InvalidParams(
-            f"{field} must have at most {limit} entries, got {len(value)}.", field=field, got=len(value)
+            f"{name} must have at most {limit} entries, got {len(value)}.", field=name, got=len(value)
         )
     return tuple(value)
 
 
-def _stop(value: object) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else () if value is None else _items("stop", value, MAX_STOP_STRINGS)
+def _stop(value: Any) -> tuple[str, ...]:
+    strings = (
+        (value,)
+        if isinstance(value, str)
+        else ()
+        if value is None
+        else _items("stop", value, MAX_STOP_STRINGS)
+    )
     for string in strings:
         if not isinstance(string, str):
             raise _refuse("stop", "must contain only strings", value)
         if not string:
             raise InvalidParams("stop cannot contain an empty string.", field="stop", got=value)
         if len(string) > MAX_STOP_STRING_CHARS:
-            raise InvalidParams(
-                f"stop must contain strings of at most {MAX_STOP_STRING_CHARS} characters, got {len(string)}.",
-                field="stop",
-                got=len(string),
+            raise _refuse(
+                "stop", f"must contain strings of at most {MAX_STOP_STRING_CHARS} characters", len(string)
             )
     return strings
 
 
-def _token_ids(field: str, value: object) -> tuple[int, ...]:
-    token_ids = _items(field, value, MAX_TOKEN_LIST)
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    token_ids = _items(name, value, MAX_TOKEN_LIST)
     if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in token_ids):
-        raise _refuse(field, "must contain only integers", value)
+        raise _refuse(name, "must contain only integers", value)
     return tuple(dict.fromkeys(token_ids))
 
 
-def _bad_words(value: object) -> tuple[str, ...]:
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else _token_ids("stop_token_ids", value)
+
+
+def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else _token_ids("allowed_token_ids", value)
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     words = _items("bad_words", value, MAX_BAD_WORDS)
@@ -115,12 +147,14 @@ def _bad_words(value: object) -> tuple[str, ...]:
         raise _refuse("bad_words", "must contain only strings", value)
     if any(not word for word in words):
         raise InvalidParams(
-            f"bad_words cannot contain an empty string. Got bad_words={_shown(list(words))}", field="bad_words", got=value
+            f"bad_words cannot contain an empty string. Got bad_words={_shown(list(words))}",
+            field="bad_words",
+            got=value,
         )
     return words
 
 
-def _logit_bias(value: object) -> dict[int, float] | None:
+def _logit_bias(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -131,10 +165,28 @@ def _logit_bias(value: object) -> dict[int, float] | None:
             field="logit_bias",
             got=len(value),
         )
-    return {_integer("logit_bias", key): _number("logit_bias", bias) for key, bias in value.items()}
+    if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in value):
+        raise _refuse("logit_bias", "must have integer token ids as keys", list(value))
+    return {token_id: _finite("logit_bias", bias) for token_id, bias in value.items()}
 
 
-@attrs.frozen(kw_only=True)
+def _strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Give every plain number and flag the strict converter of its type, which names the field in its message."""
+    converters: dict[str, Callable[[Any, attrs.Attribute[Any]], Any]] = {
+        "int": _integer,
+        "int | None": _integer_or_none,
+        "float": _number,
+        "bool": _flag,
+    }
+    return [
+        field.evolve(converter=attrs.Converter(converters[str(field.type)], takes_field=True))
+        if field.converter is None and str(field.type) in converters
+        else field
+        for field in fields
+    ]
+
+
+@attrs.frozen(kw_only=True, field_transformer=_strict_plain_fields)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
@@ -142,7 +194,8 @@ class SamplingParams:
         n: answers to one prompt.
         presence_penalty: subtracted once from the logit of every token generated so far; [-2, 2].
         frequency_penalty: subtracted per occurrence of a generated token; [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or answer; > 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or
+            answer; > 0.
         temperature: divisor of the logits; 0 is greedy; [0, 2].
         top_p: keep the smallest set of tokens whose probabilities reach this; (0, 1].
         top_k: keep the k most likely tokens and their ties; 0 or -1 is off.
@@ -153,7 +206,8 @@ class SamplingParams:
         ignore_eos: go on past the model's end-of-sequence tokens.
         max_tokens: longest answer in tokens; None fills the context.
         min_tokens: tokens before which neither EOS nor a stop can end the answer.
-        logprobs: log-probabilities of the chosen and this many likeliest tokens per position; -1 is the whole vocabulary.
+        logprobs: log-probabilities of the chosen and this many likeliest tokens per position; -1 is the whole
+            vocabulary.
         detokenize: False leaves every text empty.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop text (or the stop token's text) at the end.
@@ -167,43 +221,32 @@ class SamplingParams:
         TypeError: an unknown keyword.
     """
 
-    n: int = attrs.field(default=1, converter=lambda value: _integer("n", value))
-    presence_penalty: float = attrs.field(default=0.0, converter=lambda value: _number("presence_penalty", value))
-    frequency_penalty: float = attrs.field(default=0.0, converter=lambda value: _number("frequency_penalty", value))
-    repetition_penalty: float = attrs.field(default=1.0, converter=lambda value: _number("repetition_penalty", value))
-    temperature: float = attrs.field(default=1.0, converter=lambda value: _number("temperature", value))
-    top_p: float = attrs.field(default=1.0, converter=lambda value: _number("top_p", value))
-    top_k: int = attrs.field(default=0, converter=lambda value: _integer("top_k", value))
-    min_p: float = attrs.field(default=0.0, converter=lambda value: _number("min_p", value))
-    seed: int | None = attrs.field(
-        default=None, converter=lambda value: None if value in (None, -1) else _integer("seed", value)
-    )
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
     stop: tuple[str, ...] = attrs.field(default=(), converter=_stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(
-        default=(), converter=lambda value: () if value is None else _token_ids("stop_token_ids", value)
-    )
-    ignore_eos: bool = attrs.field(default=False, converter=lambda value: _flag("ignore_eos", value))
-    max_tokens: int | None = attrs.field(
-        default=16, converter=lambda value: None if value is None else _integer("max_tokens", value)
-    )
-    min_tokens: int = attrs.field(default=0, converter=lambda value: _integer("min_tokens", value))
-    logprobs: int | None = attrs.field(
-        default=None,
-        converter=lambda value: 1 if value is True else None if value in (None, False) else _integer("logprobs", value),
-    )
-    detokenize: bool = attrs.field(default=True, converter=lambda value: _flag("detokenize", value))
-    skip_special_tokens: bool = attrs.field(default=True, converter=lambda value: _flag("skip_special_tokens", value))
-    include_stop_str_in_output: bool = attrs.field(
-        default=False, converter=lambda value: _flag("include_stop_str_in_output", value)
-    )
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_stop_token_ids)
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = attrs.field(default=None, converter=_logprobs)
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: Mapping[int, float] | None = attrs.field(default=None, converter=_logit_bias, hash=False)
-    allowed_token_ids: tuple[int, ...] | None = attrs.field(
-        default=None, converter=lambda value: None if value is None else _token_ids("allowed_token_ids", value)
-    )
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_allowed_token_ids)
     bad_words: tuple[str, ...] = attrs.field(default=(), converter=_bad_words)
 
     def __attrs_post_init__(self) -> None:
+        if self.seed == -1:  # vLLM's word for "draw one"
+            object.__setattr__(self, "seed", None)
         self._check_penalties()
         self._check_sampling()
         self._check_lengths()
@@ -237,7 +280,9 @@ class SamplingParams:
             raise _refuse("min_p", "must be in [0, 1]", self.min_p)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParams(
-                "allowed_token_ids is not None and empty!", field="allowed_token_ids", got=self.allowed_token_ids
+                "allowed_token_ids is not None and empty!",
+                field="allowed_token_ids",
+                got=self.allowed_token_ids,
             )
 
     def _check_lengths(self) -> None:
@@ -250,12 +295,15 @@ class SamplingParams:
         if self.min_tokens < 0:
             raise _refuse("min_tokens", "must be greater than or equal to 0", self.min_tokens)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _refuse("min_tokens", f"must be less than or equal to max_tokens={self.max_tokens}", self.min_tokens)
+            raise _refuse(
+                "min_tokens", f"must be less than or equal to max_tokens={self.max_tokens}", self.min_tokens
+            )
         if self.logprobs is not None and self.logprobs < -1:
             raise _refuse("logprobs", "must be non-negative or -1", self.logprobs)
         if self.logprobs is not None and self.logprobs > MAX_LOGPROBS:
             raise InvalidParams(
-                f"Requested sample logprobs of {self.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
+                f"Requested sample logprobs of {self.logprobs}, "
+                f"which is greater than max allowed: {MAX_LOGPROBS}",
                 field="logprobs",
                 got=self.logprobs,
             )
@@ -289,7 +337,7 @@ class SamplingParams:
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidParams(
-                        f"{field} must contain only token ids in [0, {vocab_size}), got {token_id} (out-of-vocab token id!)",
+                        f"{field} contains out-of-vocab token id! All must be in [0, {vocab_size}), got {token_id}.",
                         field=field,
                         got=token_id,
                     )

@@ -1,8 +1,9 @@
 """What the scheduler tells the runner and what comes back: a step as a value, made of ints.
 
-The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the request's
-sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row sampled is the runner's to
-remember: the plan does not send it back. A row that left (`ended`) is forgotten. Every plan follows the result of the one before.
+The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the
+request's sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row
+sampled is the runner's to remember: the plan does not send it back. A row that left (`ended`) is forgotten.
+Every plan follows the result of the one before.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class PlanRow:
         row_id: the row.
         start: tokens whose KV is present already.
         num_tokens: tokens to compute now; at least 1.
-        new_block_ids: appended to the row's block table before the step; a `RowStart`'s first step brings all of them.
+        new_block_ids: appended to the row's block table before the step; a `RowStart`'s first step brings all
+            of them.
         sample: whether the last of these tokens is the request's last, so that a new one is sampled from it.
     """
 
@@ -97,7 +99,7 @@ class TokenLogprobs:
 
 @attrs.frozen
 class SampledToken:
-    """A token and where it belongs: committed only if `epoch` is current and `position` is the answer's length.
+    """A token and where it belongs: committed if `epoch` is current and `position` is the answer's length.
 
     Args:
         request_id: whose it is.

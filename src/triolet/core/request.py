@@ -16,7 +16,8 @@ class Request:
         prompt: the text it was tokenised from, if it came as text.
         prompt_token_ids: never empty, all in the vocabulary, fewer than `max_model_len`.
         params: as the caller gave them, or the model's defaults.
-        seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats it.
+        seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats
+            it.
         max_tokens: answer tokens at most: `params.max_tokens`, cut to what the context leaves.
         eos_token_ids: end the answer, unless `params.ignore_eos`.
         bad_words_token_ids: each bad word as the token ids that would write it.

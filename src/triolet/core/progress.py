@@ -1,0 +1,20 @@
+"""How far the loading of a model has come."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class LoadProgress:
+    """One report of a load in progress.
+
+    Args:
+        stage: what is being done, such as `download` or `weights`.
+        done_bytes: bytes of this stage that are done.
+        total_bytes: bytes of this stage; 0 while that is not known.
+    """
+
+    stage: str
+    done_bytes: int
+    total_bytes: int

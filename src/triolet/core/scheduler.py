@@ -1,0 +1,412 @@
+"""Which tokens the next step computes, and what its result means.
+
+Theory of operation
+-------------------
+There is no prefill phase and no decode phase. Every request has tokens that are known (prompt and answer) and
+tokens that are computed (their KV is present); each step spends one token budget on letting the second catch
+up with the first. A request whose tokens all get computed in a step has a new one sampled at its end. Chunked
+prefill is what happens when the budget is smaller than a prompt; a decode is a request that is one token
+behind.
+
+Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
+running request that needs a block when there is none takes it from the worst running one, possibly itself,
+which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
+that cheap). A step that preempted admits nobody.
+
+Three verbs, in turns: `plan_step()` when no step is in flight, `apply()` when its result is there, and
+between any two of them `add()`, `abort()`, `expire()`. Blocks of a request that ends while a step works on
+them are quarantined until that step ends. The answer itself lives in the journal; `take_progress()` names the
+requests whose entries have moved.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import insort
+from collections.abc import Iterable
+
+import attrs
+
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.outputs import FinishReason
+from triolet.core.plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.core.prefix_cache import PrefixCache
+from triolet.core.sequence import Sequence
+from triolet.errors import InvariantViolated
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerConfig:
+    """The limits of a step and of a sequence.
+
+    Args:
+        num_blocks: blocks of the KV cache.
+        block_size: tokens in a block.
+        max_num_seqs: rows of the runner's table.
+        max_num_batched_tokens: token budget of a step.
+        max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
+        policy: `fcfs` or `priority`.
+        enable_prefix_caching: publish and look up full blocks.
+        cache_key: secret of the prefix hashes.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    cache_key: bytes = b""
+
+
+@attrs.define
+class SchedulerCounters:
+    """Totals since the engine started; a scheduler that is built anew goes on with them."""
+
+    steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
+
+class Scheduler:
+    """See the module's text.
+
+    Args:
+        config: limits.
+        journal: requests and answers; whatever is live in it when the scheduler is built must be added again.
+        counters: totals to go on with; also numbers the steps, so that no step id is ever used twice.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, journal: Journal, counters: SchedulerCounters | None = None
+    ) -> None:
+        self.config = config
+        self.journal = journal
+        self.counters = counters or SchedulerCounters()
+        self.cache = PrefixCache(
+            config.num_blocks, config.block_size, key=config.cache_key, enabled=config.enable_prefix_caching
+        )
+        self.pool = self.cache.pool
+        self._sequences: dict[int, Sequence] = {}
+        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []
+        self._by_epoch: dict[int, Sequence] = {}
+        self._free_rows = list(range(config.max_num_seqs))
+        # A runner that outlived the last scheduler may still hold its rows.
+        self._ended_rows: list[int] = list(range(config.max_num_seqs))
+        self._deadlines: list[tuple[float, int]] = []
+        self._in_flight: StepPlan | None = None
+        self._scheduled: list[Sequence] = []
+        self._progress: dict[int, None] = {}
+
+    # ------------------------------------------------------------------------------------- requests
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without one."""
+        return len(self._waiting)
+
+    @property
+    def is_step_in_flight(self) -> bool:
+        """Whether a plan was made and its result is not there yet."""
+        return self._in_flight is not None
+
+    def add(self, entry: JournalEntry) -> None:
+        """Queue a live request of the journal, for a stay of its own."""
+        request = entry.request
+        self.journal.begin_stay(entry)
+        sequence = Sequence(
+            entry, (request.priority if self.config.policy == "priority" else 0, entry.serial)
+        )
+        self._sequences[entry.serial] = sequence
+        self._by_epoch[entry.epoch] = sequence
+        insort(self._waiting, sequence, key=_order)
+        deadline_s = min(request.deadline_s, request.queue_deadline_s)
+        if deadline_s != float("inf"):
+            heapq.heappush(self._deadlines, (deadline_s, entry.serial))
+
+    def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request whatever it is doing. Unknown and ended ones are left alone."""
+        if (sequence := self._sequences.get(serial)) is not None:
+            self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        entry = sequence.entry
+        entry.finish(reason, stop_reason)
+        del self._sequences[entry.serial]
+        del self._by_epoch[entry.epoch]
+        if sequence.row_id is None:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._take_back(sequence)
+        self.journal.close(entry)
+        self._progress[entry.serial] = None
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Free the row and the blocks; those that the step in flight works on when it ends."""
+        assert sequence.row_id is not None
+        busy = self._in_flight is not None and sequence.num_scheduled_tokens > 0
+        self.pool.release(
+            sequence.block_table, step_id=self._in_flight.step_id if busy and self._in_flight else None
+        )
+        self._free_rows.append(sequence.row_id)
+        self._ended_rows.append(sequence.row_id)
+        sequence.forget_computed()
+
+    def next_deadline(self) -> float:
+        """When `expire` has something to do, monotonic seconds; infinity for never."""
+        while self._deadlines and self._deadlines[0][1] not in self._sequences:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else float("inf")
+
+    def expire(self, now_s: float) -> None:
+        """End the requests whose time is up; what they have so far stays theirs."""
+        while self.next_deadline() <= now_s:
+            _, serial = heapq.heappop(self._deadlines)
+            sequence = self._sequences[serial]
+            request = sequence.entry.request
+            was_queued = sequence.entry.scheduled_s is None
+            if request.deadline_s <= now_s or (was_queued and request.queue_deadline_s <= now_s):
+                self._finish(sequence, FinishReason.DEADLINE)
+            elif request.deadline_s != float("inf"):
+                heapq.heappush(self._deadlines, (request.deadline_s, serial))
+
+    def take_progress(self) -> tuple[int, ...]:
+        """Serials of the requests whose journal entries have moved since the last call."""
+        serials = tuple(self._progress)
+        self._progress.clear()
+        return serials
+
+    # ----------------------------------------------------------------------------------------- plan
+
+    def plan_step(self, now_s: float) -> StepPlan | None:
+        """Decide the next step; None when nothing can be computed.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        assert self._in_flight is None, "a step is in flight"
+        self._scheduled = []
+        budget, preempted = self._schedule_running(self.config.max_num_batched_tokens)
+        starts = [] if preempted else self._admit(budget, now_s)
+        if not self._scheduled:
+            return None
+        self.counters.steps += 1
+        plan = StepPlan(
+            self.counters.steps,
+            tuple(self._ended_rows),
+            tuple(starts),
+            tuple(map(self._row, self._scheduled)),
+        )
+        for sequence in self._scheduled:
+            sequence.last_step_id = plan.step_id
+        self._ended_rows.clear()
+        self._in_flight = plan
+        return plan
+
+    def _schedule_running(self, budget: int) -> tuple[int, bool]:
+        """Give every running request its tokens, as far as budget and blocks go."""
+        preempted = False
+        for sequence in self._in_turn():
+            if budget == 0:
+                break
+            if sequence.row_id is None:  # lost its blocks to one before it
+                continue
+            num_tokens = min(sequence.num_pending_tokens, budget)
+            missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
+            while missing > self.pool.num_available and sequence.row_id is not None:
+                preempted = True
+                budget += self._preempt(max(self._running, key=_order))
+            if sequence.row_id is not None:
+                self._schedule(sequence, num_tokens, missing)
+                budget -= num_tokens
+        return budget, preempted
+
+    def _in_turn(self) -> list[Sequence]:
+        """Whom a small budget left out comes first, then decodes (cheap, and somebody reads along), then policy."""
+        return sorted(self._running, key=lambda s: (s.last_step_id, s.num_pending_tokens > 1, s.order))
+
+    def _preempt(self, victim: Sequence) -> int:
+        """Send a running request back to wait; returns the tokens that it gives back to the budget."""
+        refund = victim.num_scheduled_tokens
+        if refund:
+            self._scheduled.remove(victim)
+        self._running.remove(victim)
+        self._take_back(victim)
+        del self._by_epoch[victim.entry.epoch]
+        self._by_epoch[self.journal.begin_stay(victim.entry)] = victim
+        insort(self._waiting, victim, key=_order)
+        victim.entry.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        return refund
+
+    def _admit(self, budget: int, now_s: float) -> list[RowStart]:
+        """Let waiting requests in, in order, as long as rows, budget and blocks last."""
+        starts: list[RowStart] = []
+        while self._waiting and self._free_rows and budget > 0:
+            sequence = self._waiting[0]
+            entry = sequence.entry
+            block_ids, hashes = self.cache.find(entry.tokens(0, entry.num_tokens), entry.request.cache_salt)
+            num_cached = len(block_ids) * self.config.block_size
+            if not self._has_room(entry, block_ids):
+                break
+            del self._waiting[0]
+            self.pool.share(block_ids)
+            sequence.block_table, sequence.block_hashes, sequence.num_computed_tokens = (
+                block_ids,
+                hashes,
+                num_cached,
+            )
+            sequence.row_id = self._free_rows.pop()
+            insort(self._running, sequence, key=_order)
+            # Blocks for all known tokens at once: a prompt let in half would soon fight its neighbours for
+            # the rest.
+            missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
+            num_tokens = min(sequence.num_pending_tokens, budget)
+            self._schedule(sequence, num_tokens, missing)
+            budget -= num_tokens
+            self._note_admission(entry, num_cached, now_s)
+            starts.append(_row_start(sequence))
+        return starts
+
+    def _has_room(self, entry: JournalEntry, found_block_ids: Iterable[int]) -> bool:
+        """Whether all known tokens of the request fit now, beside the cached blocks that it would revive."""
+        found = list(found_block_ids)
+        needed = -(-entry.num_tokens // self.config.block_size) - len(found)
+        revived = sum(map(self.pool.is_cached, found))
+        return needed + revived <= self.pool.num_available
+
+    def _note_admission(self, entry: JournalEntry, num_cached: int, now_s: float) -> None:
+        if entry.scheduled_s is None:
+            entry.num_cached_tokens = num_cached
+        if self.config.enable_prefix_caching:
+            self.counters.prefix_cache_queries += entry.num_tokens
+            self.counters.prefix_cache_hits += num_cached
+        self.journal.scheduled(entry, now_s)
+
+    def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
+        if num_missing_blocks > 0:
+            sequence.block_table += self.pool.allocate(num_missing_blocks)
+        sequence.num_scheduled_tokens = num_tokens
+        self._scheduled.append(sequence)
+
+    def _row(self, sequence: Sequence) -> PlanRow:
+        assert sequence.row_id is not None
+        new_block_ids = tuple(sequence.block_table[sequence.num_planned_blocks :])
+        sequence.num_planned_blocks = len(sequence.block_table)
+        return PlanRow(
+            sequence.row_id,
+            sequence.num_computed_tokens,
+            sequence.num_scheduled_tokens,
+            new_block_ids,
+            sequence.num_scheduled_tokens == sequence.num_pending_tokens,
+        )
+
+    # ---------------------------------------------------------------------------------------- apply
+
+    def apply(self, result: StepResult, now_s: float) -> None:
+        """Take in what a step gave; a result of any other step than the one in flight changes nothing.
+
+        Args:
+            result: from the runner.
+            now_s: monotonic seconds.
+        """
+        if self._in_flight is None or result.step_id != self._in_flight.step_id:
+            return
+        self._in_flight = None
+        self.pool.end_quarantine(result.step_id)
+        for sequence in self._scheduled:
+            if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
+                sequence.num_computed_tokens += sequence.num_scheduled_tokens
+                sequence.num_scheduled_tokens = 0
+                self._publish(sequence)
+        self._scheduled = []
+        for token in result.tokens:
+            sampled = self._by_epoch.get(token.epoch)
+            if sampled is not None and self.journal.commit(sampled.entry, token, now_s):
+                self._progress[sampled.entry.serial] = None
+                self._finish_if_over(sampled, token.token_id)
+        for failure in result.failures:
+            failed = self._by_epoch.get(failure.epoch)
+            if failed is not None:
+                failed.entry.failure = failure.reason
+                self._finish(failed, FinishReason.ERROR)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Register the blocks that this step filled."""
+        if not self.config.enable_prefix_caching:
+            return
+        size, entry = self.config.block_size, sequence.entry
+        for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
+            parent = sequence.block_hashes[-1] if index else self.cache.root(entry.request.cache_salt)
+            content = entry.tokens(index * size, (index + 1) * size)
+            sequence.block_hashes.append(self.cache.publish(sequence.block_table[index], parent, content))
+
+    def _finish_if_over(self, sequence: Sequence, token_id: int) -> None:
+        """EOS, then stop token ids, then length, as everywhere: an EOS on the last allowed token is a stop."""
+        entry = sequence.entry
+        request = entry.request
+        if token_id in request.eos_token_ids and not request.params.ignore_eos:
+            self._finish(sequence, FinishReason.STOP)
+        elif token_id in request.params.stop_token_ids:
+            self._finish(sequence, FinishReason.STOP, token_id)
+        elif len(entry.output_token_ids) >= request.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    # ---------------------------------------------------------------------------------------- check
+
+    def check(self) -> None:
+        """Hold every count against every other.
+
+        Raises:
+            InvariantViolated: with what differs.
+        """
+        self.pool.check(sequence.block_table for sequence in self._running)
+        self.cache.check()
+        self.journal.check()
+        everybody = {sequence.entry.serial for sequence in (*self._running, *self._waiting)}
+        if everybody != self._sequences.keys() or len(everybody) != self.num_running + self.num_waiting:
+            raise InvariantViolated(
+                f"running {self.num_running} + waiting {self.num_waiting} != {len(self._sequences)}"
+            )
+        if {sequence.entry.epoch: sequence for sequence in self._sequences.values()} != self._by_epoch:
+            raise InvariantViolated("epochs do not name the live sequences")
+        rows = sorted([*self._free_rows, *(s.row_id for s in self._running if s.row_id is not None)])
+        if rows != list(range(self.config.max_num_seqs)):
+            raise InvariantViolated(f"free rows and running requests must be each row once; got {rows}")
+        for waiting in (*self._waiting,):
+            if waiting.block_table or waiting.row_id is not None or waiting.num_scheduled_tokens:
+                raise InvariantViolated(f"waiting request {waiting.entry.serial} holds blocks or a row")
+        for lane in (self._running, self._waiting):
+            if any(a.order >= b.order for a, b in itertools.pairwise(lane)):
+                raise InvariantViolated("requests are out of order")
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _row_start(sequence: Sequence) -> RowStart:
+    assert sequence.row_id is not None
+    entry = sequence.entry
+    request = entry.request
+    return RowStart(
+        row_id=sequence.row_id,
+        request_id=request.request_id,
+        epoch=entry.epoch,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=tuple(entry.output_token_ids),
+        params=request.params,
+        seed=request.seed,
+        ending_token_ids=request.ending_token_ids,
+        bad_words_token_ids=request.bad_words_token_ids,
+    )

@@ -1,0 +1,52 @@
+"""A request while it is computed: what the scheduler keeps beside the journal's entry."""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.journal import JournalEntry
+
+
+@attrs.define(eq=False)
+class Sequence:
+    """Mutable, and only the scheduler's.
+
+    Args:
+        entry: the request and its answer so far.
+        order: the smaller goes first; a preempted sequence keeps it.
+        row_id: its row in the runner's table; None while it waits.
+        num_computed_tokens: tokens whose KV is present.
+        num_scheduled_tokens: tokens given to the step in flight; 0 between steps.
+        block_table: its blocks in order.
+        num_planned_blocks: blocks of the table that the runner has been told of.
+        block_hashes: of the leading full blocks that have been computed.
+        last_step_id: the latest step that it took part in.
+    """
+
+    entry: JournalEntry
+    order: tuple[int, int]
+    row_id: int | None = None
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    block_table: list[int] = attrs.field(factory=list)
+    num_planned_blocks: int = 0
+    block_hashes: list[bytes] = attrs.field(factory=list)
+    last_step_id: int = 0
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that are known and not computed."""
+        return self.entry.num_tokens - self.num_computed_tokens
+
+    def num_missing_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Blocks that must be added before `num_tokens` more can be computed."""
+        return -(-(self.num_computed_tokens + num_tokens) // block_size) - len(self.block_table)
+
+    def forget_computed(self) -> None:
+        """Its blocks and its row are gone; everything must be computed again."""
+        self.row_id = None
+        self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
+        self.num_planned_blocks = 0
+        self.block_table = []
+        self.block_hashes = []

@@ -1,0 +1,40 @@
+"""A look at the engine: counts that belong together, taken at one moment."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatistics:
+    """Free + cached + in use + quarantined blocks are always the total.
+
+    Args:
+        num_requests_running: requests with a row in the runner's table.
+        num_requests_waiting: admitted, and without one: new or preempted.
+        num_requests_live: both together.
+        kv_blocks_total: blocks of the KV cache.
+        kv_blocks_free: with nothing in them.
+        kv_blocks_cached: unreferenced; their content can be found again.
+        kv_blocks_in_use: named by a block table.
+        kv_blocks_quarantined: of ended requests, until the step in flight ends.
+        num_preemptions: times a request's blocks were taken back, since the start.
+        num_restarts: actors restarted after a crash, since the start.
+        prefix_cache_queries: tokens looked up in the prefix cache, since the start.
+        prefix_cache_hits: tokens found there.
+        steps: forward passes finished, since the start.
+    """
+
+    num_requests_running: int
+    num_requests_waiting: int
+    num_requests_live: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_cached: int
+    kv_blocks_in_use: int
+    kv_blocks_quarantined: int
+    num_preemptions: int
+    num_restarts: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    steps: int

@@ -1,0 +1,95 @@
+"""The decisions of a supervisor, without its deeds: who is stopped, who is started, and when to give up.
+
+Source: Erlang/OTP `supervisor`: restart strategies, restart types, maximum restart intensity.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+
+class Strategy(enum.Enum):
+    """What the death of one child means for its siblings."""
+
+    ONE_FOR_ONE = "one_for_one"
+    """Nothing: only the dead child is started again."""
+    ONE_FOR_ALL = "one_for_all"
+    """All others are stopped, then all are started."""
+    REST_FOR_ONE = "rest_for_one"
+    """Those started after it are stopped, then it and they are started: dependents stand later in the
+    list.
+    """
+
+
+class Restart(enum.Enum):
+    """Which endings of a child are mended."""
+
+    PERMANENT = "permanent"
+    """All of them."""
+    TRANSIENT = "transient"
+    """Crashes; a normal return is an end."""
+    TEMPORARY = "temporary"
+    """None, not even when a sibling's death stopped it."""
+
+
+@attrs.define
+class RestartIntensity:
+    """Decide whether one more restart is allowed.
+
+    Args:
+        max_restarts: restarts allowed within `period_s`; one more and the supervisor gives up.
+        period_s: length of the sliding window, seconds.
+
+    Source: OTP supervisor, "Maximum Restart Intensity" (intensity, period).
+    """
+
+    max_restarts: int = attrs.field(validator=attrs.validators.ge(0))
+    period_s: float = attrs.field(validator=attrs.validators.gt(0))
+    _times: deque[float] = attrs.field(factory=deque, init=False)
+
+    def allow(self, now_s: float) -> bool:
+        """Record a restart at `now_s` (seconds, any monotonic clock); False means give up."""
+        while self._times and self._times[0] < now_s - self.period_s:
+            self._times.popleft()
+        self._times.append(now_s)
+        return len(self._times) <= self.max_restarts
+
+
+def must_restart(restart: Restart, *, crashed: bool) -> bool:
+    """Whether a child that ended by itself is started again."""
+    return restart is Restart.PERMANENT or (restart is Restart.TRANSIENT and crashed)
+
+
+def children_to_restart(strategy: Strategy, names: Sequence[str], dead: str) -> tuple[str, ...]:
+    """Names of the children that are started again when `dead` is, in start order; it is one of them.
+
+    The others among them are stopped first, in reverse order; temporary ones are not started again.
+    """
+    match strategy:
+        case Strategy.ONE_FOR_ONE:
+            return (dead,)
+        case Strategy.ONE_FOR_ALL:
+            return tuple(names)
+        case Strategy.REST_FOR_ONE:
+            return tuple(names[names.index(dead) :])
+
+
+@attrs.frozen(kw_only=True)
+class CrashReport:
+    """The four fields of an OTP supervisor report.
+
+    Args:
+        supervisor: name of who reports.
+        context: `start_error`, `child_terminated`, `shutdown_error` or `intensity_exceeded`.
+        reason: the exception, or None for a return where none was expected.
+        offender: name of the child.
+    """
+
+    supervisor: str
+    context: str
+    reason: BaseException | None
+    offender: str
