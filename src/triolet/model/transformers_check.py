@@ -1,0 +1,175 @@
+"""Is a model that transformers brings right on our paged cache? Looked at and measured before it serves.
+
+Hundreds of architectures come this way and nobody has read them all, so nothing is taken on trust. First
+every attention layer is asked what it would compute (`inspect_layers`): what paged attention lacks, such as
+sinks, biases, chunks, and prefixes that see each other, is refused by name. Then a few random tokens are
+computed twice (`compare_with_own_attention`): by the model's own eager attention in one piece, and by ours
+in two chunks, in one row with another sequence. That finds what no inspection sees: layers that carry a
+state from token to token, and positions that are counted instead of taken from `position_ids`.
+
+The cost is four passes over at most seven tokens, each about as long as one decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from triolet.errors import TrioletError, UnsupportedModel
+from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.interface import CausalModel, LayerCache
+from triolet.model.transformers_attention import (
+    INSPECTED_ATTENTION,
+    PAGED_ATTENTION,
+    AttentionCall,
+    Inspection,
+    refuse_unsupported_call,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NUM_TOKENS: Final = 7  # of the sequence that is compared
+_FIRST_CHUNK: Final = 4
+_NUM_OTHER: Final = 3  # tokens of its neighbour, which stand before it in the first step's row
+_BLOCK_SIZE: Final = 2  # so small that a sequence takes several blocks
+_BLOCK_TABLES: Final = ((1, 3), (6, 0, 4, 2))  # the neighbour's, and the compared sequence's
+
+# Mean difference of the logits, in units of their standard deviation. Rounding alone stays below a tenth of
+# these; an attention with a part left out lies far above.
+_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+def inspect_layers(model: PreTrainedModel, max_position: int) -> Mapping[nn.Module, AttentionCall]:
+    """Run two tokens through the model and collect what each attention layer asks for.
+
+    Args:
+        model: with its weights, in evaluation mode.
+        max_position: longest sequence, tokens.
+
+    Returns:
+        The attention modules in the order in which they attend, with their calls.
+
+    Raises:
+        UnsupportedModel: a layer asks for what paged attention does not offer, or none uses the interface.
+    """
+    inspection = Inspection()
+    model.set_attn_implementation(INSPECTED_ATTENTION)
+    tokens = torch.arange(2, device=model.device)
+    _own_logits(model, tokens, position_ids=tokens[None], inspection=inspection)
+    if not inspection.calls:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no layer that uses transformers' attention interface"
+        )
+    for module, call in inspection.calls.items():
+        refuse_unsupported_call(module, call, len(tokens), max_position)
+    return inspection.calls
+
+
+def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> float:
+    """Compute a few random tokens with the model's eager attention and with ours; leaves the model on ours.
+
+    Args:
+        model: with its weights, in evaluation mode.
+        paged: the same model behind our interface.
+
+    Returns:
+        The mean difference of the logits, in units of their standard deviation.
+
+    Raises:
+        UnsupportedModel: the two differ by more than the dtype's rounding explains.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(paged.spec.vocab_size, (_NUM_OTHER + _NUM_TOKENS,), generator=generator).to(
+        model.device
+    )
+    neighbour, sequence = tokens.split([_NUM_OTHER, _NUM_TOKENS])
+    model.set_attn_implementation("eager")
+    own = _own_logits(model, sequence)
+    model.set_attn_implementation(PAGED_ATTENTION)
+    difference = _difference(_paged_logits(paged, neighbour, sequence), own)
+    allowed = _TOLERANCE[paged.spec.dtype]
+    if not difference <= allowed:  # and not `>`: NaN must not pass
+        raise UnsupportedModel(
+            f"{type(model).__name__} computes other logits over the paged cache than by itself: they differ "
+            f"by {difference:.2g} standard deviations in the mean, and rounding explains at most {allowed:g}"
+        )
+    return difference
+
+
+def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tensor:
+    """One sequence from its start, [num_tokens] -> [num_tokens, vocab_size]."""
+    try:
+        with torch.inference_mode():
+            output = model(input_ids=tokens[None], use_cache=False, **options)
+    except (TrioletError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} can not be run over a paged cache: {type(error).__name__}: {error}"
+        ) from error
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Tensor:
+    """The sequence's logits from two steps; in the first one its neighbour stands before it."""
+    spec, device = paged.spec, sequence.device
+    num_blocks = sum(map(len, _BLOCK_TABLES)) + 1
+    cache = tuple(
+        LayerCache(
+            *torch.zeros(2, num_blocks, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim).to(
+                device, spec.dtype
+            )
+        )
+        for layer in spec.cache_layers
+    )
+    first, rest = sequence[:_FIRST_CHUNK], sequence[_FIRST_CHUNK:]
+
+    def step(tokens: Tensor, wanted: slice, *chunks: tuple[int, int, int]) -> Tensor:
+        positions, metadata = _metadata(chunks, device)
+        indices = torch.arange(len(tokens), device=device)[wanted]
+        return paged.forward(tokens, positions, cache, metadata, indices)
+
+    return torch.cat(
+        (
+            step(
+                torch.cat((neighbour, first)),
+                slice(_NUM_OTHER, None),
+                (0, 0, _NUM_OTHER),
+                (1, 0, _FIRST_CHUNK),
+            ),
+            step(rest, slice(None), (1, _FIRST_CHUNK, _NUM_TOKENS)),
+        )
+    )
+
+
+def _metadata(
+    chunks: tuple[tuple[int, int, int], ...], device: torch.device
+) -> tuple[Tensor, AttentionMetadata]:
+    """Positions and metadata of a step whose chunks are (row of `_BLOCK_TABLES`, first position, end)."""
+    lengths = [end - start for _, start, end in chunks]
+    places = [(row, position) for row, start, end in chunks for position in range(start, end)]
+    slots = [_BLOCK_TABLES[row][p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for row, p in places]
+    longest = max(len(_BLOCK_TABLES[row]) for row, _, _ in chunks)
+    tables = [(*_BLOCK_TABLES[row], *[-1] * (longest - len(_BLOCK_TABLES[row]))) for row, _, _ in chunks]
+
+    def ints(values: object, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return ints([position for _, position in places], torch.int64), AttentionMetadata(
+        cu_query_lens=nn.functional.pad(ints(lengths).cumsum(0, dtype=torch.int32), (1, 0)),
+        seq_lens=ints([end for _, _, end in chunks]),
+        block_tables=ints(tables),
+        slot_mapping=ints(slots, torch.int64),
+        query_lens_host=tuple(lengths),
+        seq_lens_host=tuple(end for _, _, end in chunks),
+    )
+
+
+def _difference(got: Tensor, wanted: Tensor) -> float:
+    got, wanted = got.float(), wanted.float()
+    return float((got - wanted).abs().mean() / wanted.std().clamp_min(torch.finfo(torch.float32).tiny))
