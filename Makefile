@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PACKAGE ?= --editable .
 ARGS ?=
 
 # On Linux, PyPI's torch brings the CUDA libraries along, gigabytes of them. A machine without an NVIDIA driver is better served by
@@ -53,7 +54,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(INPUTS)
 	@echo "installing triolet into $(VENV) (once; a minute or a few)"
 	@test -z "$(TORCH_INDEX)" || $(PIP) install --no-deps --retries 0 --timeout 10 \
 		--index-url "$(TORCH_INDEX)" --constraint constraints.txt torch 2>/dev/null || true
-	@$(PIP) install --constraint constraints.txt --editable .
+	@$(PIP) install --constraint constraints.txt $(PACKAGE)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(INPUTS)
