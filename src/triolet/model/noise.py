@@ -1,0 +1,87 @@
+"""Sampling noise as a pure function of (seed, position, token id).
+
+There is no generator and no state: a token drawn again, after a preemption, a crash or in another batch, meets the
+same noise. The numbers come from a tree of SplitMix64 streams: the request's seed starts a stream, whose first output
+starts another; that one's output at the answer position starts the position's stream, and this one's output at the
+token id is the 64 random bits. Jumping to any place of a SplitMix64 stream costs one multiplication and one mix, so
+noise may be had for a few token ids alone.
+
+Integer arithmetic is exact, hence the bits and the uniform numbers are the same on every device; the logarithm that
+makes them exponential may differ in its last bit.
+
+Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64 with the mixing
+constants of Stafford's variant 13; it passes BigCrush).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+def _signed(bits: int) -> int:
+    """The int64 that has these 64 bits: torch has no uint64 arithmetic, and products wrap around all the same."""
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+GOLDEN_GAMMA: Final = _signed(0x9E3779B97F4A7C15)
+FIRST_MIX: Final = _signed(0xBF58476D1CE4E5B9)
+SECOND_MIX: Final = _signed(0x94D049BB133111EB)
+BELOW_ONE: Final = 1.0 - 2.0**-24  # the largest float32 below 1
+
+
+def _xor_shift_(bits: Tensor, distance: int) -> Tensor:
+    """`bits ^= bits >>> distance`, in place; >> on int64 repeats the sign, which the mask takes away again."""
+    return bits.bitwise_xor_((bits >> distance).bitwise_and_((1 << (64 - distance)) - 1))
+
+
+def _mix_(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser, in place."""
+    _xor_shift_(bits, 30).mul_(FIRST_MIX)
+    _xor_shift_(bits, 27).mul_(SECOND_MIX)
+    return _xor_shift_(bits, 31)
+
+
+def _stream_output(start: Tensor, index: Tensor) -> Tensor:
+    """Number `index` (from 0) of the SplitMix64 stream that starts at `start`; the two are broadcast."""
+    return _mix_(start + (index + 1) * GOLDEN_GAMMA)
+
+
+def random_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """64 random bits for each (seed, position, token id).
+
+    Args:
+        seeds: [n] int64.
+        positions: [n] int64, index in the answer of the token to be drawn.
+        token_ids: [m] or [n, m] int64.
+    Returns:
+        [n, m] int64.
+    """
+    position_streams = _stream_output(_stream_output(seeds, torch.zeros_like(seeds)), positions)
+    return _stream_output(position_streams[:, None], token_ids)
+
+
+def uniform_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Uniform numbers in the open interval (0, 1); arguments as for `random_bits`.
+
+    63 bits become one float32, so small numbers keep all their digits, down to 2**-63: exponential noise near 0 decides
+    whether an unlikely token wins, and 24 bits would never let through, or twice too often, what has a chance of 1e-8.
+
+    Returns:
+        [n, m] float32.
+    """
+    positive = (random_bits(seeds, positions, token_ids) >> 1).bitwise_and_(2**63 - 1).bitwise_or_(1)
+    return positive.to(torch.float32).mul_(2.0**-63).clamp_(max=BELOW_ONE)
+
+
+def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Exponential numbers of mean 1, in (0, 17); arguments as for `random_bits`.
+
+    The token with the largest `probability / noise` is a draw from the probabilities.
+
+    Returns:
+        [n, m] float32.
+    """
+    return uniform_noise(seeds, positions, token_ids).neg_().log1p_().neg_()

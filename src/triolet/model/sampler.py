@@ -1,0 +1,129 @@
+"""From logits to tokens, for a whole batch at once.
+
+The order is vLLM's, and users rely on it:
+
+    raw log-probabilities -> float32 -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias
+    -> repetition -> frequency -> presence -> greedy rows take the largest
+    -> temperature -> min_p -> top_k -> top_p -> softmax and exponential noise
+
+A row passes only through what it asks for: a batch of plain greedy rows is one `max`. Noise is a function of seed and
+position (`triolet.model.noise`), so a row's token depends on its own logits and parameters and on nothing beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.core.plan import TokenLogprobs
+from triolet.model.filters import RandomRows
+from triolet.model.logits import LogitEdits
+from triolet.model.logprobs import token_logprobs
+from triolet.model.sampling_row import SamplingRow
+
+NOT_NUMBERS = "its logits are not finite numbers"
+NOTHING_ALLOWED = "no token is left to choose from: all are masked"
+
+
+@attrs.frozen
+class Samples:
+    """What a batch of rows got; indices are those of the rows.
+
+    Args:
+        token_ids: one per row; without meaning for a row that failed.
+        failures: why a row got no token.
+        logprobs: for the rows that asked and did not fail.
+    """
+
+    token_ids: list[int]
+    failures: dict[int, str]
+    logprobs: dict[int, TokenLogprobs]
+
+
+class SamplingBatch:
+    """Rows that are sampled together, with everything about them that stays the same from step to step.
+
+    Making one costs more than using it, so it is kept while the rows are the same.
+
+    Args:
+        rows: in the order of the logits.
+        vocab_size: width of the logits.
+        device: where the logits are.
+    """
+
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+        self._rows = tuple(rows)
+        self._device = device
+        self._with_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+        self._worked = [i for i, row in enumerate(rows) if row.has_edits or not row.params.is_greedy]
+        edited = [(place, rows[i]) for place, i in enumerate(self._worked) if rows[i].has_edits]
+        self._edits = LogitEdits(edited, device) if edited else None
+        self._drawn = [place for place, i in enumerate(self._worked) if not rows[i].params.is_greedy]
+        self._random_rows = [rows[self._worked[place]] for place in self._drawn]
+        self._random = RandomRows.of(self._random_rows, vocab_size, device) if self._drawn else None
+        self._logprobs_index = self._index(self._with_logprobs)
+        self._worked_index = self._index(self._worked)
+        self._drawn_index = self._index(self._drawn)
+
+    def _index(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+
+    def sample(self, logits: Tensor) -> Samples:
+        """Choose the next token of every row.
+
+        Args:
+            logits: [num_rows, vocab_size] of any floating dtype; may be overwritten.
+        Returns:
+            Tokens, failures and log-probabilities; the rows are not told (see `SamplingRow.append`).
+        """
+        peaks, tokens = logits.max(dim=1)  # NaN is larger than everything
+        snapshot = self._raw_logprobs(logits)
+        failures = {i: _problem(peak) for i, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)}
+        if self._worked:
+            worked_peaks, worked_tokens = self._work(logits)
+            tokens[self._worked_index] = worked_tokens
+            for i, peak in zip(self._worked, worked_peaks.tolist(), strict=True):
+                if not math.isfinite(peak):
+                    failures.setdefault(i, _problem(peak))
+        return Samples(tokens.tolist(), failures, self._logprobs(snapshot, tokens, failures))
+
+    def _work(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Largest logit after the edits and chosen token of the rows that need work."""
+        work = _take(logits, self._worked_index).to(torch.float32)
+        if self._edits is not None:
+            self._edits.apply_(work)
+        peaks, tokens = work.max(dim=1)
+        if self._random is not None:
+            positions = self._index([len(row.output_token_ids) for row in self._random_rows])
+            drawn = self._drawn_index
+            tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), positions)
+        return peaks, tokens
+
+    def _raw_logprobs(self, logits: Tensor) -> Tensor | None:
+        if not self._with_logprobs:
+            return None
+        return _take(logits, self._logprobs_index).log_softmax(dim=1, dtype=torch.float32)
+
+    def _logprobs(
+        self, snapshot: Tensor | None, tokens: Tensor, failures: dict[int, str]
+    ) -> dict[int, TokenLogprobs]:
+        if snapshot is None:
+            return {}
+        wanted = [self._rows[i].params.logprobs or 0 for i in self._with_logprobs]
+        named = token_logprobs(snapshot, _take(tokens, self._logprobs_index), wanted)
+        return {
+            i: logprobs for i, logprobs in zip(self._with_logprobs, named, strict=True) if i not in failures
+        }
+
+
+def _problem(peak: float) -> str:
+    return NOTHING_ALLOWED if peak == -math.inf else NOT_NUMBERS
+
+
+def _take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Those rows, which are in rising order; without a copy if they are all."""
+    return tensor if len(rows) == len(tensor) else tensor[rows]
