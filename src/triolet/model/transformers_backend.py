@@ -10,7 +10,6 @@ and by looking and measuring afterwards (`transformers_check`).
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
 from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.checkpoint import Checkpoint
 from triolet.model.interface import CausalModel, LayerCache, ModelSpec
 from triolet.model.transformers_attention import PAGED_ATTENTION, PagedStep, register_attention
 from triolet.model.transformers_check import compare_with_own_attention, inspect_layers
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention", "dense", "sparse", "moe"})
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class TransformersModel:
     """A transformers model behind the runner's interface (`CausalModel`).
 
@@ -92,7 +92,7 @@ def load_transformers_model(
     model_class = _model_class(folder, config, architecture)
     model_config = _model_config(folder, model_class, trust_remote_code)
     max_position = _max_position(model_config)
-    _check_weight_files(folder)
+    Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
     register_attention()
     model = _load_weights(folder, model_class, model_config, dtype)
     nn.Module.to(model, device)
@@ -211,28 +211,6 @@ def _max_position(model_config: PreTrainedConfig) -> int:
         if parameters.get("rope_type") == "longrope":
             max_position = min(max_position, parameters["original_max_position_embeddings"])
     return max_position
-
-
-def _check_weight_files(folder: Path) -> None:
-    """Open every safetensors file: that finds missing and truncated ones before anything is allocated."""
-    from safetensors import SafetensorError, safe_open
-
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelFileError(index, f"is no index of safetensors files: {error!r}") from error
-    else:
-        names = ["model.safetensors"]
-    for path in (folder / name for name in names):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except FileNotFoundError as error:
-            raise ModelFileError(path, "is missing; weights must be in safetensors files") from error
-        except (OSError, SafetensorError) as error:
-            raise ModelFileError(path, f"is truncated or no safetensors file: {error}") from error
 
 
 def _load_weights(
