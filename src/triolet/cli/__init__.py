@@ -1,0 +1,110 @@
+"""The `triolet` command: which commands there are, and which flags they take.
+
+Flags become an `EngineConfig` and sampling parameters here, and are refused here if they are wrong; what a command does
+stands in the module of its name, which is imported when it starts, so that `triolet --help` stays quick.
+
+Exit codes: 0 fine, 1 error, 2 usage, 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from triolet.cli import failures, options
+from triolet.config import EngineConfig
+
+
+class Program(click.Group):
+    """A group whose commands end with one clear line, whatever happens in them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; every exception becomes an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except BaseException as error:
+            raise failures.ending(error) from error
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="triolet", message="%(prog)s %(version)s")
+def main() -> None:
+    """Talk to a language model, here and now.
+
+    Without --model, every command uses triolet-nano, a small model that ships with the program.
+    """
+
+
+@main.command(cls=options.SectionedCommand)
+@click.option(
+    "-p",
+    "--prompt",
+    required=True,
+    metavar="TEXT",
+    help="What to continue; - reads it from stdin (less a final newline).",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object at the end instead of the text as it comes.",
+)
+@options.sampling_options
+@options.engine_options
+def generate(prompt: str, as_json: bool, sampling: Mapping[str, Any], config: EngineConfig) -> None:
+    """Continue a prompt.
+
+    The prompt goes to the model as it is, without a chat template, and the answer goes to stdout as it comes.
+    """
+    text = options.text_or_stdin(prompt, "--prompt")
+    from triolet.cli.generate import run
+
+    run(text, sampling, config, as_json=as_json)
+
+
+@main.command(cls=options.SectionedCommand)
+@click.option(
+    "-q",
+    "--question",
+    metavar="TEXT",
+    help="Answer this and leave; - reads the question from stdin. Only the reply is printed.",
+)
+@click.option("--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file.")
+@click.option(
+    "--stats/--no-stats",
+    default=None,
+    help="After each reply, one line of timings. By default only in a conversation; with -q it goes to stderr.",
+)
+@options.sampling_options
+@options.engine_options
+def chat(
+    question: str | None,
+    system: str | None,
+    stats: bool | None,
+    sampling: Mapping[str, Any],
+    config: EngineConfig,
+) -> None:
+    """Talk with a model.
+
+    At a terminal this is a conversation: Ctrl-C stops a reply, Ctrl-D leaves, /help shows more. With -q, or with
+    something other than a terminal on stdin, one question is answered.
+    """
+    system = options.text_or_file(system, "--system")
+    if question is None and not options.at_a_terminal():
+        question = "-"
+    if question is not None:
+        question = options.text_or_stdin(question, "--question").strip()
+        if not question:
+            raise click.UsageError("the question must not be empty")
+    if question is None:
+        from triolet.cli.chat import converse
+
+        converse(system, sampling, config, stats=stats is not False)
+    else:
+        from triolet.cli.chat import answer
+
+        answer(question, system, sampling, config, stats=stats is True)

@@ -1,0 +1,201 @@
+"""`triolet chat`: a conversation at the terminal, or one answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from triolet.cli import slash
+from triolet.cli.conversation import Conversation
+from triolet.cli.failures import INTERRUPTED, one_line
+from triolet.cli.interrupts import Interrupts
+from triolet.cli.loading import opened
+from triolet.cli.prompt import Key, Prompt, history_in
+from triolet.cli.reply import Reply, receive
+from triolet.cli.screen import Screen
+from triolet.cli.slash import ChatState, Next
+from triolet.cli.terminal import quiet_keyboard
+from triolet.config import EngineConfig
+from triolet.core.outputs import FinishReason
+from triolet.errors import InvalidRequest, Overloaded, PromptTooLong, RequestFailed, TrioletError
+
+if TYPE_CHECKING:
+    from triolet.actors.engine import Engine
+
+FORGIVEN = (InvalidRequest, Overloaded, RequestFailed)
+"""Failures of one request; the engine goes on, and so does the conversation."""
+
+
+def answer(
+    question: str, system: str | None, sampling: Mapping[str, Any], config: EngineConfig, *, stats: bool
+) -> None:
+    """Print the reply to one question as it comes; the timings, if wanted, go to stderr."""
+
+    async def body(interrupts: Interrupts) -> None:
+        async with AsyncExitStack() as stack:
+            engine = await opened(stack, config)
+            conversation = Conversation(system)
+            conversation.ask(question)
+            params = attrs.evolve(engine.default_sampling_params(), **sampling)
+            screen, reply = Screen.of(sys.stdout), Reply(asked_at=trio.current_time())
+            await receive(engine, conversation.messages(), params, reply, screen.reply)
+            screen.end_reply()
+            if stats:
+                Screen.of(sys.stderr).remark(reply.stats_line())
+
+    Interrupts().run(body)
+
+
+def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConfig, *, stats: bool) -> None:
+    """Talk until the person leaves."""
+
+    async def body(interrupts: Interrupts) -> None:
+        async with AsyncExitStack() as stack:
+            engine = await opened(stack, config)
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            state = ChatState(
+                conversation=Conversation(system),
+                defaults=engine.default_sampling_params(),
+                sampling=dict(sampling),
+                stats=stats,
+            )
+            screen = Screen.of(sys.stdout)
+            prompt = Prompt(colour=screen.colour, commands=tuple(slash.COMMANDS), history=history_in())
+            await Chat(engine, state, screen, prompt, interrupts, nursery).run()
+
+    Interrupts().run(body)
+
+
+@attrs.define
+class Chat:
+    """A conversation under way.
+
+    Args:
+        nursery: in which the spinner turns.
+    """
+
+    engine: Engine
+    state: ChatState
+    screen: Screen
+    prompt: Prompt
+    interrupts: Interrupts
+    nursery: trio.Nursery
+
+    async def run(self) -> None:
+        """Ask, answer, and so on, until the person leaves."""
+        self._greet()
+        with self.interrupts.waking(self.prompt.interrupt):
+            while (typed := await self.prompt.ask()) is not Key.END:
+                if typed is Key.INTERRUPT:
+                    self._interrupted_at_the_prompt()
+                elif slash.is_command(typed):
+                    if await self._command(typed) is Next.LEAVE:
+                        return
+                elif typed:
+                    self.state.conversation.ask(typed)
+                    await self._reply()
+
+    def _greet(self) -> None:
+        info = self.engine.model_info
+        parts = (
+            self.engine.model_name,
+            info.backend,
+            info.dtype,
+            info.device,
+            f"{self.engine.max_model_len} tokens",
+        )
+        self.screen.remark(" · ".join(parts))
+        self.screen.remark("/help shows the commands · Ctrl-C stops a reply · Ctrl-D leaves")
+        self.screen.say("")
+
+    def _interrupted_at_the_prompt(self) -> None:
+        if self.interrupts.is_second(trio.current_time()):
+            self.interrupts.leave(INTERRUPTED)
+        else:
+            self.screen.remark("Ctrl-C again, or Ctrl-D, leaves.")
+
+    async def _command(self, text: str) -> Next:
+        effect = slash.run(text, self.state)
+        for line in effect.say:
+            self.screen.remark(line)
+        if effect.complaint is not None:
+            self.screen.complain(effect.complaint)
+        if effect.next is Next.REPLY:
+            await self._reply()
+        elif effect.next is Next.ASK:
+            self.screen.say("")
+        return effect.next
+
+    async def _reply(self) -> None:
+        """Answer the last question; one that gets no answer is taken back, so that the conversation stays in order."""
+        reply = Reply(asked_at=trio.current_time())
+        try:
+            stopped = await self._stream(reply)
+        except FORGIVEN as error:
+            self.screen.complain(_explained(error))
+            self._take_back_if_unanswered()
+        else:
+            if reply.text or not stopped:
+                self.state.conversation.answer(reply.text)
+            self._comment(reply, stopped=stopped)
+        self.screen.say("")
+
+    async def _stream(self, reply: Reply) -> bool:
+        """Show the reply as it comes; whether Ctrl-C stopped it."""
+        spinner = self.screen.spinner(self.nursery)
+
+        def show(text: str) -> None:
+            if text:
+                spinner.stop()
+                self.screen.reply(text)
+
+        scope = trio.CancelScope()
+        try:
+            with quiet_keyboard(), self.interrupts.stopping(scope), scope:
+                await receive(
+                    self.engine, self.state.conversation.messages(), self.state.params(), reply, show
+                )
+        finally:
+            spinner.stop()
+            self.screen.end_reply()
+        return scope.cancelled_caught
+
+    def _comment(self, reply: Reply, *, stopped: bool) -> None:
+        """What there is to say after a reply."""
+        if stopped and reply.text:
+            self.screen.remark("Stopped; what there is of the reply stays in the conversation.")
+        elif stopped:
+            self.screen.remark("Stopped before the first word.")
+            self._take_back_if_unanswered()
+        elif not reply.text:
+            self.screen.remark("(an empty reply)")
+        if reply.finish_reason is FinishReason.LENGTH:
+            self.screen.remark(self._why_cut_off(reply))
+        if self.state.stats and reply.token_ids:
+            self.screen.remark(reply.stats_line())
+
+    def _why_cut_off(self, reply: Reply) -> str:
+        limit = self.state.params().max_tokens
+        if limit is not None and len(reply.token_ids) >= limit:
+            return f"Cut off at max_tokens = {limit}; /set max_tokens none lifts it."
+        return f"Cut off: the context of {self.engine.max_model_len} tokens is full; /clear begins a new conversation."
+
+    def _take_back_if_unanswered(self) -> None:
+        exchanges = self.state.conversation.exchanges
+        if exchanges and exchanges[-1].answer is None:
+            exchanges.pop()
+            self.screen.remark("Your message was taken back; the Up key brings it again.")
+
+
+def _explained(error: TrioletError) -> str:
+    if isinstance(error, PromptTooLong):
+        return (
+            f"The conversation has become too long: {error.num_prompt_tokens} tokens, and the context has "
+            f"{error.max_model_len}. /clear begins a new one, /undo takes back the last exchange."
+        )
+    return one_line(error)

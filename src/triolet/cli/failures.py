@@ -1,0 +1,76 @@
+"""How a command ends: every exception becomes one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import IO, Any, Final
+
+import click
+from click.exceptions import Exit
+
+from triolet.errors import ConfigError, TrioletError
+
+INTERRUPTED: Final = 130  # 128 + SIGINT, what a shell reports for a program that Ctrl-C ended
+TERMINATED: Final = 143  # 128 + SIGTERM
+
+
+class Failure(click.ClickException):
+    """Something went wrong that is not the command line's fault."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say it in one line."""
+        click.echo(f"triolet: error: {self.message}", err=True, file=file)
+
+
+def ending(error: BaseException) -> click.ClickException | Exit:
+    """What click is to be told about `error`; with TRIOLET_DEBUG=1 the traceback is printed first.
+
+    Args:
+        error: what came out of a command; a group that holds a single exception counts as that exception.
+    """
+    error = unwrapped(error)
+    if isinstance(error, SystemExit | Exit):
+        return Exit(_exit_code(error))
+    if isinstance(error, KeyboardInterrupt):
+        return Exit(INTERRUPTED)
+    if isinstance(error, BrokenPipeError):
+        return _reader_left()
+    if os.environ.get("TRIOLET_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    if isinstance(error, click.ClickException):
+        return error
+    if isinstance(error, ConfigError):
+        return click.UsageError(f"--{error.field.replace('_', '-')} must be {error.rule}; got {error.got!r}")
+    return Failure(one_line(error))
+
+
+def one_line(error: BaseException) -> str:
+    """The message of `error`, with its type where it is not one of ours and its message may not say enough."""
+    message = " ".join(str(error).split())
+    if isinstance(error, TrioletError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """The exception inside nested groups of one; the first one of a larger group, since one line must do."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _exit_code(error: SystemExit | Exit) -> int:
+    code = error.exit_code if isinstance(error, Exit) else error.code
+    return code if isinstance(code, int) else int(code is not None)
+
+
+def _reader_left() -> Exit:
+    """`triolet ... | head` has all it wanted: nothing to report, and nothing more to flush at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+    return Exit(0)

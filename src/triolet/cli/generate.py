@@ -1,0 +1,36 @@
+"""`triolet generate`: continue one prompt and leave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.cli.interrupts import Interrupts
+from triolet.cli.loading import opened
+from triolet.cli.reply import Reply, receive
+from triolet.cli.screen import Screen
+from triolet.config import EngineConfig
+
+
+def run(prompt: str, sampling: Mapping[str, Any], config: EngineConfig, *, as_json: bool) -> None:
+    """Print what the model makes of `prompt`, as it comes or, as JSON, at the end."""
+
+    async def body(interrupts: Interrupts) -> None:
+        screen = Screen.of(sys.stdout)
+        async with AsyncExitStack() as stack:
+            engine = await opened(stack, config)
+            params = attrs.evolve(engine.default_sampling_params(), **sampling)
+            reply = Reply(asked_at=trio.current_time())
+            await receive(engine, prompt, params, reply, (lambda text: None) if as_json else screen.reply)
+            if as_json:
+                print(json.dumps(reply.as_json(engine.model_name), ensure_ascii=False), flush=True)
+            else:
+                screen.end_reply()
+
+    Interrupts().run(body)

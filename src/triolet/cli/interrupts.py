@@ -1,0 +1,109 @@
+"""Ctrl-C and SIGTERM: one watcher receives the signals of the whole program and decides where each one goes.
+
+A reply in progress is what a Ctrl-C stops first. A second one, while the first is still stopping or within a second of
+it, leaves the program, by cancelling everything under way; and once the program is leaving, a further one no longer
+waits for that. SIGTERM leaves at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import attrs
+import trio
+
+from triolet.cli.failures import INTERRUPTED, TERMINATED
+from triolet.cli.terminal import KeyboardMode
+
+TWICE_WITHIN_S: Final = 1.0
+
+
+@attrs.define
+class Interrupts:
+    """Where a Ctrl-C goes; `now` is always seconds on a monotonic clock.
+
+    Args:
+        exit_code: why the program is leaving; None as long as it is not.
+    """
+
+    exit_code: int | None = None
+    _program: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _reply: trio.CancelScope | None = attrs.field(default=None, init=False)
+    _wake_prompt: Callable[[], None] | None = attrs.field(default=None, init=False)
+    _last: float = attrs.field(default=-float("inf"), init=False)
+
+    def run(self, body: Callable[[Interrupts], Awaitable[None]]) -> None:
+        """Run `body` under the watcher, in a Trio loop of its own.
+
+        Raises:
+            SystemExit: the program left because of a signal; with the exit code for it.
+        """
+        keyboard = KeyboardMode.current()
+        try:
+            trio.run(self._run, body, keyboard, restrict_keyboard_interrupt_to_checkpoints=True)
+        finally:
+            keyboard.restore()
+        if self.exit_code is not None:
+            raise SystemExit(self.exit_code)
+
+    def interrupt(self, now: float) -> None:
+        """A Ctrl-C has come as a signal."""
+        if self._reply is not None and not self._reply.cancel_called:
+            self._last = now
+            self._reply.cancel()
+        elif self._reply is None and self._wake_prompt is not None:
+            self._wake_prompt()  # the same as the key pressed at the prompt, which counts it
+        else:
+            self.leave(INTERRUPTED)
+
+    def is_second(self, now: float) -> bool:
+        """Count a Ctrl-C at the prompt; whether it came close after another one."""
+        close, self._last = now - self._last <= TWICE_WITHIN_S, now
+        return close
+
+    def leave(self, exit_code: int) -> None:
+        """Cancel everything; `run` raises `SystemExit` with this code when all has ended."""
+        if self.exit_code is None:
+            self.exit_code = exit_code
+        self._program.cancel()
+
+    @contextlib.contextmanager
+    def stopping(self, reply: trio.CancelScope) -> Iterator[None]:
+        """Meanwhile, a Ctrl-C cancels `reply`."""
+        self._reply = reply
+        try:
+            yield
+        finally:
+            self._reply = None
+
+    @contextlib.contextmanager
+    def waking(self, wake_prompt: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile, a Ctrl-C outside of a reply is handed to the prompt."""
+        self._wake_prompt = wake_prompt
+        try:
+            yield
+        finally:
+            self._wake_prompt = None
+
+    async def _run(self, body: Callable[[Interrupts], Awaitable[None]], keyboard: KeyboardMode) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._watch, keyboard)
+            with self._program:
+                await body(self)
+            nursery.cancel_scope.cancel()
+
+    async def _watch(self, keyboard: KeyboardMode, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                if self.exit_code is not None:  # somebody has waited for the end long enough
+                    keyboard.restore()
+                    os._exit(self.exit_code)
+                if number == signal.SIGTERM:
+                    self.leave(TERMINATED)
+                else:
+                    self.interrupt(trio.current_time())

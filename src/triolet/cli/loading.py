@@ -1,0 +1,96 @@
+"""What is shown while a model loads: a bar on a terminal, otherwise at most one line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+import triolet
+from triolet.config import EngineConfig
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from triolet.actors.engine import Engine
+    from triolet.core.progress import LoadProgress
+
+QUIET_FOR_S: Final = 2.0
+"""Without a terminal, a load that takes no longer than this is not mentioned."""
+
+
+async def opened(stack: AsyncExitStack, config: EngineConfig) -> Engine:
+    """An engine that closes with `stack`; its start is shown meanwhile."""
+    loading = Loading(config.model_name)
+    with loading.shown():
+        return await stack.enter_async_context(triolet.open_engine(config, on_progress=loading.update))
+
+
+@attrs.define
+class Loading:
+    """The load of one model, as seen on stderr.
+
+    Args:
+        model: name to show.
+    """
+
+    model: str
+    _bar: Progress | None = None
+    _task: TaskID | None = None
+    _began: float | None = None
+    _said: bool = False
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Meanwhile, the load is shown; nothing of it stays on a terminal."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        self._bar = _bar()
+        with self._bar:  # redrawn by a thread of its own, so that it also moves while torch is being imported
+            self._task = self._bar.add_task(f"loading {self.model}", total=None)
+            yield
+        self._bar = None
+
+    def update(self, progress: LoadProgress) -> None:
+        """Take in a report from the engine."""
+        if self._bar is not None and self._task is not None:
+            stage = f"loading {self.model} · {progress.stage}"
+            self._bar.update(
+                self._task,
+                description=stage,
+                completed=progress.done_bytes,
+                total=progress.total_bytes or None,
+            )
+        elif not self._said:
+            self._say_once(progress)
+
+    def _say_once(self, progress: LoadProgress) -> None:
+        now = time.monotonic()
+        self._began = self._began or now
+        if now - self._began > QUIET_FOR_S:
+            self._said = True
+            print(
+                f"triolet: loading {self.model} ({progress.total_bytes / 1e9:.1f} GB)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+
+    return Progress(
+        SpinnerColumn(style="dim"),
+        TextColumn("[dim]{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+    )

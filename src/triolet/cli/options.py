@@ -1,0 +1,217 @@
+"""Flags: the engine's, generated from the fields of `EngineConfig`, and those of sampling.
+
+A flag wins over its `TRIOLET_*` environment variable, and that over the default.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import attrs
+import click
+
+from triolet.config import DEVICES, DTYPES, ENVIRONMENT_PREFIX, POLICIES, RUNNERS, EngineConfig
+from triolet.core.params import SamplingParams
+from triolet.errors import ConfigError, InvalidParams
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
+ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
+CHOICES: Final = {"dtype": DTYPES, "device": DEVICES, "runner": RUNNERS, "policy": POLICIES}
+
+
+@attrs.frozen
+class SamplingOption:
+    """A sampling parameter that can be set from the terminal.
+
+    Args:
+        name: field of `SamplingParams`.
+        kind: what its text is read as.
+        help: one sentence.
+    """
+
+    name: str
+    kind: type[int | float | str]
+    help: str
+
+
+SAMPLING_OPTIONS: Final = (
+    SamplingOption("temperature", float, "0 always takes the likeliest token; up to 2."),
+    SamplingOption("top_p", float, "Keep the smallest set of tokens whose probabilities reach this."),
+    SamplingOption("top_k", int, "Keep the k likeliest tokens; 0 keeps all."),
+    SamplingOption("min_p", float, "Drop tokens less likely than this share of the likeliest."),
+    SamplingOption("repetition_penalty", float, "Above 1, tokens seen before become less likely."),
+    SamplingOption("presence_penalty", float, "Subtracted from tokens already generated."),
+    SamplingOption("frequency_penalty", float, "Subtracted once per time that a token was generated."),
+    SamplingOption("max_tokens", int, "Longest answer in tokens; by default what the context has room for."),
+    SamplingOption("seed", int, "The same seed gives the same answer."),
+    SamplingOption("stop", str, "End the answer before this text."),
+)
+
+
+class SectionedOption(click.Option):
+    """An option that says under which heading of `--help` it stands."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose `--help` has its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for section in sorted(sections, key=["Options", SAMPLING_SECTION, ENGINE_SECTION].index):
+            with formatter.section(section):
+                formatter.write_dl(sections[section])
+
+
+# ----------------------------------------------------------------------------------------- sampling
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the sampling flags; the command gets those that were given, checked and by field name, as `sampling`."""
+
+    @functools.wraps(command)
+    def with_sampling(**values: Any) -> Any:
+        given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
+        sampling = {name: value for name, value in given.items() if value not in (None, ())}
+        try:
+            SamplingParams(**sampling)
+        except InvalidParams as error:
+            raise click.UsageError(str(error)) from error
+        return command(sampling=sampling, **values)
+
+    decorated: Callable[..., Any] = with_sampling
+    for option in reversed(SAMPLING_OPTIONS):
+        decorated = click.option(
+            _flag(option.name),
+            cls=SectionedOption,
+            section=SAMPLING_SECTION,
+            type=option.kind,
+            multiple=option.name == "stop",
+            metavar="TEXT" if option.kind is str else "N" if option.kind is int else "X",
+            help=option.help + (" May be given several times." if option.name == "stop" else ""),
+        )(decorated)
+    return cast(Command, decorated)
+
+
+# ------------------------------------------------------------------------------------------- engine
+
+
+def engine_options(command: Command) -> Command:
+    """Add a flag per field of `EngineConfig`; the command gets the whole as `config`."""
+
+    @functools.wraps(command)
+    def with_config(**values: Any) -> Any:
+        flags = {field.name: values.pop(field.name) for field in _engine_fields()}
+        return command(
+            config=engine_config({name: str(value) for name, value in flags.items() if value is not None}),
+            **values,
+        )
+
+    decorated: Callable[..., Any] = with_config
+    for field in reversed(_engine_fields()):
+        decorated = _engine_option(field)(decorated)
+    return cast(Command, decorated)
+
+
+def engine_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = None) -> EngineConfig:
+    """The configuration that flags and environment make together.
+
+    Args:
+        flags: text of each flag that was given, by field name.
+        environ: environment variables; by default this process's.
+    Raises:
+        click.UsageError: a wrong value; names the flag or the variable it came from.
+    """
+    try:
+        return EngineConfig.from_texts({**EngineConfig.environment_fields(environ), **flags})
+    except ConfigError as error:
+        source = _flag(error.field) if error.field in flags else ENVIRONMENT_PREFIX + error.field.upper()
+        raise click.UsageError(f"{source} must be {error.rule}; got {error.got!r}") from error
+
+
+def _engine_fields() -> list[attrs.Attribute[Any]]:
+    """Fields that get a flag: all but `seed`, since `--seed` is the request's, which wins over the engine's anyway."""
+    sampling = {option.name for option in SAMPLING_OPTIONS}
+    return [field for field in attrs.fields(EngineConfig) if field.name not in sampling]
+
+
+def _engine_option(field: attrs.Attribute[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    flag, kind = _flag(field.name), str(field.type)
+    names = [f"{flag}/--no-{flag[2:]}"] if "bool" in kind else [flag]
+    if field.name == "model":
+        names.insert(0, "-m")
+    default = "" if field.default is None else f"  [default: {_shown(field.default)}]"
+    return click.option(
+        *names,
+        cls=SectionedOption,
+        section=ENGINE_SECTION,
+        default=None,
+        metavar=None
+        if "bool" in kind
+        else "N"
+        if "int" in kind
+        else "|".join(CHOICES.get(field.name, ["TEXT"])),
+        help=field.metadata["help"] + default,
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default)
+
+
+# -------------------------------------------------------------------------------------------- texts
+
+
+def at_a_terminal() -> bool:
+    """Whether a conversation is possible: a person types, sees the answer, and the terminal can move its cursor."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def text_or_stdin(text: str, flag: str) -> str:
+    """`text`, or all of stdin less one final newline if it is `-`.
+
+    Raises:
+        click.UsageError: bytes that are not UTF-8.
+    """
+    source = "stdin" if text == "-" else flag
+    try:
+        if text == "-":
+            text = click.get_binary_stream("stdin").read().decode().removesuffix("\n")
+        text.encode()  # an argument's broken bytes have become surrogates, which no tokenizer takes
+    except UnicodeError as error:
+        raise click.UsageError(f"{source} must be UTF-8; {error}") from error
+    return text
+
+
+def text_or_file(text: str | None, flag: str) -> str | None:
+    """`text`, or what the file holds if it is `@FILE`.
+
+    Raises:
+        click.UsageError: a file that can not be read.
+    """
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise click.UsageError(f"{flag} must name a readable text file; {error}") from error

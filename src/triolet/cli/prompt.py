@@ -1,0 +1,186 @@
+"""Where the person types: one line, or several, with editing and history.
+
+prompt_toolkit runs an event loop of its own, so it gets a worker thread; its terminal is in raw mode meanwhile, and
+Ctrl-C is a key there. What ends a line without a message is a value here, not an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth, Output
+from prompt_toolkit.styles import Style
+
+QUOTES: Final = '"""'
+STYLE: Final = Style.from_dict(
+    {"prompt": "bold ansicyan", "more": "ansibrightblack", "placeholder": "ansibrightblack"}
+)
+
+
+class Key(enum.Enum):
+    """How typing ended, if not with a message."""
+
+    INTERRUPT = "Ctrl-C"
+    END = "Ctrl-D"
+
+
+class Prompt:
+    """Asks for messages.
+
+    Args:
+        colour: whether the prompt may be coloured.
+        commands: what Tab completes after a `/`.
+        history: what was typed before.
+        keys: where keys come from; by default the terminal.
+        output: where the line is drawn; by default the terminal.
+    """
+
+    def __init__(
+        self,
+        *,
+        colour: bool,
+        commands: Sequence[str] = (),
+        history: History | None = None,
+        keys: Input | None = None,
+        output: Output | None = None,
+    ) -> None:
+        self._waiting = False
+        self._interrupted = False
+        self._session: PromptSession[str] = PromptSession(
+            [("class:prompt", "› ")],
+            multiline=True,
+            prompt_continuation=[("class:more", "… ")],
+            placeholder=[("class:placeholder", "Type a message, or /help")],
+            key_bindings=_key_bindings(),
+            history=history or InMemoryHistory(),
+            completer=CommandCompleter(commands),
+            complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
+            style=STYLE,
+            color_depth=None if colour else ColorDepth.DEPTH_1_BIT,
+            input=keys,
+            output=output,
+        )
+
+    async def ask(self) -> str | Key:
+        """What was typed, or the key that ended it; a cancelled scope ends it as well."""
+        self._waiting, self._interrupted = True, False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._interrupt_if_cancelled)
+            answer = await trio.to_thread.run_sync(self._ask)  # not abandoned: it holds the terminal
+            self._waiting = False
+            nursery.cancel_scope.cancel()
+        return answer
+
+    def interrupt(self) -> None:
+        """End the line that is being typed, from any thread, as Ctrl-C does."""
+        self._interrupted = True
+        loop = self._session.app.loop
+        with contextlib.suppress(RuntimeError):  # it has closed since, so the line has ended
+            if loop is not None:
+                loop.call_soon_threadsafe(self._leave_if_interrupted)
+
+    async def _interrupt_if_cancelled(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if self._waiting:
+                self.interrupt()
+
+    def _ask(self) -> str | Key:
+        try:
+            return message_of(self._session.prompt(pre_run=self._leave_if_interrupted))
+        except KeyboardInterrupt:
+            return Key.INTERRUPT
+        except EOFError:
+            return Key.END
+
+    def _leave_if_interrupted(self) -> None:
+        app = self._session.app
+        if self._interrupted and app.is_running and not app.is_done:
+            app.exit(exception=KeyboardInterrupt())
+
+
+class CommandCompleter(Completer):
+    """Completes the first word of a line that begins with a `/`."""
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        self._commands = commands
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """Commands that begin like the text before the cursor."""
+        typed = document.text_before_cursor
+        if typed.startswith("/"):
+            for command in self._commands:
+                if command.startswith(typed) and command != typed:
+                    yield Completion(command, start_position=-len(typed))
+
+
+def is_open(text: str) -> bool:
+    """Whether a message is still to be continued: it began with three quotes, and they have not been closed."""
+    text = text.strip()
+    return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
+
+
+def message_of(text: str) -> str:
+    """The message inside what was typed; bytes that were no UTF-8 become question marks."""
+    text = text.encode(errors="replace").decode().strip()
+    return (
+        text[len(QUOTES) : -len(QUOTES)].strip("\n")
+        if text.startswith(QUOTES) and not is_open(text)
+        else text
+    )
+
+
+def history_in(state_home: Path | None = None) -> History:
+    """What was typed in earlier conversations, kept in a file; in memory only where that can not be written.
+
+    Args:
+        state_home: folder for state; by default XDG_STATE_HOME or ~/.local/state.
+    """
+    if state_home is None:
+        state_home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state_home / "triolet" / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        with path.open("ab"):
+            return FileHistory(str(path))
+    except OSError:
+        return InMemoryHistory()
+
+
+def _key_bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        """Send the message, unless it is to be continued."""
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        elif is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        """Begin another line."""
+        event.current_buffer.insert_text("\n")
+
+    return bindings

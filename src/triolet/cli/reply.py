@@ -1,0 +1,117 @@
+"""A reply as it comes: its text so far, its counts and times, and the line and the JSON that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from triolet.core.outputs import FinishReason, RequestMetrics, RequestOutput
+from triolet.core.params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from triolet.actors.engine import Engine
+
+
+@attrs.define(kw_only=True)
+class Reply:
+    """What has arrived of one answer.
+
+    Args:
+        asked_at: when it was asked for; seconds, `trio.current_time()`.
+        ttft_s: from then to the first output here, tokenization and queue included; None before.
+        num_prompt_tokens: of the prompt as the model saw it.
+        num_cached_tokens: of these, how many came from the prefix cache.
+    """
+
+    asked_at: float
+    text: str = ""
+    token_ids: list[int] = attrs.field(factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = attrs.field(factory=RequestMetrics)
+
+    def add(self, output: RequestOutput, now: float) -> None:
+        """Take in the next output of a stream whose outputs carry what is new.
+
+        Args:
+            output: one of kind `RequestOutputKind.DELTA`.
+            now: when it came, on the clock of `asked_at`.
+        """
+        answer = output.outputs[0]
+        self.text += answer.text
+        self.token_ids += answer.token_ids
+        self.finish_reason, self.stop_reason = answer.finish_reason, answer.stop_reason
+        if self.ttft_s is None:
+            self.ttft_s = now - self.asked_at
+        self.total_s = now - self.asked_at
+        self.num_prompt_tokens, self.num_cached_tokens = (
+            len(output.prompt_token_ids),
+            output.num_cached_tokens,
+        )
+        self.metrics = output.metrics
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Pace after the first token, which the prompt's work delays; None with fewer than two."""
+        elapsed_s = self.metrics.last_token_ts - self.metrics.first_token_ts
+        return (len(self.token_ids) - 1) / elapsed_s if len(self.token_ids) > 1 and elapsed_s > 0 else None
+
+    def stats_line(self) -> str:
+        """`TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)`."""
+        parts = [f"TTFT {_duration(self.ttft_s)}"] if self.ttft_s is not None else []
+        parts.append(f"{len(self.token_ids)} tok")
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.1f} tok/s")
+        cached = f" ({self.num_cached_tokens} cached)" if self.num_cached_tokens else ""
+        parts.append(f"prompt {self.num_prompt_tokens}{cached}")
+        return " · ".join(parts)
+
+    def as_json(self, model: str) -> dict[str, Any]:
+        """The whole reply for a program to read; seconds, and tokens per second."""
+        return {
+            "model": model,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "usage": {
+                "prompt_tokens": self.num_prompt_tokens,
+                "completion_tokens": len(self.token_ids),
+                "cached_tokens": self.num_cached_tokens,
+            },
+            "metrics": {
+                "ttft_s": _rounded(self.ttft_s),
+                "total_s": _rounded(self.total_s),
+                "tokens_per_s": _rounded(self.tokens_per_s),
+            },
+        }
+
+
+async def receive(
+    engine: Engine,
+    prompt: str | list[dict[str, str]],
+    params: SamplingParams,
+    reply: Reply,
+    show: Callable[[str], None],
+) -> None:
+    """Ask the engine and fill `reply`, handing each new piece of text to `show`; leaving early is the abort."""
+    params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
+    async with engine.generate(prompt, params) as stream:
+        async for output in stream:
+            reply.add(output, trio.current_time())
+            show(output.text)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 6)

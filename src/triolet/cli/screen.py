@@ -1,0 +1,179 @@
+"""What is written on the terminal: replies as they stream, dim remarks, and a spinner while there is nothing yet.
+
+Only a terminal gets colours, a spinner, wrapped lines and a defence against control characters; into a pipe or a file
+goes the reply as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Final, TextIO
+
+import attrs
+import trio
+from prompt_toolkit.utils import get_cwidth
+
+DIM: Final = "2"
+RED: Final = "31"
+ERASE_LINE: Final = "\r\x1b[K"
+SPINNER_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+SPINNER_STEP_S: Final = 0.08
+SHOW_SECONDS_AFTER_S: Final = 2.0
+
+
+@attrs.define
+class Wrapping:
+    """Break streamed lines between words: a word that reaches the margin moves to the next line as a whole.
+
+    Text is passed on at once, so a word may already stand on the line that it turns out not to fit.
+    """
+
+    _column: int = 0
+    _word: str = ""  # what of the current word stands on the screen
+
+    def feed(self, text: str, width: int) -> str:
+        """What to write so that `text` continues what was written before.
+
+        Args:
+            text: the next piece, cut anywhere between characters.
+            width: columns of the terminal.
+        """
+        return "".join(
+            self._place(character, max(width, 2) - 1) for character in text
+        )  # the last column stays free
+
+    def _place(self, character: str, width: int) -> str:
+        if character == "\n":
+            self._column, self._word = 0, ""
+            return "\n"
+        if character == "\t":
+            character = " "
+        cells = get_cwidth(character)
+        if character == " ":
+            self._word = ""
+            return self._break() if self._column + cells > width else self._advance(character, cells)
+        moved = self._move_word() if self._column + cells > width else ""
+        self._word += character
+        return moved + self._advance(character, cells)
+
+    def _advance(self, character: str, cells: int) -> str:
+        self._column += cells
+        return character
+
+    def _break(self) -> str:
+        """A line break in place of the space that would have hung over."""
+        self._column = 0
+        return "\n"
+
+    def _move_word(self) -> str:
+        """Take the word that no longer fits to the next line; one as long as a line is cut where it is."""
+        word_cells = get_cwidth(self._word)
+        if word_cells == self._column:
+            self._column, self._word = 0, ""
+            return "\n"
+        self._column = word_cells
+        back = f"\x1b[{word_cells}D\x1b[K" if word_cells else ""
+        return f"{back}\n{self._word}"
+
+
+@attrs.define
+class Screen:
+    """A place to write to.
+
+    Args:
+        out: where.
+        live: whether it is a terminal that can move its cursor.
+        colour: whether it may be coloured, too, and show a spinner.
+    """
+
+    out: TextIO
+    live: bool
+    colour: bool
+    _wrapping: Wrapping = attrs.field(factory=Wrapping, init=False)
+    _at_line_start: bool = attrs.field(default=True, init=False)
+
+    @classmethod
+    def of(cls, out: TextIO) -> Screen:
+        """The screen, file or pipe behind a standard stream."""
+        if (reconfigure := getattr(out, "reconfigure", None)) is not None:
+            reconfigure(errors="replace")  # in an ASCII locale a "?" is better than no reply
+        live = out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        return cls(out, live=live, colour=live and not os.environ.get("NO_COLOR"))
+
+    def reply(self, text: str) -> None:
+        """Write the next piece of a reply."""
+        if not text:
+            return
+        self._at_line_start = text.endswith("\n")
+        self._write(self._wrapped(text, self._wrapping))
+
+    def end_reply(self) -> None:
+        """Finish the reply's last line."""
+        if not self._at_line_start:
+            self._write("\n")
+        self._at_line_start, self._wrapping = True, Wrapping()
+
+    def say(self, text: str) -> None:
+        """Write a line of our own."""
+        self._write(self._wrapped(text) + "\n")
+
+    def remark(self, text: str) -> None:
+        """Write a line that nobody has to read."""
+        self._write(self._painted(self._wrapped(text), DIM) + "\n")
+
+    def complain(self, text: str) -> None:
+        """Write a line that says what went wrong."""
+        self._write(self._painted(self._wrapped(text), RED) + "\n")
+
+    def spinner(self, nursery: trio.Nursery) -> Spinner:
+        """Start a spinner, if this screen shows one."""
+        spinner = Spinner(self)
+        if self.colour:
+            nursery.start_soon(spinner.spin)
+        return spinner
+
+    def _wrapped(self, text: str, wrapping: Wrapping | None = None) -> str:
+        if not self.live:
+            return text
+        return (wrapping or Wrapping()).feed(_printable(text), shutil.get_terminal_size().columns)
+
+    def _painted(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self.colour else text
+
+    def _write(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
+
+
+@attrs.define
+class Spinner:
+    """Something that moves where the reply is going to appear."""
+
+    _screen: Screen
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _visible: bool = attrs.field(default=False, init=False)
+
+    async def spin(self) -> None:
+        """Turn until stopped; after a while, say how long it has been."""
+        began = trio.current_time()
+        with self._scope:
+            while not self._scope.cancel_called:  # it may have been stopped before its first turn
+                elapsed_s = trio.current_time() - began
+                frame = SPINNER_FRAMES[int(elapsed_s / SPINNER_STEP_S) % len(SPINNER_FRAMES)]
+                seconds = f" {elapsed_s:.0f} s" if elapsed_s >= SHOW_SECONDS_AFTER_S else ""
+                self._screen._write(ERASE_LINE + self._screen._painted(frame + seconds, DIM))
+                self._visible = True
+                await trio.sleep(SPINNER_STEP_S)
+
+    def stop(self) -> None:
+        """Leave the line empty; nothing is drawn after this."""
+        self._scope.cancel()
+        if self._visible:
+            self._visible = False
+            self._screen._write(ERASE_LINE)
+
+
+def _printable(text: str) -> str:
+    """Without the control characters by which a model's words could move the cursor or rename the window."""
+    return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))

@@ -1,0 +1,214 @@
+"""What begins with a `/` in a conversation: commands to the chat itself, carried out on its state.
+
+Nothing is written here; an `Effect` says what to write and what the chat is to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import click
+
+from triolet.cli.conversation import Conversation
+from triolet.cli.options import SAMPLING_OPTIONS, text_or_file
+from triolet.core.params import SamplingParams
+from triolet.errors import InvalidParams
+
+UNSET: Final = ("default", "none")
+_COMMAND: Final = re.compile(r"/[a-z?]*(\s|$)")  # "/usr/bin/env is what?" is a question
+
+
+class Next(enum.Enum):
+    """What the chat does after a command."""
+
+    ASK = enum.auto()
+    REPLY = enum.auto()
+    LEAVE = enum.auto()
+
+
+@attrs.frozen
+class Effect:
+    """What came of a command: lines to show, or what was wrong with it."""
+
+    say: tuple[str, ...] = ()
+    complaint: str | None = None
+    next: Next = Next.ASK
+
+
+@attrs.define(kw_only=True)
+class ChatState:
+    """What commands change.
+
+    Args:
+        conversation: so far.
+        defaults: what the model asks for.
+        sampling: what the person asked for instead, by field.
+        stats: whether the line of timings is shown.
+    """
+
+    conversation: Conversation
+    defaults: SamplingParams
+    sampling: dict[str, Any] = attrs.field(factory=dict)
+    stats: bool = True
+
+    def params(self) -> SamplingParams:
+        """The parameters of the next reply."""
+        return attrs.evolve(self.defaults, **self.sampling)
+
+
+def is_command(text: str) -> bool:
+    """Whether `text` is for the chat rather than for the model."""
+    return _COMMAND.match(text) is not None
+
+
+def run(text: str, state: ChatState) -> Effect:
+    """Carry out one command line."""
+    name, _, argument = text.partition(" ")
+    command = COMMANDS.get(ALIASES.get(name, name))
+    if command is None:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "/help lists what there is"
+        return Effect(complaint=f"unknown command {name}; {hint}")
+    return command.run(state, argument.strip())
+
+
+# ----------------------------------------------------------------------------------------- commands
+
+
+def _help(state: ChatState, argument: str) -> Effect:
+    lines = [(command.usage, command.help) for command in COMMANDS.values()]
+    lines += [
+        ('"""', "begins and ends a message of several lines"),
+        ("\\", "at the end of a line: the message goes on in the next"),
+        ("Ctrl-C", "stops the reply, keeping what there is of it"),
+        ("Ctrl-D", "leaves"),
+    ]
+    width = max(len(usage) for usage, _ in lines)
+    return Effect(say=tuple(f"  {usage:<{width}}  {text}" for usage, text in lines))
+
+
+def _clear(state: ChatState, argument: str) -> Effect:
+    state.conversation.exchanges.clear()
+    kept = "; the system prompt stays" if state.conversation.system else ""
+    return Effect(say=(f"A new conversation{kept}.",))
+
+
+def _regen(state: ChatState, argument: str) -> Effect:
+    if not state.conversation.exchanges:
+        return Effect(complaint="there is no reply to make again")
+    params = state.params()
+    if params.is_greedy:
+        return Effect(
+            say=("At temperature 0 the reply is the same; /set temperature 0.8 varies it.",), next=Next.REPLY
+        )
+    if params.seed is not None:
+        return Effect(
+            say=("With a fixed seed the reply is the same; /set seed none varies it.",), next=Next.REPLY
+        )
+    return Effect(next=Next.REPLY)
+
+
+def _undo(state: ChatState, argument: str) -> Effect:
+    exchange = state.conversation.take_back()
+    if exchange is None:
+        return Effect(complaint="there is nothing to take back")
+    return Effect(say=(f"Took back: {_shortened(exchange.question)}",))
+
+
+def _system(state: ChatState, argument: str) -> Effect:
+    conversation = state.conversation
+    if not argument:
+        return Effect(
+            say=(conversation.system or "No system prompt; /system TEXT sets one, /system @FILE reads it.",)
+        )
+    if argument in UNSET:
+        conversation.system = None
+        return Effect(say=("No system prompt from here on.",))
+    try:
+        conversation.system = text_or_file(argument, "/system")
+    except click.UsageError as error:
+        return Effect(complaint=error.message)
+    return Effect(say=("The system prompt holds from the next message on.",))
+
+
+def _set(state: ChatState, argument: str) -> Effect:
+    name, _, text = argument.partition(" ")
+    name, text = name.replace("-", "_"), text.strip()
+    kinds: dict[str, Callable[[str], Any]] = {option.name: option.kind for option in SAMPLING_OPTIONS}
+    if not name:
+        return Effect(say=tuple(_setting(state, known) for known in kinds))
+    if name not in kinds:
+        close = difflib.get_close_matches(name, kinds, n=1)
+        hint = f"did you mean {close[0]}?" if close else "it knows " + ", ".join(kinds)
+        return Effect(complaint=f"/set does not know {name}; {hint}")
+    if text:
+        try:
+            _change(state, name, text, kinds[name])
+        except InvalidParams as error:
+            return Effect(complaint=str(error))
+        except ValueError:
+            kind = "a whole number" if kinds[name] is int else "a number"
+            return Effect(complaint=f"{name} must be {kind}; got {text!r}")
+    return Effect(say=(_setting(state, name),))
+
+
+def _stats(state: ChatState, argument: str) -> Effect:
+    choices = {"on": True, "off": False, "": not state.stats}
+    if argument not in choices:
+        return Effect(complaint=f"/stats takes on or off; got {argument}")
+    state.stats = choices[argument]
+    return Effect(say=(f"Timings are {'shown' if state.stats else 'not shown'} after each reply.",))
+
+
+def _exit(state: ChatState, argument: str) -> Effect:
+    return Effect(next=Next.LEAVE)
+
+
+def _change(state: ChatState, name: str, text: str, kind: Callable[[str], Any]) -> None:
+    """Set one parameter, or go back to the model's default; an impossible value changes nothing."""
+    sampling = {known: value for known, value in state.sampling.items() if known != name}
+    if text.lower() not in UNSET:
+        sampling[name] = kind(text)
+    attrs.evolve(state.defaults, **sampling)
+    state.sampling = sampling
+
+
+def _setting(state: ChatState, name: str) -> str:
+    value = getattr(state.params(), name)
+    shown = (
+        "none" if value in (None, ()) else ", ".join(map(repr, value)) if isinstance(value, tuple) else value
+    )
+    whose = "" if name in state.sampling else "  (default)"
+    return f"  {name:<18}  {shown}{whose}"
+
+
+def _shortened(text: str, width: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+@attrs.frozen
+class Command:
+    """One command: how it is written, what it does in a few words, and its function."""
+
+    usage: str
+    help: str
+    run: Callable[[ChatState, str], Effect]
+
+
+COMMANDS: Final = {
+    "/help": Command("/help", "shows this", _help),
+    "/clear": Command("/clear", "begins a new conversation", _clear),
+    "/regen": Command("/regen", "makes the last reply again", _regen),
+    "/undo": Command("/undo", "takes back the last message and its reply", _undo),
+    "/system": Command("/system [TEXT|@FILE|none]", "shows or sets the system prompt", _system),
+    "/set": Command("/set [NAME [VALUE|default]]", "shows or sets temperature, max_tokens, ...", _set),
+    "/stats": Command("/stats [on|off]", "shows timings after each reply, or not", _stats),
+    "/exit": Command("/exit", "leaves, as does /bye", _exit),
+}
+ALIASES: Final = {"/bye": "/exit", "/quit": "/exit", "/?": "/help"}

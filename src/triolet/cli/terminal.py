@@ -1,0 +1,53 @@
+"""The keyboard's mode: what the terminal does with keys that nobody is reading."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class KeyboardMode:
+    """The mode that stdin's terminal was in, to go back to.
+
+    Args:
+        attributes: of the terminal, as `termios` gives them; None where stdin is not one.
+    """
+
+    attributes: list[Any] | None
+
+    @classmethod
+    def current(cls) -> KeyboardMode:
+        """The mode at this moment."""
+        try:
+            return cls(termios.tcgetattr(sys.stdin.fileno()))
+        except (
+            termios.error,
+            OSError,
+            ValueError,
+        ):  # not a terminal, no stdin at all, or a stand-in in a test
+            return cls(None)
+
+    def restore(self) -> None:
+        """Put the terminal back into this mode."""
+        if self.attributes is not None:
+            with contextlib.suppress(termios.error, OSError):  # the terminal itself may be gone
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self.attributes)
+
+
+@contextlib.contextmanager
+def quiet_keyboard() -> Iterator[None]:
+    """Meanwhile, keys are not echoed into the reply, and Ctrl-C prints no ^C; what was typed is read afterwards."""
+    before = KeyboardMode.current()
+    if before.attributes is not None:
+        tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)  # signals stay on, unlike in raw mode
+    try:
+        yield
+    finally:
+        before.restore()

@@ -1,0 +1,155 @@
+"""An engine that answers from a script; `python -m tests.cli.fake_engine chat` is the command on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+import triolet
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+from triolet.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.progress import LoadProgress
+from triolet.errors import EngineDead, ModelNotFound, PromptTooLong, RequestFailed
+
+Prompt = str | list[dict[str, str]]
+STORY = "Once upon a time there was a little fox who wanted to see the other side of the hill. "
+
+
+@attrs.define
+class FakeEngine:
+    """Answers `count to N`, `story` and failures by name; echoes the rest. One word is one token.
+
+    Args:
+        config: what it was opened with.
+        step_s: seconds from one token to the next.
+        asked: every prompt that came, in order.
+        aborted: how many streams were left before their end.
+    """
+
+    config: EngineConfig
+    step_s: float = 0.002
+    asked: list[Prompt] = attrs.field(factory=list)
+    params: list[SamplingParams] = attrs.field(factory=list)
+    aborted: int = 0
+    max_model_len: int = 1024
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model_name
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return ModelInfo(
+            folder="/nowhere",
+            architecture="LlamaForCausalLM",
+            backend="native",
+            vocab_size=4096,
+            max_position=1024,
+            num_kv_blocks=64,
+            block_size=16,
+            dtype="float32",
+            device="cpu",
+        )
+
+    def default_sampling_params(self) -> SamplingParams:
+        return SamplingParams(temperature=0.7, top_p=0.9, max_tokens=None)
+
+    @asynccontextmanager
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> AsyncIterator[AsyncIterator[RequestOutput]]:
+        self.asked.append(prompt)
+        self.params.append(params)
+        assert params.output_kind is RequestOutputKind.DELTA
+        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        if "too long" in question:
+            raise PromptTooLong(1100, self.max_model_len)
+        if "kill the engine" in question:
+            raise EngineDead("the engine gave up after 3 crashes")
+        ended = False
+
+        async def outputs() -> AsyncIterator[RequestOutput]:
+            nonlocal ended
+            async for output in self._outputs(prompt, question, params):
+                ended = output.finished
+                yield output
+
+        try:
+            yield outputs()
+        finally:
+            self.aborted += not ended
+
+    async def _outputs(
+        self, prompt: Prompt, question: str, params: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
+        pieces = _answer(question)
+        limit = len(pieces) + 1 if params.max_tokens is None else params.max_tokens
+        start = trio.current_time()
+        num_prompt_tokens = 57 if isinstance(prompt, str) else 10 * len(prompt)
+        for position, piece in enumerate(
+            [*pieces, ""][:limit]
+        ):  # the empty one stands for the end-of-sequence token
+            await trio.sleep(60.0 if "wait" in question else self.step_s)
+            if "fail" in question and position == 2:
+                raise RequestFailed("r-1", "a step failed twice")
+            at_end, at_limit = position == len(pieces), position == limit - 1
+            reason = FinishReason.STOP if at_end else FinishReason.LENGTH if at_limit else None
+            yield RequestOutput(
+                request_id="r-1",
+                prompt=None,
+                prompt_token_ids=tuple(range(num_prompt_tokens)),
+                outputs=(CompletionOutput(index=0, text=piece, token_ids=(position,), finish_reason=reason),),
+                finished=reason is not None,
+                metrics=RequestMetrics(
+                    num_generation_tokens=position + 1,
+                    queued_ts=start,
+                    first_token_ts=start + 0.041,
+                    last_token_ts=start + 0.041 + position / 92.3,
+                ),
+                num_cached_tokens=48 if num_prompt_tokens > 48 else 0,
+            )
+
+
+def _answer(question: str) -> list[str]:
+    words = question.lower().split()
+    if "count" in words:
+        numbers = [int(word) for word in words if word.isdigit()]
+        return _pieces(", ".join(str(number) for number in range(1, numbers[-1] + 1)) + ".")
+    if "story" in words:
+        return _pieces(STORY * 40)
+    if "nothing" in words:
+        return []
+    return _pieces(f"You said: {question}")
+
+
+def _pieces(text: str) -> list[str]:
+    """Words with the space before them, as a tokenizer would have it."""
+    words = text.split(" ")
+    return [words[0], *(f" {word}" for word in words[1:])]
+
+
+@asynccontextmanager
+async def open_fake_engine(
+    config: EngineConfig, *, on_progress: Callable[[LoadProgress], None] | None = None, **engine: Any
+) -> AsyncIterator[FakeEngine]:
+    """In place of `triolet.open_engine`."""
+    if config.model == "missing":
+        raise ModelNotFound("missing: neither a folder with a config.json nor a model that the hub knows")
+    for done in range(5):
+        if on_progress is not None:
+            on_progress(LoadProgress("weights", done * 2**20, 4 * 2**20))
+        await trio.sleep(60.0 if config.model == "endless" else 0.01)
+    yield FakeEngine(config, **engine)
+
+
+if __name__ == "__main__":
+    from triolet.cli import main
+
+    setattr(triolet, "open_engine", lambda *args, **kwargs: open_fake_engine(*args, step_s=0.02, **kwargs))  # noqa: B010
+    main(prog_name="triolet")
