@@ -1,19 +1,20 @@
 """Triton kernels that cost nothing until one is launched.
 
-Triton is optional, and importing it takes longer than loading a small model: on a machine that computes on the CPU
-it is never touched. A function under `@kernel` is handed to `triton.jit` at its first launch, and the names `triton`
-and `tl` that its body uses are bound in its module then. With TRITON_INTERPRET=1 in the environment before that moment
-the kernels run on CPU tensors, which is how they are tested without a GPU.
+Triton is optional, and importing it takes longer than loading a small model: on a machine that computes on
+the CPU it is never touched. A function under `@kernel` is handed to `triton.jit` at its first launch, and the
+names `triton` and `tl` that its body uses are bound in its module then. With TRITON_INTERPRET=1 in the
+environment before that moment the kernels run on CPU tensors: so they are tested without a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
-"""Kernels run in Python on CPU tensors; `tl.dot` on bfloat16 is wrong there, so that they compute in float32."""
+"""Kernels run in Python on CPU tensors. `tl.dot` on bfloat16 is wrong there: they compute in float32."""
 
 
 class Kernel:
@@ -24,17 +25,17 @@ class Kernel:
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
+        self.__doc__ = function.__doc__
         self._function = function
         self._jitted: Any = None
-        self.__doc__ = function.__doc__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         if self._jitted is None:
-            self._jitted = self._compile()
-        launch: Callable[..., object] = self._jitted[grid]
-        return launch
+            self._jitted = self._jit()
+        # Said aloud, because Triton's own default differs between versions, and the results with it.
+        return functools.partial(self._jitted[grid], enable_fp_fusion=True)
 
-    def _compile(self) -> Any:
+    def _jit(self) -> Any:
         import triton
         import triton.language as tl
 
@@ -46,5 +47,5 @@ kernel = Kernel
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is not below `n`: tiles of Triton have such sides."""
+    """The smallest power of two that is not below `n`: sides of Triton's tiles are such numbers."""
     return 1 << max(n - 1, 0).bit_length()

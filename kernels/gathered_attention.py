@@ -1,11 +1,12 @@
 """Paged attention with torch alone: gather what a sequence reads, then one dense attention over it.
 
-This is what the CPU runs. A step's decodes are computed together, padded to the longest of a group whose lengths are
-alike; a prefill chunk is computed alone, in tiles of queries, so that a tile meets no key that all of it masks. Which
-slots are gathered and what is masked is the same in every layer, so it is worked out once per step, in a `GatherPlan`.
+This is what the CPU runs. Decodes are computed several at once, padded to the longest of a group whose lengths
+are alike; a prefill chunk is computed alone, in tiles of queries, so that a tile meets few keys that all of it
+masks. Which slots are gathered and what is masked is the same in every layer: it is worked out once per step, in
+a `GatherPlan`, which also keeps the memory that is gathered into, because fresh pages cost more than the copy.
 
-Only slots that belong to the sequence are gathered: what other slots hold, even NaN, can not reach a result. All is
-computed in float32, because attention in bfloat16 is slower than that on CPUs.
+Only slots that belong to the sequence are gathered: what other slots hold, even NaN, can not reach a result. All
+is computed in float32, because attention in bfloat16 is slower than that on CPUs.
 """
 
 from __future__ import annotations
@@ -14,39 +15,57 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
+
+from triolet.errors import KernelShapeError
 
 QUERY_TILE = 256
 """Queries of a prefill chunk computed at once: bounds the mask, and skips half of the work of a long prompt."""
 
-ALIKE_TOKENS = 64
-"""Decodes share a group if they read at least half as many keys as its longest, or lack at most this many."""
+GROUP_KEYS = 1024
+"""Keys that a group of decodes gathers at most, padding included, so that they are still in the CPU's cache when
+they are used: measured, groups of 512 to 1024 keys are up to twice as fast as all at once."""
+
+ALIKE_KEYS = 64
+"""Decodes are alike if one reads at least half as many keys as the other, or lacks at most this many."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class _Decodes:
     """Sequences with one query each, padded to the same number of keys.
 
     Args:
-        rows: [n] int64, their rows in the step's tensors.
-        slots: [n * num_keys] int64, what they read; a sequence with fewer keys repeats its last one.
-        mask: [n, 1, 1, num_keys] float32, 0 or -inf; None = nothing is masked.
+        rows: [num_seqs] int64, their rows in the step's tensors; a slice where they are neighbours.
+        slots: [num_seqs * num_keys] int64, what they read; a sequence with fewer keys repeats its last one.
+        mask: [num_seqs, 1, 1, num_keys] float32, 0 or -inf; None = nothing is masked.
+        num_seqs: how many they are.
     """
 
-    rows: Tensor
+    rows: Tensor | slice
     slots: Tensor
     mask: Tensor | None
+    num_seqs: int
+
+    def attend(self, step: _Step) -> None:
+        num_kv_heads, head_dim = step.keys.shape[1:]
+        query = step.query[self.rows].reshape(self.num_seqs, num_kv_heads, -1, head_dim).float()
+        k, v = (
+            gathered.view(self.num_seqs, -1, num_kv_heads, head_dim).transpose(1, 2)
+            for gathered in step.gather(self.slots)
+        )  # each [num_seqs, num_kv_heads, num_keys, head_dim]; a KV head's query heads stand as its queries
+        attended = step.attention(query, k, v, self.mask)
+        step.result[self.rows] = attended.reshape(self.num_seqs, -1, head_dim).to(step.result.dtype)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class _Tile:
-    """Queries of one chunk and the span of the chunk's gathered keys that they may see.
+    """Some queries of a chunk, and the span of the chunk's gathered keys that they may see.
 
     Args:
         rows: their rows in the step's tensors.
         keys: the span of keys, counted from the first gathered one.
-        mask: [queries, keys] float32, 0 or -inf; None = plainly causal, as many keys as queries.
+        mask: [num_queries, num_keys] float32, 0 or -inf; None = plainly causal, as many keys as queries.
     """
 
     rows: slice
@@ -54,7 +73,7 @@ class _Tile:
     mask: Tensor | None
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class _Chunk:
     """Several queries of one sequence.
 
@@ -66,20 +85,37 @@ class _Chunk:
     slots: Tensor
     tiles: tuple[_Tile, ...]
 
+    def attend(self, step: _Step) -> None:
+        num_kv_heads, head_dim = step.keys.shape[1:]
+        group = step.query.shape[1] // num_kv_heads
+        k, v = (
+            gathered.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+            for gathered in step.gather(self.slots)
+        )  # each [num_kv_heads, group, num_keys, head_dim]
+        for tile in self.tiles:
+            query = step.query[tile.rows].float().view(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+            attended = step.attention(
+                query, k[:, :, tile.keys], v[:, :, tile.keys], tile.mask, causal=tile.mask is None
+            )  # [num_kv_heads, group, num_queries, head_dim]
+            step.result[tile.rows].view(-1, num_kv_heads, group, head_dim).copy_(attended.permute(2, 0, 1, 3))
+
 
 @attrs.frozen(eq=False)
 class GatherPlan:
     """What one step's attention reads, for one block size and one sliding window.
 
     Args:
-        decodes: groups of sequences with one query.
-        chunks: sequences with several queries.
-        num_rows: rows that belong to a sequence.
+        parts: groups of decodes, and chunks.
+        num_rows: rows of the step's tensors that belong to a sequence.
+        max_keys: slots that a part gathers at most.
     """
 
-    decodes: tuple[_Decodes, ...]
-    chunks: tuple[_Chunk, ...]
+    parts: tuple[_Decodes | _Chunk, ...]
     num_rows: int
+    max_keys: int
+    _scratch: dict[tuple[torch.dtype, int, int], tuple[Tensor, Tensor]] = attrs.field(
+        factory=dict, init=False
+    )
 
     @classmethod
     def of(
@@ -91,148 +127,211 @@ class GatherPlan:
         sliding_window: int | None,
     ) -> GatherPlan:
         """Work out the plan; arguments as in `AttentionMetadata`, lengths as Python ints."""
-        single: list[tuple[int, int, int]] = []  # (first key, row, sequence)
-        chunks: list[_Chunk] = []
+        planner = _Planner(block_tables, block_size, sliding_window)
+        singles: list[_Single] = []
+        parts: list[_Decodes | _Chunk] = []
         row = 0
         for sequence, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
             if query_len == 1:
-                single.append((_first_key(seq_len - 1, sliding_window), row, sequence))
+                singles.append(_Single(row, sequence, planner.first_key(seq_len - 1), seq_len))
             elif query_len > 1:
-                chunks.append(_chunk(row, query_len, seq_len, block_tables[sequence], block_size, sliding_window))
+                parts.append(planner.chunk(row, sequence, query_len, seq_len))
             row += query_len
-        decodes = tuple(_decodes(group, seq_lens, block_tables, block_size) for group in _alike(single, seq_lens))
-        return cls(decodes, tuple(chunks), row)
+        for alike in _alike(singles):
+            parts += planner.decodes(alike)
+        return cls(tuple(parts), row, max((len(part.slots) for part in parts), default=0))
+
+    def scratch(self, dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Two buffers, each [max_keys, num_kv_heads, head_dim]; the same ones every time."""
+        key = (dtype, num_kv_heads, head_dim)
+        if key not in self._scratch:
+            first, second = torch.empty(2, self.max_keys, num_kv_heads, head_dim, dtype=dtype).unbind()
+            self._scratch[key] = first, second
+        return self._scratch[key]
 
 
 def gathered_attention(
     query: Tensor, keys: Tensor, values: Tensor, plan: GatherPlan, *, scale: float, soft_cap: float | None
 ) -> Tensor:
-    """`paged_attention` by gathering; arguments and result as there, with the plan in place of the metadata."""
-    num_tokens, num_heads, head_dim = query.shape
-    out = torch.zeros if plan.num_rows < num_tokens else torch.empty
-    result = out(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
-    caches = keys.flatten(0, 1), values.flatten(0, 1)  # each [num_slots, num_kv_heads, head_dim]
-    for decodes in plan.decodes:
-        _attend_decodes(query, caches, decodes, result, scale, soft_cap)
-    for chunk in plan.chunks:
-        _attend_chunk(query, caches, chunk, result, scale, soft_cap)
+    """`paged_attention` by gathering, with the plan in place of the metadata; on the CPU."""
+    if query.device.type != "cpu":
+        raise KernelShapeError("device", query=query.device, gathered_attention="cpu")
+    allocate = torch.empty if plan.num_rows == len(query) else torch.zeros
+    result = allocate(query.shape, dtype=query.dtype)
+    step = _Step(query, keys.flatten(0, 1), values.flatten(0, 1), result, plan, scale, soft_cap)
+    for part in plan.parts:
+        part.attend(step)
     return result
 
 
-def _attend_decodes(
-    query: Tensor, caches: tuple[Tensor, Tensor], decodes: _Decodes, result: Tensor, scale: float, cap: float | None
-) -> None:
-    num_seqs, (_, num_kv_heads, head_dim) = len(decodes.rows), caches[0].shape
-    in_order = num_seqs == len(query)
-    rows = query if in_order else query.index_select(0, decodes.rows)
-    grouped = rows.reshape(num_seqs, num_kv_heads, -1, head_dim).float()  # a KV head's query heads as its queries
-    k, v = (
-        cache.index_select(0, decodes.slots).view(num_seqs, -1, num_kv_heads, head_dim).transpose(1, 2).float()
-        for cache in caches
-    )  # each [num_seqs, num_kv_heads, num_keys, head_dim]
-    attended = _attend(grouped, k, v, decodes.mask, False, scale, cap).reshape(rows.shape)
-    if in_order:
-        result.copy_(attended)
-    else:
-        result.index_copy_(0, decodes.rows, attended.to(result.dtype))
+@attrs.frozen(eq=False)
+class _Step:
+    """One call's tensors, as each part of the plan needs them.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim].
+        keys: [num_slots, num_kv_heads, head_dim].
+        values: the same.
+        result: like `query`.
+        plan: whose scratch memory is used.
+        scale: factor of the scores.
+        soft_cap: bound of the scores, or None.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    result: Tensor
+    plan: GatherPlan
+    scale: float
+    soft_cap: float | None
+
+    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values in `slots`, each [num_slots, num_kv_heads, head_dim] float32; until the next call."""
+        num_kv_heads, head_dim = self.keys.shape[1:]
+        scratch = self.plan.scratch(self.keys.dtype, num_kv_heads, head_dim)
+        gathered = tuple(
+            torch.index_select(cache, 0, slots, out=buffer[: len(slots)])
+            for cache, buffer in zip((self.keys, self.values), scratch, strict=True)
+        )
+        if self.keys.dtype != torch.float32:
+            wide = self.plan.scratch(torch.float32, num_kv_heads, head_dim)
+            gathered = tuple(
+                buffer[: len(slots)].copy_(narrow) for buffer, narrow in zip(wide, gathered, strict=True)
+            )
+        return gathered[0], gathered[1]
+
+    def attention(
+        self, query: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False
+    ) -> Tensor:
+        """Dense attention over the last two dimensions, [..., num_queries, head_dim]."""
+        if self.soft_cap is None:
+            return functional.scaled_dot_product_attention(
+                query, k, v, attn_mask=mask, is_causal=causal, scale=self.scale
+            )
+        scores = self.soft_cap * torch.tanh(query @ k.transpose(-1, -2) * (self.scale / self.soft_cap))
+        if causal:
+            mask = _causal_mask(0, k.shape[-2], 0, k.shape[-2], None)
+        if mask is not None:
+            scores += mask
+        return scores.softmax(dim=-1) @ v
 
 
-def _attend_chunk(
-    query: Tensor, caches: tuple[Tensor, Tensor], chunk: _Chunk, result: Tensor, scale: float, cap: float | None
-) -> None:
-    _, num_kv_heads, head_dim = caches[0].shape
-    group = query.shape[1] // num_kv_heads
-    k, v = (
-        cache.index_select(0, chunk.slots).float().transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
-        for cache in caches
-    )  # each [num_kv_heads, group, num_keys, head_dim]
-    for tile in chunk.tiles:
-        rows = query[tile.rows].float().unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
-        attended = _attend(
-            rows, k[:, :, tile.keys], v[:, :, tile.keys], tile.mask, tile.mask is None, scale, cap
-        )  # [num_kv_heads, group, queries, head_dim]
-        result[tile.rows].unflatten(1, (num_kv_heads, group)).copy_(attended.permute(2, 0, 1, 3))
+@attrs.frozen
+class _Single:
+    """A sequence with one query: where its row is, and which keys it reads."""
+
+    row: int
+    sequence: int
+    first_key: int
+    end_key: int
+
+    @property
+    def num_keys(self) -> int:
+        return self.end_key - self.first_key
 
 
-def _attend(
-    query: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, cap: float | None
-) -> Tensor:
-    if cap is None:
-        return F.scaled_dot_product_attention(query, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-    scores = cap * torch.tanh((scale / cap) * (query @ k.transpose(-1, -2)))
-    if causal:
-        mask = _mask(0, k.shape[-2], 0, k.shape[-2], None, query.device)
-    if mask is not None:
-        scores += mask
-    return scores.softmax(dim=-1) @ v
+def _alike(singles: list[_Single]) -> Iterator[list[_Single]]:
+    """Part the decodes into lists of similar length, longest first."""
+    alike: list[_Single] = []
+    for single in sorted(singles, key=lambda single: (-single.num_keys, single.row)):
+        longest = alike[0].num_keys if alike else 0
+        if 2 * single.num_keys < longest and longest - single.num_keys > ALIKE_KEYS:
+            yield alike
+            alike = []
+        alike.append(single)
+    if alike:
+        yield alike
 
 
-def _first_key(position: int, sliding_window: int | None) -> int:
-    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+@attrs.frozen(eq=False)
+class _Planner:
+    """Turns lengths into slots and masks."""
+
+    block_tables: Tensor
+    block_size: int
+    sliding_window: int | None
+
+    def first_key(self, position: int) -> int:
+        return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1)
+
+    def decodes(self, alike: list[_Single]) -> Iterator[_Decodes]:
+        """Groups of at most `GROUP_KEYS` keys, from decodes that stand longest first."""
+        slots = self._padded_slots(alike)  # [num_seqs, num_keys]
+        start = 0
+        while start < len(alike):
+            num_keys = alike[start].num_keys
+            group = alike[start : start + max(1, GROUP_KEYS // num_keys)]
+            end = start + len(group)
+            yield _Decodes(
+                rows=_rows(group),
+                slots=slots[start:end, :num_keys].flatten(),
+                mask=_padding_mask([single.num_keys for single in group]),
+                num_seqs=len(group),
+            )
+            start = end
+
+    def chunk(self, row: int, sequence: int, query_len: int, seq_len: int) -> _Chunk:
+        first_query = seq_len - query_len
+        first_key = self.first_key(first_query)
+        tiles = tuple(
+            self._tile(row - first_query, start, min(start + QUERY_TILE, seq_len), first_key)
+            for start in range(first_query, seq_len, QUERY_TILE)
+        )
+        return _Chunk(slots=self._slots(sequence, first_key, seq_len), tiles=tiles)
+
+    def _slots(self, sequence: int, first_key: int, end_key: int) -> Tensor:
+        """[end_key - first_key] int64: where one sequence's keys lie."""
+        first_block, end_block = first_key // self.block_size, -(-end_key // self.block_size)
+        blocks = self.block_tables[sequence, first_block:end_block].long()
+        slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size)).flatten()
+        skipped = first_block * self.block_size
+        return slots[first_key - skipped : end_key - skipped]
+
+    def _padded_slots(self, singles: list[_Single]) -> Tensor:
+        """[num_seqs, largest num_keys] int64: where their keys lie; the last one is repeated."""
+        if len(singles) == 1:
+            return self._slots(singles[0].sequence, singles[0].first_key, singles[0].end_key)[None]
+        facts = torch.tensor([(single.sequence, single.first_key, single.end_key - 1) for single in singles])
+        sequence, first_key, last_key = facts.unbind(1)
+        positions = first_key[:, None] + torch.arange(max(single.num_keys for single in singles))
+        positions = torch.minimum(positions, last_key[:, None])
+        blocks = self.block_tables[sequence].gather(1, positions // self.block_size)
+        return blocks.long() * self.block_size + positions % self.block_size
+
+    def _tile(self, row_of_position_0: int, start: int, end: int, first_gathered: int) -> _Tile:
+        """The tile of the queries at positions `start` to `end`."""
+        first_key = self.first_key(start)
+        plainly_causal = first_key == start and (
+            self.sliding_window is None or end - start <= self.sliding_window
+        )
+        return _Tile(
+            rows=slice(row_of_position_0 + start, row_of_position_0 + end),
+            keys=slice(first_key - first_gathered, end - first_gathered),
+            mask=None if plainly_causal else _causal_mask(start, end, first_key, end, self.sliding_window),
+        )
 
 
-def _alike(
-    single: list[tuple[int, int, int]], seq_lens: Sequence[int]
-) -> Iterator[list[tuple[int, int, int]]]:
-    """Cut the decodes into groups whose padding is worth less than another call."""
-    if not single:
-        return
-    by_length = sorted(single, key=lambda one: (one[0] - seq_lens[one[2]], one[1]))
-    group: list[tuple[int, int, int]] = []
-    longest = 0
-    for one in by_length:
-        num_keys = seq_lens[one[2]] - one[0]
-        if group and 2 * num_keys < longest and longest - num_keys > ALIKE_TOKENS:
-            yield sorted(group, key=lambda one: one[1])
-            group = []
-        if not group:
-            longest = num_keys
-        group.append(one)
-    yield sorted(group, key=lambda one: one[1])
+def _rows(group: list[_Single]) -> Tensor | slice:
+    rows = [single.row for single in group]
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows)
 
 
-def _decodes(
-    group: list[tuple[int, int, int]], seq_lens: Sequence[int], block_tables: Tensor, block_size: int
-) -> _Decodes:
-    device = block_tables.device
-    first, rows, sequences = torch.tensor(group, device=device).unbind(1)
-    last = torch.tensor([seq_lens[sequence] - 1 for _, _, sequence in group], device=device)
-    num_keys = max(seq_lens[sequence] - first_key for first_key, _, sequence in group)
-    positions = first[:, None] + torch.arange(num_keys, device=device)  # [num_seqs, num_keys]
-    past_end = positions > last[:, None]
-    positions = torch.minimum(positions, last[:, None])
-    blocks = block_tables[sequences].gather(1, positions // block_size).long()
-    slots = blocks * block_size + positions % block_size
-    mask = None
-    if any(seq_lens[sequence] - first_key != num_keys for first_key, _, sequence in group):
-        mask = torch.zeros(past_end.shape, device=device).masked_fill_(past_end, float("-inf"))[:, None, None, :]
-    return _Decodes(rows, slots.flatten(), mask)
+def _padding_mask(num_keys: list[int]) -> Tensor | None:
+    """[num_seqs, 1, 1, num_keys[0]] float32: 0 for keys of the sequence, -inf past them; None if there are none."""
+    if num_keys[-1] == num_keys[0]:
+        return None
+    past_end = torch.arange(num_keys[0]) >= torch.tensor(num_keys)[:, None]
+    return torch.zeros(past_end.shape).masked_fill_(past_end, float("-inf"))[:, None, None]
 
 
-def _chunk(
-    row: int, query_len: int, seq_len: int, block_table: Tensor, block_size: int, sliding_window: int | None
-) -> _Chunk:
-    first_query = seq_len - query_len
-    first_key = _first_key(first_query, sliding_window)
-    positions = torch.arange(first_key, seq_len, device=block_table.device)
-    slots = block_table[positions // block_size].long() * block_size + positions % block_size
-    tiles = []
-    for start in range(0, query_len, QUERY_TILE):
-        end = min(start + QUERY_TILE, query_len)
-        low, high = _first_key(first_query + start, sliding_window), first_query + end
-        plain = low == first_query + start and (sliding_window is None or high - low <= sliding_window)
-        mask = None if plain else _mask(first_query + start, high, low, high, sliding_window, block_table.device)
-        tiles.append(_Tile(slice(row + start, row + end), slice(low - first_key, high - first_key), mask))
-    return _Chunk(slots, tuple(tiles))
-
-
-def _mask(
-    first_query: int, end_query: int, first_key: int, end_key: int, sliding_window: int | None, device: torch.device
-) -> Tensor:
-    """[queries, keys] float32: 0 where the query sees the key, -inf elsewhere."""
-    position = torch.arange(first_query, end_query, device=device)[:, None]
-    key_position = torch.arange(first_key, end_key, device=device)
+def _causal_mask(start: int, end: int, first_key: int, end_key: int, sliding_window: int | None) -> Tensor:
+    """[end - start, end_key - first_key] float32: 0 where the query sees the key, -inf elsewhere."""
+    position = torch.arange(start, end)[:, None]
+    key_position = torch.arange(first_key, end_key)
     hidden = key_position > position
     if sliding_window is not None:
         hidden |= key_position <= position - sliding_window
-    return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))

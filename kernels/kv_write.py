@@ -27,7 +27,8 @@ def _kv_write_kernel(
     if slot < 0:
         return
     dim = tl.arange(0, PADDED_DIM)
-    row = tl.load(new_ptr + token * new_stride_t + head * new_stride_h + dim, mask=dim < HEAD_DIM)  # [PADDED_DIM]
+    row_ptr = new_ptr + token * new_stride_t + head * new_stride_h
+    row = tl.load(row_ptr + dim, mask=dim < HEAD_DIM)  # [PADDED_DIM]
     tl.store(slots_ptr + slot * slots_stride_s + head * slots_stride_h + dim, row, mask=dim < HEAD_DIM)
 
 
@@ -40,8 +41,8 @@ def kv_write(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
         slot_mapping: [num_tokens] int64, block_id * block_size + offset; negative = padding.
 
     Raises:
-        KernelShapeError: `new` and `cache` disagree on (num_kv_heads, head_dim), dtype or device, `slot_mapping`
-            on the number of tokens, or `cache` is not contiguous.
+        KernelShapeError: `new` and `cache` disagree on (num_kv_heads, head_dim), dtype or device,
+            `slot_mapping` on the number of tokens, or `cache` is not contiguous.
 
     Source: PagedAttention, arXiv 2309.06180. Moves 2 * new.nbytes + slot_mapping.nbytes.
     """
@@ -53,6 +54,7 @@ def kv_write(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 
 
 def kv_write_triton(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+    """`kv_write` in Triton, without its checks."""
     if new.numel() == 0:
         return
     slots = cache.flatten(0, 1)
@@ -63,6 +65,7 @@ def kv_write_triton(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
 
 
 def kv_write_reference(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+    """`kv_write` in torch."""
     live = slot_mapping >= 0
     if not live.all():
         new, slot_mapping = new[live], slot_mapping[live]

@@ -67,6 +67,8 @@ def _attention_kernel(
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
 
+    block_table_ptr = block_tables_ptr + sequence.to(tl.int64) * block_tables_stride
+
     row = tl.arange(0, ROWS)
     row_query = first_query + row // GROUP  # [ROWS]
     row_live = (row // GROUP < QUERIES) & (row_query < query_len)
@@ -101,8 +103,8 @@ def _attention_kernel(
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
         key_live = key < end
-        block = tl.load(block_tables_ptr + sequence * block_tables_stride + key // BLOCK_SIZE, mask=key_live, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE  # int64: slot * stride passes 2**31 on large caches
+        block = tl.load(block_table_ptr + key // BLOCK_SIZE, mask=key_live, other=0).to(tl.int64)
+        slot = block * BLOCK_SIZE + key % BLOCK_SIZE  # int64: slot * stride passes 2**31 on large caches
         offset = ((slot * num_kv_heads + kv_head) * HEAD_DIM)[:, None] + dim[None, :]  # [KEYS, PADDED_DIM]
         tile_live = key_live[:, None] & dim_live[None, :]
         k = tl.load(keys_ptr + offset, mask=tile_live, other=0.0)
@@ -153,7 +155,8 @@ def _reduce_kernel(
     dim = tl.arange(0, PADDED_DIM)
     segment_live = segment < num_segments
     largest = tl.load(max_ptr + row * num_segments + segment, mask=segment_live, other=float("-inf"))
-    weight = tl.exp2(largest - tl.max(largest, axis=0))  # [PADDED_SEGMENTS]; every token sees itself in one segment
+    # A token sees itself, so that one segment at least is not empty and the maximum is finite.
+    weight = tl.exp2(largest - tl.max(largest, axis=0))  # [PADDED_SEGMENTS]
     total = tl.load(sum_ptr + row * num_segments + segment, mask=segment_live, other=0.0)
     partial = tl.load(
         partial_ptr + ((row * num_segments + segment) * HEAD_DIM)[:, None] + dim[None, :],
@@ -183,10 +186,12 @@ class AttentionMetadata:
     slot_mapping: Tensor
     query_lens_host: tuple[int, ...]
     seq_lens_host: tuple[int, ...]
-    _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(factory=dict, init=False, repr=False)
+    _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(
+        factory=dict, init=False, repr=False
+    )
 
     def gather_plan(self, block_size: int, sliding_window: int | None) -> GatherPlan:
-        """Which slots each sequence reads, and what it masks: made by the first layer that asks, for all of them."""
+        """Which slots each sequence reads, and what it masks; made by the first layer that asks."""
         plan = self._gather_plans.get((block_size, sliding_window))
         if plan is None:
             plan = GatherPlan.of(
@@ -250,7 +255,7 @@ def paged_attention_triton(
     soft_cap: float | None = None,
     segment_tokens: int | None = None,
 ) -> Tensor:
-    """The Triton way, without checks.
+    """`paged_attention` in Triton, without its checks.
 
     Args:
         segment_tokens: keys that one program reads at most, a multiple of the key tile; None = as many as keep the
@@ -323,8 +328,10 @@ class _Tiling:
         query_lens = metadata.query_lens_host
         group = query.shape[1] // keys.shape[2]
         padded_dim = max(16, next_power_of_2(query.shape[2]))
-        key_tile = min(64, max(16, 16384 // (padded_dim * keys.itemsize)))  # K and V, double-buffered, in 64 KiB
-        rows = max(16, next_power_of_2(group), min(64, next_power_of_2(max(query_lens) * group)))
+        row_bytes = padded_dim * keys.itemsize
+        key_tile = min(64, max(16, 16384 // row_bytes))  # two tiles each of keys and values in 64 KiB
+        most_rows = min(64, 32768 // row_bytes)
+        rows = max(16, next_power_of_2(group), min(most_rows, next_power_of_2(max(query_lens) * group)))
         decodes_only = max(query_lens) == min(query_lens) == 1
         num_tiles = len(query_lens) if decodes_only else sum(query_lens) // (rows // group) + len(query_lens)
         longest = max(metadata.seq_lens_host)
@@ -363,6 +370,7 @@ def paged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
+    """`paged_attention` in torch, a sequence at a time, computed in float32."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     block_size, group = keys.shape[1], query.shape[1] // keys.shape[2]
     start = 0
@@ -370,9 +378,12 @@ def paged_attention_reference(
         zip(metadata.query_lens_host, metadata.seq_lens_host, strict=True)
     ):
         blocks = metadata.block_tables[sequence, : -(-seq_len // block_size)].long()
-        k, v = (cache[blocks].flatten(0, 1)[:seq_len].float() for cache in (keys, values))  # [seq_len, kv_heads, dim]
+        k, v = (
+            cache[blocks].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+            for cache in (keys, values)
+        )  # each [seq_len, num_heads, head_dim]
         rows = slice(start, start + query_len)
-        scores = scale * torch.einsum("qhd,khd->hqk", query[rows].float(), k.repeat_interleave(group, dim=1))
+        scores = scale * torch.einsum("qhd,khd->hqk", query[rows].float(), k)
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         position = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
@@ -381,7 +392,7 @@ def paged_attention_reference(
         if sliding_window is not None:
             hidden |= key_position <= position - sliding_window
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        out[rows] = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, dim=1)).to(query.dtype)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(query.dtype)
         start += query_len
     return out
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from triolet.errors import KernelShapeError
 from triolet.kernels._triton import kernel, next_power_of_2
@@ -30,10 +31,11 @@ def _rms_norm_kernel(
     inside = column < DIM
     out_row = (token * tl.num_programs(1) + head) * DIM
     dtype = out_ptr.dtype.element_ty
-    x = tl.load(x_ptr + token * x_stride_t + head * x_stride_h + column, mask=inside, other=0.0).to(tl.float32)
+    x_row_ptr = x_ptr + token * x_stride_t + head * x_stride_h
+    x = tl.load(x_row_ptr + column, mask=inside, other=0.0).to(tl.float32)  # [PADDED_DIM]
     if HAS_RESIDUAL:
-        residual_row = token * residual_stride_t + head * residual_stride_h
-        x += tl.load(residual_ptr + residual_row + column, mask=inside, other=0.0).to(tl.float32)
+        residual_row_ptr = residual_ptr + token * residual_stride_t + head * residual_stride_h
+        x += tl.load(residual_row_ptr + column, mask=inside, other=0.0).to(tl.float32)
         rounded = x.to(dtype)  # what is normalised is the sum as it is stored
         tl.store(new_residual_ptr + out_row + column, rounded, mask=inside)
         x = rounded.to(tl.float32)
@@ -47,7 +49,9 @@ def _rms_norm_kernel(
 
 
 @overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: None = None, weight_offset: float = 0.0) -> Tensor: ...
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, residual: None = None, weight_offset: float = 0.0
+) -> Tensor: ...
 @overload
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, residual: Tensor, weight_offset: float = 0.0
@@ -57,8 +61,9 @@ def rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Normalise each row to a root mean square of one and scale it; out of place.
 
-    The rounding is that of transformers: Llama's when `weight_offset` is 0 (normalise in float32, round to the dtype
-    of `x`, then multiply), Gemma's otherwise (multiply with `weight_offset + weight` in float32, round last).
+    The rounding is that of transformers: Llama's when `weight_offset` is 0 (normalise in float32, round to
+    the dtype of `x`, then multiply), Gemma's otherwise (multiply with `weight_offset + weight` in float32,
+    round last).
 
     Args:
         x: [num_tokens, dim], or [num_tokens, num_heads, dim] for a norm per head; last dim contiguous.
@@ -76,7 +81,7 @@ def rms_norm(
     Source: RMSNorm, arXiv 1910.07467. Moves 2 * x.nbytes, 4 * x.nbytes with `residual`.
     """
     _check(x, weight, residual)
-    run = rms_norm_triton if x.is_cuda else rms_norm_reference
+    run = rms_norm_triton if x.is_cuda else _rms_norm_cpu
     normed, new_residual = run(x, weight, eps, residual=residual, weight_offset=weight_offset)
     return normed if residual is None else (normed, new_residual)
 
@@ -84,7 +89,7 @@ def rms_norm(
 def rms_norm_triton(
     x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
-    """The same, always as a pair; without `residual` the second is `x`."""
+    """`rms_norm` in Triton, always as a pair; without `residual` the second is `x`."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     new_residual = x if residual is None else torch.empty_like(out)
     heads = x if x.ndim == 3 else x.unsqueeze(1)
@@ -99,10 +104,20 @@ def rms_norm_triton(
     return out, new_residual
 
 
+def _rms_norm_cpu(
+    x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None, weight_offset: float
+) -> tuple[Tensor, Tensor]:
+    if x.dtype != torch.float32:  # torch's own would round once, the models round twice
+        return rms_norm_reference(x, weight, eps, residual=residual, weight_offset=weight_offset)
+    total = x if residual is None else x + residual
+    factor = weight + weight_offset if weight_offset else weight
+    return functional.rms_norm(total, weight.shape, factor, eps), total
+
+
 def rms_norm_reference(
     x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
-    """The same, always as a pair; without `residual` the second is `x`."""
+    """`rms_norm` in torch, always as a pair; without `residual` the second is `x`."""
     total = x if residual is None else x + residual
     wide = total.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)

@@ -43,18 +43,18 @@ def _rotary_kernel(
 def rotary(query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
     """Turn queries and keys to their positions, in place; they may be views of one merged projection.
 
-    Element i of a head's first `rotary_dim` turns with element i + rotary_dim / 2; what lies past `rotary_dim` stays.
+    Element i of a head turns with element i + rotary_dim / 2; what lies past `rotary_dim` stays.
 
     Args:
         query: [num_tokens, num_heads, head_dim], last dim contiguous.
         key: [num_tokens, num_kv_heads, head_dim], last dim contiguous, dtype of `query`.
-        cos_sin: [max_positions, rotary_dim] float32, contiguous: cosines in the first half of the columns, sines in
-            the second, with any scaling of the model already in them.
+        cos_sin: [max_positions, rotary_dim] float32, contiguous: cosines in the first half of the columns,
+            sines in the second, with any scaling of the model already in them.
         positions: [num_tokens] int64, each below max_positions.
 
     Raises:
-        KernelShapeError: the tensors disagree on num_tokens, head_dim or dtype, or `rotary_dim` is odd or larger
-            than head_dim.
+        KernelShapeError: the tensors disagree on num_tokens, head_dim or dtype, or `rotary_dim` is odd or
+            larger than head_dim.
 
     Source: RoFormer, arXiv 2104.09864. Moves 2 * (query.nbytes + key.nbytes) * rotary_dim / head_dim.
     """
@@ -66,6 +66,7 @@ def rotary(query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor) -> No
 
 
 def rotary_triton(query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
+    """`rotary` in Triton, without its checks."""
     half = cos_sin.shape[1] // 2
     if query.shape[0] == 0 or half == 0:
         return
@@ -77,6 +78,7 @@ def rotary_triton(query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor
 
 
 def rotary_reference(query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
+    """`rotary` in torch, computed in float32 and rounded once."""
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, rotary_dim / 2]
     for heads in (query, key):
         first, second = heads[..., : cos_sin.shape[1]].chunk(2, dim=-1)
@@ -92,7 +94,9 @@ def _check(query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor) -> No
             query=tuple(query.shape), key=tuple(key.shape), positions=tuple(positions.shape),
         )  # fmt: skip
     if cos_sin.shape[1] % 2 or cos_sin.shape[1] > query.shape[2] or not cos_sin.is_contiguous():
-        raise KernelShapeError("rotary_dim and head_dim", cos_sin=tuple(cos_sin.shape), query=tuple(query.shape))
+        raise KernelShapeError(
+            "rotary_dim and head_dim", cos_sin=tuple(cos_sin.shape), query=tuple(query.shape)
+        )
     if query.dtype != key.dtype:
         raise KernelShapeError("dtype", query=query.dtype, key=key.dtype)
     if query.stride(2) != 1 or key.stride(2) != 1:

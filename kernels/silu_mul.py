@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from triolet.errors import KernelShapeError
 from triolet.kernels._triton import kernel
@@ -59,14 +59,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if gate_up.is_cuda:
         return silu_mul_triton(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return functional.silu(gate).mul_(up)
 
 
 def silu_mul_triton(gate_up: Tensor) -> Tensor:
+    """`silu_mul` in Triton."""
     return _gate_mul_triton(gate_up, gelu=False)
 
 
 def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """`silu_mul` in plain arithmetic, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
@@ -91,14 +93,16 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     if gate_up.is_cuda:
         return gelu_tanh_mul_triton(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh").mul_(up)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 def gelu_tanh_mul_triton(gate_up: Tensor) -> Tensor:
+    """`gelu_tanh_mul` in Triton."""
     return _gate_mul_triton(gate_up, gelu=True)
 
 
 def gelu_tanh_mul_reference(gate_up: Tensor) -> Tensor:
+    """`gelu_tanh_mul` in plain arithmetic, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
     return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(gate_up.dtype)
