@@ -38,9 +38,9 @@ _NUM_OTHER: Final = 3  # tokens of its neighbour, which stand before it in the f
 _BLOCK_SIZE: Final = 2  # so small that a sequence takes several blocks
 _BLOCK_TABLES: Final = ((1, 3), (6, 0, 4, 2))  # the neighbour's, and the compared sequence's
 
-# Mean difference of the logits, in units of their standard deviation. Rounding alone stays below a tenth of
-# these; an attention with a part left out lies far above.
-_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# Mean difference of the logits, in units of their standard deviation. Rounding came to 1e-6, 4e-3 and 3e-2 in random
+# models of 24 layers; a scale left out to 0.15, positions that are counted to 0.18. float32 leaves room for TF32.
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.12}
 
 
 def inspect_layers(model: PreTrainedModel, max_position: int) -> Mapping[nn.Module, AttentionCall]:
