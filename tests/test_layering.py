@@ -31,6 +31,7 @@ class Layer:
 # From the ground up. A part of the package that is named neither here nor below may not exist.
 LAYERS = {
     "errors": Layer("", ""),
+    "nano": Layer("", ""),  # weights, and where they lie
     "core": Layer("attrs", "errors"),
     "wire": Layer("attrs cattrs", "core errors"),
     "config": Layer("attrs cattrs", "core errors"),
@@ -49,8 +50,8 @@ EXCEPTIONS = {
     "triolet.core.chat_template": words(
         "jinja2"
     ),  # a template is a Jinja program; the rest of core is plain Python
-    "triolet.actors.tokenizer": words("triolet.model"),  # starts the tokenizer
-    "triolet.actors.model_runner": words("triolet.model"),  # starts the runner
+    "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
+    "triolet.actors.model_runner": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.actors.gateway": words("trio_websocket starlette hypercorn"),
     "triolet.actors.http": words("trio_websocket starlette hypercorn"),
 }
