@@ -231,7 +231,8 @@ def test_rows_wider_than_the_first_candidates_agree_with_the_reference() -> None
     generator = np.random.default_rng(5)
     fields: list[dict[str, Any]] = [
         {"top_p": 0.9}, {"top_p": 0.05}, {"top_p": 0.4}, {"top_k": 127}, {"top_k": 128}, {"top_k": 2047},
-        {"top_k": 2048}, {"top_k": 3000, "top_p": 0.5}, {"top_k": 5999}, {"top_k": 100, "top_p": 0.9}, {"top_p": 0.99, "min_p": 0.3},
+        {"top_k": 2048}, {"top_k": 3000, "top_p": 0.5}, {"top_k": 5999}, {"top_k": 100, "top_p": 0.9},
+        {"top_p": 0.99, "min_p": 0.3},
     ]  # fmt: skip
     for flatness in (0.0, 0.01, 1.0):
         values = generator.normal(size=(len(fields), vocab_size)) * flatness
@@ -327,7 +328,7 @@ def test_min_p_drops_what_is_less_likely_than_its_share_of_the_likeliest() -> No
 
 
 def test_min_p_looks_at_probabilities_after_temperature() -> None:
-    # At temperature 2 the probabilities are as .632, .548, .447, .316: the last is half, no longer a quarter, of the first.
+    # At temperature 2 the probabilities are as .632, .548, .447, .316: the last is now half of the first.
     assert drawn(likely(0.4, 0.3, 0.2, 0.1), SamplingParams(min_p=0.49, temperature=2.0)) == {0, 1, 2, 3}
     assert drawn(likely(0.4, 0.3, 0.2, 0.1), SamplingParams(min_p=0.51, temperature=2.0)) == {0, 1, 2}
 

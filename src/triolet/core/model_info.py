@@ -33,6 +33,7 @@ class ModelInfo:
         backend: `native` or `transformers`.
         vocab_size: token ids are below it.
         max_position: longest sequence that the model can place, tokens.
+        max_model_len: longest sequence of this engine, tokens: the operator's wish, or what model and KV cache allow.
         num_kv_blocks: blocks that the KV tensors have.
         block_size: tokens in a block.
         dtype: of weights and KV.
@@ -45,6 +46,7 @@ class ModelInfo:
     backend: str
     vocab_size: int
     max_position: int
+    max_model_len: int
     num_kv_blocks: int
     block_size: int
     dtype: str

@@ -1,0 +1,238 @@
+"""The runner's table of rows: what it remembers of the requests it is computing, and the input tensors of a step.
+
+The scheduler says only what changed; everything else is remembered here. A plan that contradicts what is remembered is
+a bug of ours and raises `InvariantViolated` before anything is computed: on a GPU a wrong index would poison the
+process, and on a CPU it would write into another request's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from triolet.core.plan import PlanRow, RowStart, StepPlan
+from triolet.errors import InvalidParams, InvariantViolated
+from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.sampling_row import SamplingRow
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Row:
+    """One request in the table.
+
+    Args:
+        start: the request.
+        vocab_size: of the model.
+    """
+
+    __slots__ = (
+        "_tokens",
+        "epoch",
+        "num_blocks",
+        "num_computed_tokens",
+        "num_tokens",
+        "request_id",
+        "sampling",
+    )
+
+    def __init__(self, start: RowStart, vocab_size: int) -> None:
+        self.request_id = start.request_id
+        self.epoch = start.epoch
+        self._tokens: Int64s = np.array(start.prompt_token_ids + start.output_token_ids, dtype=np.int64)
+        self.num_tokens = len(self._tokens)
+        # None until the first step, whose start is behind whatever the prefix cache had.
+        self.num_computed_tokens: int | None = None
+        self.num_blocks = 0
+        self.sampling = SamplingRow(
+            params=start.params,
+            seed=start.seed,
+            vocab_size=vocab_size,
+            prompt_token_ids=start.prompt_token_ids,
+            output_token_ids=start.output_token_ids,
+            ending_token_ids=start.ending_token_ids,
+            bad_words_token_ids=start.bad_words_token_ids,
+        )
+
+    def tokens(self, start: int, end: int) -> Int64s:
+        """Tokens of prompt and answer."""
+        return self._tokens[start:end]
+
+    def append(self, token_id: int) -> None:
+        """Remember a token that was sampled."""
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self.num_tokens + 16)
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+        self.sampling.append(token_id)
+
+
+@attrs.frozen(eq=False)
+class StepInput:
+    """A plan as tensors.
+
+    Args:
+        token_ids: [num_tokens] int64.
+        positions: [num_tokens] int64.
+        attention: where the sequences and their blocks are.
+        logits_indices: [num_sampled] int64, the tokens after which something is sampled.
+        sampled: the rows that these belong to.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionMetadata
+    logits_indices: Tensor
+    sampled: tuple[Row, ...]
+
+
+class RowTable:
+    """Rows by row id, and their block tables.
+
+    Args:
+        num_blocks: of the KV cache.
+        block_size: tokens in a block.
+        max_num_seqs: rows of the table.
+        max_model_len: longest sequence, tokens.
+        vocab_size: of the model.
+        device: where step inputs go.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows: list[Row | None] = [None] * max_num_seqs
+        self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows = [None] * len(self._rows)
+
+    def take(self, plan: StepPlan) -> StepInput:
+        """Follow a plan: forget, fill, advance; then lay its tokens end to end.
+
+        Raises:
+            InvariantViolated: the plan contradicts the table, which may now hold half of it: `clear` it.
+        """
+        for row_id in plan.ended:
+            self._rows[self._checked(row_id)] = None
+        for start in plan.starts:
+            self._start(start)
+        if len({row.row_id for row in plan.rows}) != len(plan.rows):
+            raise InvariantViolated(f"each row has one share in step {plan.step_id}; got {plan.rows}")
+        return self._input(plan.rows, [self._advance(planned) for planned in plan.rows])
+
+    def _checked(self, row_id: int) -> int:
+        if not 0 <= row_id < len(self._rows):
+            raise InvariantViolated(f"row_id must be in [0, {len(self._rows)}); got {row_id}")
+        return row_id
+
+    def _start(self, start: RowStart) -> None:
+        if (occupant := self._rows[self._checked(start.row_id)]) is not None:
+            raise InvariantViolated(f"row {start.row_id} is {occupant.request_id}'s; got {start.request_id}")
+        row = Row(start, self._vocab_size)
+        if not 0 < row.num_tokens <= self._max_model_len:
+            raise InvariantViolated(
+                f"{start.request_id} must have 1 to {self._max_model_len} tokens; got {row.num_tokens}"
+            )
+        self._check_vocabulary(start, row)
+        self._rows[start.row_id] = row
+
+    def _check_vocabulary(self, start: RowStart, row: Row) -> None:
+        try:
+            start.params.check_vocabulary(self._vocab_size)
+        except InvalidParams as error:
+            raise InvariantViolated(f"{start.request_id} was let in with {error}") from error
+        token_ids = row.tokens(0, row.num_tokens)
+        if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
+            raise InvariantViolated(
+                f"token ids of {start.request_id} must be in [0, {self._vocab_size}); "
+                f"got {token_ids.min()} to {token_ids.max()}"
+            )
+
+    def _advance(self, planned: PlanRow) -> Row:
+        """Check one row's share against the table, and note that it is computed and what blocks it got."""
+        row = self._rows[self._checked(planned.row_id)]
+        if row is None:
+            raise InvariantViolated(f"row {planned.row_id} must have been started; got {planned}")
+        end = planned.start + planned.num_tokens
+        if planned.start < 0 or row.num_computed_tokens not in (None, planned.start):
+            raise InvariantViolated(
+                f"start must be {row.num_computed_tokens or 0} for {row.request_id}; got {planned}"
+            )
+        if planned.num_tokens < 1 or end > row.num_tokens or planned.sample != (end == row.num_tokens):
+            raise InvariantViolated(f"{row.request_id} has {row.num_tokens} tokens; got {planned}")
+        if planned.new_block_ids:
+            self._add_blocks(row, planned)
+        if row.num_blocks * self._block_size < end:
+            raise InvariantViolated(
+                f"{row.request_id} must have blocks for {end} tokens; got {row.num_blocks} of {self._block_size}"
+            )
+        row.num_computed_tokens = end
+        return row
+
+    def _add_blocks(self, row: Row, planned: PlanRow) -> None:
+        block_ids = planned.new_block_ids
+        first, row.num_blocks = row.num_blocks, row.num_blocks + len(block_ids)
+        if row.num_blocks > self._block_tables.shape[1]:
+            raise InvariantViolated(
+                f"{row.request_id} must have at most {self._block_tables.shape[1]} blocks; got {row.num_blocks}"
+            )
+        if not 0 <= min(block_ids) <= max(block_ids) < self._num_blocks:
+            raise InvariantViolated(
+                f"block ids of {row.request_id} must be in [0, {self._num_blocks}); got {block_ids}"
+            )
+        self._block_tables[planned.row_id, first : row.num_blocks] = block_ids
+
+    def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row]) -> StepInput:
+        query_lens = tuple(planned.num_tokens for planned in plan_rows)
+        seq_lens = tuple(planned.start + planned.num_tokens for planned in plan_rows)
+        ends = np.cumsum(query_lens, dtype=np.int64)
+        token_ids = np.concatenate(
+            [
+                row.tokens(planned.start, planned.start + planned.num_tokens)
+                for planned, row in zip(plan_rows, rows, strict=True)
+            ]
+        )
+        # A sequence's tokens stand at ends - query_len ... ends - 1 of the step, and end at position seq_len - 1.
+        positions = np.arange(ends[-1]) + np.repeat(np.array(seq_lens) - ends, query_lens)
+        row_ids = np.array([planned.row_id for planned in plan_rows])
+        num_blocks = -(-max(seq_lens) // self._block_size)
+        block_tables = self._block_tables[row_ids, :num_blocks]
+        block_ids = block_tables[np.repeat(np.arange(len(rows)), query_lens), positions // self._block_size]
+        slots = block_ids.astype(np.int64) * self._block_size + positions % self._block_size
+        sampled = [i for i, planned in enumerate(plan_rows) if planned.sample]
+        return StepInput(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            attention=AttentionMetadata(
+                cu_query_lens=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
+                seq_lens=self._tensor(np.array(seq_lens, dtype=np.int32)),
+                block_tables=self._tensor(block_tables),
+                slot_mapping=self._tensor(slots),
+                query_lens_host=query_lens,
+                seq_lens_host=seq_lens,
+            ),
+            logits_indices=self._tensor(ends[sampled] - 1),
+            sampled=tuple(rows[i] for i in sampled),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

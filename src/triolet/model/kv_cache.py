@@ -1,0 +1,142 @@
+"""How many blocks of keys and values there are, and the tensors that hold them.
+
+Each attention layer has its own pair of tensors, [num_blocks, block_size, num_kv_heads, head_dim]; block i of one layer
+and block i of another belong to the same tokens, so one block table serves all layers.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from triolet.errors import ConfigError
+from triolet.model.interface import LayerCache, ModelSpec
+
+CUDA_SHARE = (
+    0.9  # of the memory that is free once the weights are there; the rest is for activations (vLLM's default)
+)
+CPU_SHARE = 0.25  # of available memory: unlike a GPU's, it is shared with everybody else on the machine
+CPU_DEFAULT_BYTES = 4 * 2**30  # vLLM's VLLM_CPU_KVCACHE_SPACE default
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def kv_block_count(
+    spec: ModelSpec,
+    *,
+    block_size: int,
+    num_kv_blocks: int | None,
+    kv_cache_bytes: int | None,
+    device: torch.device,
+    max_model_len: int,
+    max_num_seqs: int,
+) -> int:
+    """Decide the number of KV blocks.
+
+    An explicit number wins, then an explicit size. Otherwise it is what `max_num_seqs` sequences of `max_model_len`
+    tokens could need at most, cut to a share of the memory that is free now.
+
+    Args:
+        spec: the loaded model.
+        block_size: tokens in a block.
+        num_kv_blocks: the operator's number of blocks, if given.
+        kv_cache_bytes: the operator's size, bytes, if given.
+        device: where the tensors will be.
+        max_model_len: longest sequence, tokens.
+        max_num_seqs: sequences computed together.
+    Returns:
+        At least 1.
+    Raises:
+        ConfigError: `kv_cache_bytes` is less than one block.
+    """
+    if num_kv_blocks is not None:
+        return num_kv_blocks
+    block_bytes = spec.kv_bytes_per_token() * block_size
+    if kv_cache_bytes is not None:
+        if kv_cache_bytes < block_bytes:
+            raise ConfigError(
+                "kv_cache_bytes",
+                f"at least one block of {block_size} tokens, {block_bytes} bytes",
+                kv_cache_bytes,
+            )
+        return kv_cache_bytes // block_bytes
+    needed = max_num_seqs * math.ceil(max_model_len / block_size)
+    return max(1, min(needed, _default_bytes(device) // block_bytes))
+
+
+def allocate_kv_cache(
+    spec: ModelSpec, *, num_blocks: int, block_size: int, device: torch.device
+) -> tuple[LayerCache, ...]:
+    """Make the tensors, all zeros.
+
+    Zeros and not whatever the memory held: an attention that pads its reads multiplies what it reads there by a weight
+    of 0, and 0 times NaN is NaN.
+
+    Args:
+        spec: the loaded model.
+        num_blocks: blocks in each tensor.
+        block_size: tokens in a block.
+        device: where the tensors will be.
+    Raises:
+        ConfigError: the memory is not there.
+    """
+
+    def zeros(num_kv_heads: int, head_dim: int) -> Tensor:
+        return _zeros((num_blocks, block_size, num_kv_heads, head_dim), spec.dtype, device)
+
+    try:
+        return tuple(
+            LayerCache(zeros(layer.num_kv_heads, layer.head_dim), zeros(layer.num_kv_heads, layer.head_dim))
+            for layer in spec.cache_layers
+        )
+    except (torch.OutOfMemoryError, OSError, OverflowError, ValueError) as error:
+        num_bytes = num_blocks * block_size * spec.kv_bytes_per_token()
+        rule = f"small enough for the memory of {device} ({num_bytes} bytes of KV asked for)"
+        raise ConfigError("num_kv_blocks", rule, num_blocks) from error
+
+
+def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Main memory that this process could still take without swapping, bytes.
+
+    Args:
+        meminfo: the kernel's own account; without it, half of all memory is assumed to be free.
+        cgroup: folder with the limits of the container, if there is one.
+    """
+    free = _available_of_machine(meminfo)
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        return free
+    return max(0, min(free, limit - used))
+
+
+def _available_of_machine(meminfo: Path) -> int:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return kibibytes * 1024
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left over counts as free
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    return min(int(available_memory_bytes() * CPU_SHARE), CPU_DEFAULT_BYTES)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # The kernel hands out zero pages when they are first touched, so a cache that is never full never takes its whole
+    # size, and is there at once: torch.zeros writes it all, which takes seconds for 4 GiB.
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,0 +1,228 @@
+"""The model runner: a `StepPlan` in, a `StepResult` out.
+
+It decides nothing. It keeps the table of rows (`batch`), calls the model, samples, and remembers what it sampled. After
+an exception its table may hold half a step: `reset()` it, and start the requests again.
+"""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.core.model_info import GenerationDefaults, ModelInfo
+from triolet.core.plan import RowFailure, SampledToken, StepPlan, StepResult
+from triolet.errors import ConfigError
+from triolet.model.batch import Row, RowTable
+from triolet.model.interface import CausalModel
+from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
+from triolet.model.load import LoadedModel, load_model
+from triolet.model.progress import OnProgress
+from triolet.model.sampler import SamplingBatch
+
+
+class ModelRunner:
+    """A model with its KV cache and the requests it is computing.
+
+    Args:
+        model: either backend's.
+        num_blocks: of the KV cache.
+        block_size: tokens in a block.
+        max_num_seqs: rows of the table.
+        max_model_len: longest sequence, tokens.
+        device: where the model is.
+    Raises:
+        ConfigError: there is no memory for so many blocks.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._cache = allocate_kv_cache(
+            model.spec, num_blocks=num_blocks, block_size=block_size, device=device
+        )
+        self._table = RowTable(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            vocab_size=model.spec.vocab_size,
+            device=device,
+        )
+        self._batch_rows: tuple[Row, ...] = ()
+        self._batch = SamplingBatch((), model.spec.vocab_size, device)
+
+    def reset(self) -> None:
+        """Forget every row. The KV cache stays as it is: no block is read before it was written again."""
+        self._table.clear()
+        self._batch_for(())
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step.
+
+        Args:
+            plan: follows the result of the one before.
+        Raises:
+            InvariantViolated: the plan contradicts the table of rows.
+        """
+        began_s = time.perf_counter()
+        step = self._table.take(plan)
+        logits = self._model.forward(
+            step.token_ids, step.positions, self._cache, step.attention, step.logits_indices
+        )
+        tokens, failures = self._sample(step.sampled, logits)
+        return StepResult(plan.step_id, tokens, failures, time.perf_counter() - began_s)
+
+    def _sample(
+        self, rows: tuple[Row, ...], logits: Tensor
+    ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
+        if not rows:
+            return (), ()
+        samples = self._batch_for(rows).sample(logits)
+        tokens, failures = [], []
+        for i, row in enumerate(rows):
+            if i in samples.failures:
+                failures.append(RowFailure(row.request_id, row.epoch, samples.failures[i]))
+                continue
+            token_id = samples.token_ids[i]
+            position = len(row.sampling.output_token_ids)
+            row.append(token_id)
+            tokens.append(
+                SampledToken(row.request_id, row.epoch, position, token_id, samples.logprobs.get(i))
+            )
+        return tuple(tokens), tuple(failures)
+
+    def _batch_for(self, rows: tuple[Row, ...]) -> SamplingBatch:
+        """The sampling tensors of these rows; those of the last step, if it sampled the same."""
+        if rows != self._batch_rows:  # rows are compared by identity
+            self._batch = SamplingBatch(
+                [row.sampling for row in rows], self._model.spec.vocab_size, self._device
+            )
+            self._batch_rows = rows
+        return self._batch
+
+
+def load_runner(
+    *,
+    model: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    max_model_len: int | None = None,
+    block_size: int = 16,
+    num_kv_blocks: int | None = None,
+    kv_cache_bytes: int | None = None,
+    max_num_seqs: int = 128,
+    on_progress: OnProgress | None = None,
+) -> tuple[ModelRunner, ModelInfo]:
+    """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
+
+    Args:
+        on_progress: told how much of the model is there.
+    Raises:
+        ConfigError: no such device, or model and KV cache do not allow `max_model_len`.
+        ModelError: the model can not be loaded.
+    """
+    place = choose_device(device)
+    loaded = load_model(
+        model,
+        dtype=dtype,
+        device=place.type,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        max_model_len=max_model_len,
+        on_progress=on_progress,
+    )
+    spec = loaded.model.spec
+    num_blocks = kv_block_count(
+        spec,
+        block_size=block_size,
+        num_kv_blocks=num_kv_blocks,
+        kv_cache_bytes=kv_cache_bytes,
+        device=place,
+        max_model_len=max_model_len or spec.max_position,
+        max_num_seqs=max_num_seqs,
+    )
+    longest = longest_sequence(max_model_len, spec.max_position, num_blocks * block_size)
+    runner = ModelRunner(
+        loaded.model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=longest,
+        device=place,
+    )
+    return runner, _model_info(loaded, place, longest, num_blocks, block_size)
+
+
+def choose_device(device: str) -> torch.device:
+    """Resolve `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    has_cuda = torch.cuda.is_available()
+    if device == "auto":
+        return torch.device("cuda" if has_cuda else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError("device", "one of auto, cpu, cuda", device)
+    if device == "cuda" and not has_cuda:
+        raise ConfigError("device", "auto or cpu, since torch finds no CUDA device here", device)
+    return torch.device(device)
+
+
+def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens: int) -> int:
+    """Decide the length that a sequence may have, tokens.
+
+    Args:
+        max_model_len: the operator's wish, if any.
+        max_position: what the model can place.
+        num_kv_tokens: what the KV cache holds.
+    Raises:
+        ConfigError: the wish is more than one of the two allows.
+    """
+    if num_kv_tokens < 2:
+        raise ConfigError("num_kv_blocks", "enough for a prompt token and an answer token", num_kv_tokens)
+    if max_model_len is None:
+        return min(max_position, num_kv_tokens)
+    if max_model_len > max_position:
+        raise ConfigError(
+            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
+        )
+    if max_model_len > num_kv_tokens:
+        raise ConfigError(
+            "max_model_len", f"at most {num_kv_tokens}, the tokens that the KV cache holds", max_model_len
+        )
+    return max_model_len
+
+
+def _model_info(
+    loaded: LoadedModel, device: torch.device, max_model_len: int, num_blocks: int, block_size: int
+) -> ModelInfo:
+    spec = loaded.model.spec
+    return ModelInfo(
+        folder=str(loaded.folder),
+        architecture=spec.architecture,
+        backend=spec.backend,
+        vocab_size=spec.vocab_size,
+        max_position=spec.max_position,
+        max_model_len=max_model_len,
+        num_kv_blocks=num_blocks,
+        block_size=block_size,
+        dtype=str(spec.dtype).removeprefix("torch."),
+        device=device.type,
+        generation=GenerationDefaults(**attrs.asdict(loaded.generation_defaults)),
+    )
