@@ -12,7 +12,8 @@ The cost is four passes over at most seven tokens, each about as long as one dec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from triolet.errors import TrioletError, UnsupportedModel
 from triolet.kernels.paged_attention import AttentionMetadata
-from triolet.model.interface import CausalModel, LayerCache
+from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
 from triolet.model.transformers_attention import (
     INSPECTED_ATTENTION,
     PAGED_ATTENTION,
@@ -83,14 +84,14 @@ def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> fl
         UnsupportedModel: the two differ by more than the dtype's rounding explains.
     """
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(paged.spec.vocab_size, (_NUM_OTHER + _NUM_TOKENS,), generator=generator).to(
-        model.device
-    )
-    neighbour, sequence = tokens.split([_NUM_OTHER, _NUM_TOKENS])
+    tokens = torch.randint(paged.spec.vocab_size, (_NUM_OTHER + _NUM_TOKENS,), generator=generator)
+    neighbour, sequence = tokens.to(model.device).split([_NUM_OTHER, _NUM_TOKENS])
     model.set_attn_implementation("eager")
     own = _own_logits(model, sequence)
     model.set_attn_implementation(PAGED_ATTENTION)
-    difference = _difference(_paged_logits(paged, neighbour, sequence), own)
+    with _failures_as_unsupported(model):
+        got = _paged_logits(paged, neighbour, sequence)
+    difference = _difference(got, own)
     allowed = _TOLERANCE[paged.spec.dtype]
     if not difference <= allowed:  # and not `>`: NaN must not pass
         raise UnsupportedModel(
@@ -102,49 +103,28 @@ def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> fl
 
 def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tensor:
     """One sequence from its start, [num_tokens] -> [num_tokens, vocab_size]."""
-    try:
-        with torch.inference_mode():
-            output = model(input_ids=tokens[None], use_cache=False, **options)
-    except (TrioletError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise UnsupportedModel(
-            f"{type(model).__name__} can not be run over a paged cache: {type(error).__name__}: {error}"
-        ) from error
-    logits: Tensor = output.logits[0]
+    with _failures_as_unsupported(model), torch.inference_mode():
+        logits: Tensor = model(input_ids=tokens[None], use_cache=False, **options).logits[0]
     return logits
 
 
 def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Tensor:
-    """The sequence's logits from two steps; in the first one its neighbour stands before it."""
+    """The same for the sequence from two steps over a paged cache; in the first its neighbour stands before it."""
     spec, device = paged.spec, sequence.device
     num_blocks = sum(map(len, _BLOCK_TABLES)) + 1
-    cache = tuple(
-        LayerCache(
-            *torch.zeros(2, num_blocks, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim).to(
-                device, spec.dtype
-            )
-        )
-        for layer in spec.cache_layers
-    )
-    first, rest = sequence[:_FIRST_CHUNK], sequence[_FIRST_CHUNK:]
 
-    def step(tokens: Tensor, wanted: slice, *chunks: tuple[int, int, int]) -> Tensor:
+    def room(layer: LayerCacheSpec) -> Tensor:
+        shape = (num_blocks, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
+        return torch.zeros(shape, dtype=spec.dtype, device=device)
+
+    def step(tokens: Tensor, *chunks: tuple[int, int, int]) -> Tensor:
         positions, metadata = _metadata(chunks, device)
-        indices = torch.arange(len(tokens), device=device)[wanted]
-        return paged.forward(tokens, positions, cache, metadata, indices)
+        return paged.forward(tokens, positions, cache, metadata, torch.arange(len(tokens), device=device))
 
-    return torch.cat(
-        (
-            step(
-                torch.cat((neighbour, first)),
-                slice(_NUM_OTHER, None),
-                (0, 0, _NUM_OTHER),
-                (1, 0, _FIRST_CHUNK),
-            ),
-            step(rest, slice(None), (1, _FIRST_CHUNK, _NUM_TOKENS)),
-        )
-    )
+    cache = tuple(LayerCache(keys=room(layer), values=room(layer)) for layer in spec.cache_layers)
+    beginning = torch.cat((neighbour, sequence[:_FIRST_CHUNK]))
+    logits = step(beginning, (0, 0, _NUM_OTHER), (1, 0, _FIRST_CHUNK))[_NUM_OTHER:]
+    return torch.cat((logits, step(sequence[_FIRST_CHUNK:], (1, _FIRST_CHUNK, _NUM_TOKENS))))
 
 
 def _metadata(
@@ -173,3 +153,16 @@ def _metadata(
 def _difference(got: Tensor, wanted: Tensor) -> float:
     got, wanted = got.float(), wanted.float()
     return float((got - wanted).abs().mean() / wanted.std().clamp_min(torch.finfo(torch.float32).tiny))
+
+
+@contextmanager
+def _failures_as_unsupported(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever the modelling code stumbles over when it is run our way means that it can not be."""
+    try:
+        yield
+    except (TrioletError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} can not be run over a paged cache: {type(error).__name__}: {error}"
+        ) from error
