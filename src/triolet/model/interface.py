@@ -1,4 +1,4 @@
-"""What the runner asks of a model, whichever backend brings it: the native decoder or the transformers one."""
+"""What the runner asks of a model, whichever backend brings it: native decoder or transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LayerCacheSpec:
-    """What one attention layer keeps per token: keys and values of `num_kv_heads` heads of `head_dim` numbers each."""
+    """What one attention layer keeps per token: keys and values, each `num_kv_heads` * `head_dim` numbers."""
 
     num_kv_heads: int
     head_dim: int
@@ -42,7 +42,8 @@ class ModelSpec:
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes in all layers together."""
-        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.cache_layers) * self.dtype.itemsize
+        numbers = sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.cache_layers)
+        return numbers * self.dtype.itemsize
 
 
 @attrs.frozen(eq=False)
@@ -56,7 +57,10 @@ class LayerCache:
 class CausalModel(Protocol):
     """A decoder that reads and writes a paged KV cache."""
 
-    spec: ModelSpec
+    @property
+    def spec(self) -> ModelSpec:
+        """What the engine is built from."""
+        ...
 
     def forward(
         self,

@@ -1,0 +1,79 @@
+"""What a model folder says about ending and sampling: EOS ids and the defaults of generation_config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from triolet.model.config_fields import Fields, read_json_object
+
+# What transformers' config classes say where a config.json says nothing, by model_type.
+_CLASS_EOS = {
+    "llama": 2,
+    "mistral": 2,
+    "mixtral": 2,
+    "phi3": 32000,
+    "gemma": 1,
+    "gemma2": 1,
+    "gemma3_text": 1,
+    "gpt2": 50256,
+}
+
+
+@attrs.frozen(kw_only=True)
+class GenerationDefaults:
+    """How a model's makers want it to be sampled; None where they did not say.
+
+    Args:
+        eos_token_ids: any of them ends an answer.
+        max_new_tokens: length of an answer, tokens.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+def read_generation_defaults(folder: Path) -> GenerationDefaults:
+    """Read generation_config.json, which may be absent; EOS ids it lacks come from config.json.
+
+    Raises:
+        ModelFileError: config.json is missing, or a file or one of its fields is not what it should be.
+    """
+    config = Fields(folder / "config.json", read_json_object(folder / "config.json"))
+    path = folder / "generation_config.json"
+    fields = Fields(path, read_json_object(path) if path.exists() else {})
+    eos = _eos_ids(fields)
+    return GenerationDefaults(
+        eos_token_ids=_eos_of_config(config) if eos is None else eos,
+        temperature=fields.optional_number("temperature"),
+        top_p=fields.optional_number("top_p"),
+        top_k=fields.optional_integer("top_k", minimum=-1),
+        min_p=fields.optional_number("min_p"),
+        repetition_penalty=fields.optional_number("repetition_penalty"),
+        max_new_tokens=fields.optional_integer("max_new_tokens"),
+    )
+
+
+def _eos_of_config(config: Fields) -> tuple[int, ...]:
+    section = config.section("text_config") or config  # the language part of a multimodal model
+    for fields in (config, section):
+        if (ids := _eos_ids(fields)) is not None:
+            return ids
+    class_eos = _CLASS_EOS.get(config.text("model_type", ""))
+    return () if class_eos is None or "eos_token_id" in config else (class_eos,)
+
+
+def _eos_ids(fields: Fields) -> tuple[int, ...] | None:
+    value = fields.values.get("eos_token_id")
+    if value is None:
+        return None
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        raise fields.wrong("eos_token_id", "a token id or a list of them")
+    return tuple(dict.fromkeys(ids))

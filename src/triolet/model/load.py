@@ -1,0 +1,134 @@
+"""Loading a model: from its name to something that the runner can call.
+
+An architecture that the native decoder knows is loaded natively, without importing transformers; any other
+is left to the transformers backend. Which one it was stands in the model's `spec`, and in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from triolet.errors import ConfigError, RemoteCodeRefused
+from triolet.model.checkpoint import Checkpoint
+from triolet.model.decoder import Decoder, build_decoder
+from triolet.model.families import is_native, parse_decoder_config
+from triolet.model.generation_config import GenerationDefaults, read_generation_defaults
+from triolet.model.hub import resolve_folder
+from triolet.model.interface import CausalModel
+from triolet.model.model_config import DTYPES, architecture_of, checkpoint_dtype, read_config
+from triolet.model.progress import LoadProgress, OnProgress
+from triolet.model.weights import WeightReader, check_fit, plan_tensors
+
+__all__ = ["LoadProgress", "LoadedModel", "load_model"]
+
+_logger = logging.getLogger(__name__)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Args:
+        folder: where its files, tokenizer included, lie on this machine.
+        generation_defaults: how its makers want it to be sampled.
+    """
+
+    model: CausalModel
+    folder: Path
+    generation_defaults: GenerationDefaults
+
+
+def load_model(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    max_model_len: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> LoadedModel:
+    """Load a model folder, or fetch and load a model of the hub.
+
+    Args:
+        model: path of a folder, or a hub id.
+        dtype: `float32`, `bfloat16` or `float16`; `auto` is that of the checkpoint.
+        device: such as `cpu` or `cuda`.
+        trust_remote_code: lets a model that brings its own Python code run it; a native architecture never
+            does.
+        revision: of a hub id.
+        max_model_len: longest sequence that will be asked for, tokens. A LongRoPE model is good for its
+            original length only, unless this asks for more.
+        on_progress: told how many bytes were fetched and read.
+
+    Raises:
+        ConfigError: `dtype` or `max_model_len` is not possible with this model.
+        ModelError: the model can not be loaded; the subclass says why. Nothing half-loaded stays.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
+    folder = resolve_folder(model, revision=revision, on_progress=on_progress)
+    config = read_config(folder)
+    architecture = architecture_of(config, folder)
+    defaults = read_generation_defaults(folder)
+    torch_dtype = checkpoint_dtype(config, folder) if dtype == "auto" else DTYPES[dtype]
+    loaded: CausalModel
+    if is_native(architecture):
+        loaded = _load_native(folder, config, torch_dtype, device, max_model_len, on_progress)
+    else:
+        _refuse_remote_code(architecture, config, trust_remote_code)
+        # imported here because it takes seconds, and the native path needs none of it
+        from triolet.model.transformers_backend import load_transformers_model
+
+        loaded = load_transformers_model(folder, config, torch_dtype, device, trust_remote_code)
+    if max_model_len is not None and max_model_len > loaded.spec.max_position:
+        raise ConfigError(
+            "max_model_len", f"at most {loaded.spec.max_position} tokens for this model", max_model_len
+        )
+    _logger.info(
+        "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
+    )
+    return LoadedModel(model=loaded, folder=folder, generation_defaults=defaults)
+
+
+def _load_native(
+    folder: Path,
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    device: str,
+    max_model_len: int | None,
+    on_progress: OnProgress | None,
+) -> Decoder:
+    parsed = parse_decoder_config(config, folder, max_model_len=max_model_len)
+    if max_model_len is not None and max_model_len > parsed.max_position:  # before gigabytes are read
+        raise ConfigError(
+            "max_model_len", f"at most {parsed.max_position} tokens for this model", max_model_len
+        )
+    checkpoint = Checkpoint.open(folder)
+    plans = plan_tensors(parsed, checkpoint.tensors)
+    check_fit(parsed, plans, checkpoint)
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        if on_progress is not None:
+            on_progress(LoadProgress("weights", done_bytes, total_bytes))
+
+    reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
+    return build_decoder(parsed, reader, max_model_len=max_model_len)
+
+
+def _refuse_remote_code(architecture: str, config: dict[str, Any], trust_remote_code: bool) -> None:
+    """Refuse a model that could only run with code of its own; one that transformers knows needs none."""
+    if trust_remote_code or not config.get("auto_map"):
+        return
+    import transformers
+
+    if not hasattr(transformers, architecture):
+        raise RemoteCodeRefused(
+            f"architecture {architecture!r} runs only with the model's own code (auto_map in its config.json): "
+            "trust_remote_code must be true; got false"
+        )

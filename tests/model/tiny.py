@@ -1,0 +1,219 @@
+"""Small model folders with random weights, one per family, as transformers writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 320
+BOS_ID, EOS_ID, SYSTEM_ID, USER_ID, ASSISTANT_ID = range(256, 261)
+SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 2.0],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
+    "partial_rotary_factor": 0.75,
+}
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}
+_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+
+# Class of the model, class of its config, and what sets it apart. Sliding windows are shorter than the tests'
+# sequences, so that they matter.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {**_SIZES, "rope_parameters": _LLAMA3_ROPE}),
+    "llama-plain": ("LlamaForCausalLM", "LlamaConfig", _SIZES),
+    "llama-biased": ("LlamaForCausalLM", "LlamaConfig", {**_SIZES, "attention_bias": True, "mlp_bias": True}),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_SIZES, "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}},
+    ),
+    "llama-dynamic": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_SIZES, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
+    ),
+    "smollm": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_SIZES, "tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1}
+        | {"hidden_size": 48},
+    ),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**_SIZES, "sliding_window": 11}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        {**_SIZES, "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("Qwen2ForCausalLM", "Qwen2Config", {**_SIZES, "rope_parameters": _YARN_ROPE}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_SIZES, "head_dim": 32, "tie_word_embeddings": True}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        {**_SIZES, "sliding_window": 13, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    ),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        {**_SIZES, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 128},
+    ),
+    "gemma": (
+        "GemmaForCausalLM",
+        "GemmaConfig",
+        {**_SIZES, "head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**_SIZES, **_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {**_SIZES, **_GEMMA, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {
+            "n_embd": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 256,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12},
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**_SIZES, **_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+}
+
+# One of each kind, for tests that need not see every variant.
+NATIVE_FAMILIES = (
+    "llama", "smollm", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3-moe",
+)  # fmt: skip
+
+
+def make_model(
+    family: str,
+    path: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    with_tokenizer: bool = False,
+    eos_token_id: int | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a folder with config.json, model.safetensors, generation_config.json and perhaps a tokenizer.
+
+    Args:
+        family: a key of `FAMILIES`.
+        path: the folder; made if need be.
+        with_tokenizer: bytes as tokens, five special tokens and a chat template; its EOS is then the model's.
+        eos_token_id: None for a model that never ends by itself.
+        overrides: further fields of the family's config.
+    """
+    model_class, config_class, settings = FAMILIES[family]
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID if with_tokenizer else eos_token_id,
+        "pad_token_id": None,
+    }
+    config = getattr(transformers, config_class)(
+        # configs keep the dicts they are given, and change them
+        **json.loads(json.dumps({**settings, "vocab_size": vocab_size, **ids, **overrides}))
+    )
+    model = getattr(transformers, model_class)(config)
+    randomise(model, seed)
+    model.to(dtype).save_pretrained(path)
+    if with_tokenizer:
+        write_tokenizer(path)
+    return path
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Weights lively enough that the likeliest token changes from step to step."""
+    generator = torch.Generator().manual_seed(seed)
+    is_gemma = (
+        "Gemma" in type(model).__name__
+    )  # scales its embeddings up, and adds 1 to the weights of its norms
+    embedding_std = 0.03 if is_gemma else 0.25
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in name or ".ln_" in name
+            if is_norm and name.endswith("weight"):
+                parameter.copy_(noise * 0.2 if is_gemma else 1.0 + noise * 0.2)
+            elif parameter.ndim == 1:
+                parameter.copy_(noise * 0.2)
+            else:
+                parameter.copy_(noise * (embedding_std if "emb" in name or ".wte" in name else 0.25))
+
+
+def write_tokenizer(path: Path) -> None:
+    """A tokenizer whose ids below 256 are bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[0],
+        "eos_token": SPECIAL_TOKENS[1],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set fields of a JSON file; a field set to ... is removed."""
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    kept = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(kept), encoding="utf-8")
