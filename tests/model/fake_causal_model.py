@@ -24,8 +24,8 @@ def expected_logits(token_ids: Sequence[int], positions: Sequence[int] | None = 
     """[VOCAB_SIZE] float32 after these tokens."""
     positions = range(len(token_ids)) if positions is None else positions
     digest = hashlib.blake2b(array("q", [*token_ids, *positions]).tobytes(), digest_size=8).digest()
-    seed = torch.tensor([int.from_bytes(digest, "little", signed=True)])
-    return 10 * uniform_noise(seed, torch.tensor([0]), torch.arange(VOCAB_SIZE))[0]
+    stream = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+    return 10 * uniform_noise(stream, torch.arange(VOCAB_SIZE))[0]
 
 
 class FakeCausalModel:

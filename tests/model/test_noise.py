@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from triolet.model.noise import _stream_output, exponential_noise, random_bits, uniform_noise
+from triolet.model import noise
+from triolet.model.noise import _stream_output, answer_streams, position_streams
 
 MASK = 2**64 - 1
 
@@ -24,6 +25,22 @@ def output(start: int, index: int) -> int:
 
 def expected_bits(seed: int, position: int, token_id: int) -> int:
     return output(output(output(seed & MASK, 0), position), token_id)
+
+
+def streams(seeds: Tensor, positions: Tensor) -> Tensor:
+    return position_streams(answer_streams(seeds), positions)
+
+
+def random_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    return noise.random_bits(streams(seeds, positions), token_ids)
+
+
+def uniform_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    return noise.uniform_noise(streams(seeds, positions), token_ids)
+
+
+def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    return noise.exponential_noise(streams(seeds, positions), token_ids)
 
 
 def grid(num_seeds: int, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -73,10 +90,10 @@ def test_uniform_numbers_are_strictly_between_zero_and_one_and_keep_small_ones()
     numbers = uniform_noise(*grid(100, 20), torch.arange(1000))
     assert 0.0 < numbers.min() < 1e-5
     assert 1 - 1e-5 < numbers.max() < 1.0
-    noise = exponential_noise(*grid(100, 20), torch.arange(1000))
-    assert 0.0 < noise.min() < 1e-5
-    assert 13.0 < noise.max() < 17.0
-    small = noise[noise < 2.0**-10]
+    waits = exponential_noise(*grid(100, 20), torch.arange(1000))
+    assert 0.0 < waits.min() < 1e-5
+    assert 13.0 < waits.max() < 17.0
+    small = waits[waits < 2.0**-10]
     assert len(small.unique()) > 0.99 * len(small)  # a grid of 2**-24 would hold them in 2**14 places
 
 
@@ -119,16 +136,16 @@ def test_neighbouring_seeds_positions_and_ids_flip_half_of_the_bits() -> None:
 
 
 def test_exponential_noise_has_the_moments_of_the_exponential_distribution() -> None:
-    noise = exponential_noise(*grid(100, 100), torch.arange(100)).double()
-    assert noise.mean().item() == pytest.approx(1.0, abs=4e-3)
-    assert noise.var().item() == pytest.approx(1.0, abs=2e-2)
+    waits = exponential_noise(*grid(100, 100), torch.arange(100)).double()
+    assert waits.mean().item() == pytest.approx(1.0, abs=4e-3)
+    assert waits.var().item() == pytest.approx(1.0, abs=2e-2)
 
 
 def test_the_largest_share_of_probability_over_noise_is_a_draw_from_the_probabilities() -> None:
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.0499, 0.0001])
     count = 200_000
-    noise = exponential_noise(torch.full((count,), 11), torch.arange(count), torch.arange(5))
-    drawn = torch.bincount((probabilities / noise).argmax(dim=1), minlength=5).double() / count
+    waits = exponential_noise(torch.full((count,), 11), torch.arange(count), torch.arange(5))
+    drawn = torch.bincount((probabilities / waits).argmax(dim=1), minlength=5).double() / count
     spread = (probabilities * (1 - probabilities) / count).sqrt()
     assert ((drawn - probabilities).abs() < 4 * spread).all()
 

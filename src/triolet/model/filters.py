@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triolet.model.logits import NEVER
-from triolet.model.noise import exponential_noise
+from triolet.model.noise import answer_streams, exponential_noise, position_streams
 from triolet.model.sampling_row import SamplingRow
 
 # Probabilities are rounded, so a sum that is mathematically top_p may come out a little below it; close enough counts.
@@ -33,7 +33,7 @@ class RandomRows:
     Args:
         temperature: [num_rows, 1] float32, positive.
         log_min_p: [num_rows, 1] float32, -inf where there is no min_p; None if no row has one.
-        seeds: [num_rows] int64.
+        answers: [num_rows] int64, where the noise of each answer begins; on the CPU, where positions come from.
         open_rows: [num_open] int64, rows with neither top_k nor top_p.
         filtered_rows: [num_filtered] int64, the others.
         top_k: [num_filtered, 1] int64; the vocabulary's size where there is none.
@@ -45,7 +45,7 @@ class RandomRows:
 
     temperature: Tensor
     log_min_p: Tensor | None
-    seeds: Tensor
+    answers: Tensor
     open_rows: Tensor
     filtered_rows: Tensor
     top_k: Tensor
@@ -73,7 +73,7 @@ class RandomRows:
             log_min_p=column([p.min_p for p in params], torch.float64).log().to(torch.float32)
             if any(p.min_p for p in params)
             else None,
-            seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64, device=device),
+            answers=answer_streams(torch.tensor([row.seed for row in rows], dtype=torch.int64)),
             open_rows=torch.tensor(
                 [i for i in range(len(rows)) if is_open[i]], dtype=torch.int64, device=device
             ),
@@ -85,13 +85,13 @@ class RandomRows:
             vocabulary=torch.arange(vocab_size, device=device),
         )
 
-    def draw(self, logits: Tensor, peaks: Tensor, positions: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
         """Draw a token for every row.
 
         Args:
             logits: [num_rows, vocab_size] float32; overwritten.
             peaks: [num_rows] float32, the largest of each row. A row whose peak is not finite gives any token.
-            positions: [num_rows] int64, index in the answer of the token to be drawn.
+            positions: one per row, index in the answer of the token to be drawn.
         Returns:
             [num_rows] int64.
         """
@@ -99,28 +99,29 @@ class RandomRows:
         peaks = peaks[:, None] / self.temperature
         if self.log_min_p is not None:
             scaled.masked_fill_(scaled < peaks + self.log_min_p, NEVER)
-        tokens = torch.empty_like(self.seeds)
+        streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
+        tokens = torch.empty_like(streams)
         for rows, draw in ((self.open_rows, self._draw_open), (self.filtered_rows, self._draw_filtered)):
             if len(rows) == len(tokens):
-                tokens = draw(scaled, peaks, self.seeds, positions)
+                tokens = draw(scaled, peaks, streams)
             elif len(rows):
-                tokens[rows] = draw(scaled[rows], peaks[rows], self.seeds[rows], positions[rows])
+                tokens[rows] = draw(scaled[rows], peaks[rows], streams[rows])
         return tokens
 
-    def _draw_open(self, scaled: Tensor, peaks: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    def _draw_open(self, scaled: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
         drawn = []
         for block in _row_blocks(scaled):
             weights = (scaled[block] - peaks[block]).exp_()
-            noise = exponential_noise(seeds[block], positions[block], self.vocabulary)
+            noise = exponential_noise(streams[block], self.vocabulary)
             drawn.append(weights.div_(noise).max(dim=1).indices)
         return torch.cat(drawn)
 
-    def _draw_filtered(self, scaled: Tensor, peaks: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        tokens = torch.empty_like(seeds)
+    def _draw_filtered(self, scaled: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
+        tokens = torch.empty_like(streams)
         totals = _total_weights(scaled, peaks) if self.needs_total else torch.zeros_like(self.top_p)
-        waiting = torch.arange(len(seeds), device=seeds.device)
+        waiting = torch.arange(len(streams), device=streams.device)
         for width in self._widths():
-            everything = len(waiting) == len(seeds)
+            everything = len(waiting) == len(streams)
             candidates = _likeliest(scaled if everything else scaled[waiting], width)
             weights, settled = candidates.keep(
                 peaks[waiting],
@@ -129,7 +130,7 @@ class RandomRows:
                 totals[waiting],
                 len(self.vocabulary),
             )
-            noise = exponential_noise(seeds[waiting], positions[waiting], candidates.token_ids)
+            noise = exponential_noise(streams[waiting], candidates.token_ids)
             best = weights.div_(noise).max(dim=1, keepdim=True).indices
             tokens[waiting[settled]] = candidates.token_ids.gather(1, best)[settled, 0]
             waiting = waiting[~settled]

@@ -49,21 +49,42 @@ def _stream_output(start: Tensor, index: Tensor) -> Tensor:
     return _mix_(start + (index + 1) * GOLDEN_GAMMA)
 
 
-def random_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """64 random bits for each (seed, position, token id).
+def answer_streams(seeds: Tensor) -> Tensor:
+    """Where the noise of each answer begins; the same for its whole life.
 
     Args:
-        seeds: [n] int64.
+        seeds: [n] int64, any.
+    Returns:
+        [n] int64.
+    """
+    return _stream_output(seeds, torch.zeros_like(seeds))
+
+
+def position_streams(answers: Tensor, positions: Tensor) -> Tensor:
+    """Where the noise of each answer's next token begins.
+
+    Args:
+        answers: [n] int64, from `answer_streams`.
         positions: [n] int64, index in the answer of the token to be drawn.
-        token_ids: [m] or [n, m] int64.
+    Returns:
+        [n] int64.
+    """
+    return _stream_output(answers, positions)
+
+
+def random_bits(streams: Tensor, token_ids: Tensor) -> Tensor:
+    """64 random bits for each token id of each row.
+
+    Args:
+        streams: [n] int64, from `position_streams`.
+        token_ids: [m], the same for all rows, or [n, m] int64.
     Returns:
         [n, m] int64.
     """
-    position_streams = _stream_output(_stream_output(seeds, torch.zeros_like(seeds)), positions)
-    return _stream_output(position_streams[:, None], token_ids)
+    return _stream_output(streams[:, None], token_ids)
 
 
-def uniform_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+def uniform_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
     """Uniform numbers in the open interval (0, 1); arguments as for `random_bits`.
 
     63 bits become one float32, so small numbers keep all their digits, down to 2**-63: exponential noise near 0 decides
@@ -72,11 +93,11 @@ def uniform_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor
     Returns:
         [n, m] float32.
     """
-    positive = (random_bits(seeds, positions, token_ids) >> 1).bitwise_and_(2**63 - 1).bitwise_or_(1)
+    positive = (random_bits(streams, token_ids) >> 1).bitwise_and_(2**63 - 1).bitwise_or_(1)
     return positive.to(torch.float32).mul_(2.0**-63).clamp_(max=BELOW_ONE)
 
 
-def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+def exponential_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
     """Exponential numbers of mean 1, in (0, 17); arguments as for `random_bits`.
 
     The token with the largest `probability / noise` is a draw from the probabilities.
@@ -84,4 +105,4 @@ def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Te
     Returns:
         [n, m] float32.
     """
-    return uniform_noise(seeds, positions, token_ids).neg_().log1p_().neg_()
+    return uniform_noise(streams, token_ids).neg_().log1p_().neg_()

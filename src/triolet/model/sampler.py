@@ -98,7 +98,7 @@ class SamplingBatch:
             self._edits.apply_(work)
         peaks, tokens = work.max(dim=1)
         if self._random is not None:
-            positions = self._index([len(row.output_token_ids) for row in self._random_rows])
+            positions = [len(row.output_token_ids) for row in self._random_rows]
             drawn = self._drawn_index
             tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), positions)
         return peaks, tokens
