@@ -258,6 +258,7 @@ class _Planner:
     def decodes(self, alike: list[_Single]) -> Iterator[_Decodes]:
         """Groups of at most `GROUP_KEYS` keys, from decodes that stand longest first."""
         slots = self._padded_slots(alike)  # [num_seqs, num_keys]
+        mask = _padding_mask([single.num_keys for single in alike])  # [num_seqs, 1, 1, num_keys]
         start = 0
         while start < len(alike):
             num_keys = alike[start].num_keys
@@ -266,7 +267,7 @@ class _Planner:
             yield _Decodes(
                 rows=_rows(group),
                 slots=slots[start:end, :num_keys].flatten(),
-                mask=_padding_mask([single.num_keys for single in group]),
+                mask=mask[start:end, ..., :num_keys] if group[-1].num_keys < num_keys else None,
                 num_seqs=len(group),
             )
             start = end
@@ -319,10 +320,8 @@ def _rows(group: list[_Single]) -> Tensor | slice:
     return torch.tensor(rows)
 
 
-def _padding_mask(num_keys: list[int]) -> Tensor | None:
-    """[num_seqs, 1, 1, num_keys[0]] float32: 0 for keys of the sequence, -inf past them; None if there are none."""
-    if num_keys[-1] == num_keys[0]:
-        return None
+def _padding_mask(num_keys: list[int]) -> Tensor:
+    """[num_seqs, 1, 1, num_keys[0]] float32: 0 for a sequence's keys, -inf past them."""
     past_end = torch.arange(num_keys[0]) >= torch.tensor(num_keys)[:, None]
     return torch.zeros(past_end.shape).masked_fill_(past_end, float("-inf"))[:, None, None]
 

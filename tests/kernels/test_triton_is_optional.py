@@ -1,0 +1,103 @@
+"""Triton is imported when a kernel is first launched, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CPU_STEP = """
+import sys
+{prelude}
+import torch
+from triolet.kernels.kv_write import kv_write
+from triolet.kernels.paged_attention import AttentionMetadata, paged_attention
+from triolet.kernels.rms_norm import rms_norm
+from triolet.kernels.rotary import rotary
+from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
+
+heads, cache, one = torch.ones(1, 1, 8), torch.zeros(1, 4, 1, 8), torch.tensor([1], dtype=torch.int32)
+metadata = AttentionMetadata(
+    cu_query_lens=torch.tensor([0, 1], dtype=torch.int32), seq_lens=one, block_tables=torch.zeros(1, 1).int(),
+    slot_mapping=torch.tensor([0]), query_lens_host=(1,), seq_lens_host=(1,),
+)
+rotary(heads, heads.clone(), torch.zeros(4, 8), torch.tensor([0]))
+kv_write(torch.ones(1, 1, 8), cache, metadata.slot_mapping)
+out = paged_attention(heads, cache, cache, metadata, scale=1.0).flatten(1)
+rms_norm(out, out[0], 1e-6), silu_mul(out), gelu_tanh_mul(out)
+assert out.eq(1).all()
+print("triton" in sys.modules)
+"""
+
+
+def run_python(program: str, **environment: str) -> str:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITON")}
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**inherited, "PYTHONPATH": paths, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_step_on_the_cpu_does_not_import_triton() -> None:
+    assert run_python(CPU_STEP.format(prelude="")) == "False"
+
+
+def test_a_step_on_the_cpu_works_where_triton_is_not_installed() -> None:
+    assert run_python(CPU_STEP.format(prelude="sys.modules['triton'] = None")) == "True"  # the bar itself
+
+
+COMPILE = """
+import itertools
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from triolet.kernels import kv_write, paged_attention, rms_norm, rotary, silu_mul
+
+FLOATS = {"scale", "soft_cap", "eps", "weight_offset"}
+WIDE = {"slot_mapping_ptr": "*i64", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "partial_ptr": "*fp32",
+        "max_ptr": "*fp32", "sum_ptr": "*fp32", "seq_lens_ptr": "*i32", "block_tables_ptr": "*i32",
+        "cu_query_lens_ptr": "*i32"}
+
+def compile_for(arch, kernel, dtype, **constants):
+    function = kernel._jit()
+    types = dict(WIDE, out_ptr="*fp32") if constants.get("SPLIT") else WIDE
+    def type_of(name):
+        if name in constants:
+            return "constexpr"
+        return types.get(name, "*" + dtype if name.endswith("_ptr") else "fp32" if name in FLOATS else "i32")
+    source = ASTSource(function, {name: type_of(name) for name in function.arg_names}, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"enable_fp_fusion": True})
+    assert compiled.metadata.shared <= 99 * 1024, (function.__name__, constants, compiled.metadata.shared)
+    print(function.__name__)
+
+attention = dict(GROUP=4, BLOCK_SIZE=16, WIDEN=False)
+compile_for(80, paged_attention._attention_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, ROWS=16, QUERIES=4, KEYS=64,
+            DECODES_ONLY=True, HAS_WINDOW=True, HAS_SOFT_CAP=False, SPLIT=True, **attention)
+compile_for(90, paged_attention._attention_kernel, "bf16", HEAD_DIM=128, PADDED_DIM=128, ROWS=64, QUERIES=16, KEYS=64,
+            DECODES_ONLY=False, HAS_WINDOW=False, HAS_SOFT_CAP=True, SPLIT=False, **attention)
+compile_for(90, paged_attention._attention_kernel, "fp32", HEAD_DIM=256, PADDED_DIM=256, ROWS=32, QUERIES=8, KEYS=16,
+            DECODES_ONLY=False, HAS_WINDOW=True, HAS_SOFT_CAP=True, SPLIT=True, **attention)
+compile_for(90, paged_attention._reduce_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, PADDED_SEGMENTS=64)
+compile_for(90, kv_write._kv_write_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128)
+for flags in ((False, True), (True, False)):
+    compile_for(90, rms_norm._rms_norm_kernel, "bf16", DIM=1000, PADDED_DIM=1024,
+                HAS_RESIDUAL=flags[0], HAS_OFFSET=flags[1])
+    compile_for(90, silu_mul._gate_mul_kernel, "bf16", GELU=flags[0], TILE=1024)
+compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64)
+"""
+
+
+def test_every_kernel_compiles_for_nvidia_gpus_on_a_machine_without_one(tmp_path: os.PathLike[str]) -> None:
+    pytest.importorskip("triton")
+    compiled = run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path)).split()
+    assert set(compiled) == {
+        "_attention_kernel", "_reduce_kernel", "_kv_write_kernel", "_rms_norm_kernel", "_gate_mul_kernel",
+        "_rotary_kernel",
+    }  # fmt: skip
