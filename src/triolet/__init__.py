@@ -1,1 +1,64 @@
-"""triolet: an LLM inference engine built as actors on Trio structured concurrency."""
+"""triolet: an LLM inference engine built as actors on Trio structured concurrency.
+
+    async with triolet.open_engine() as engine:
+        async with engine.generate("Hello!") as stream:
+            async for output in stream:
+                print(output.text)
+
+What needs Trio or torch is imported on first use, so that naming a parameter or an error stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from triolet import errors
+from triolet.config import EngineConfig
+from triolet.core.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    RequestStatus,
+)
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.statistics import EngineStatistics
+from triolet.errors import TrioletError
+
+if TYPE_CHECKING:
+    from triolet.actors.engine import Engine, open_engine
+    from triolet.actors.stream import TokenStream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "EngineStatistics",
+    "FinishReason",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RequestStatus",
+    "SamplingParams",
+    "TokenStream",
+    "TrioletError",
+    "errors",
+    "open_engine",
+]
+
+_ON_FIRST_USE = {
+    "Engine": "triolet.actors.engine",
+    "open_engine": "triolet.actors.engine",
+    "TokenStream": "triolet.actors.stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'triolet' has no attribute {name!r}")
+    return getattr(import_module(_ON_FIRST_USE[name]), name)

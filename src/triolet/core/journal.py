@@ -36,7 +36,6 @@ class JournalEntry:
     epoch: int
     output_token_ids: list[int] = attrs.field(factory=list)
     output_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
-    cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     failure: str | None = None
@@ -70,6 +69,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._live: dict[int, JournalEntry] = {}
+        self._arrivals: list[int] = []
         self._num_serials = 0
         self._num_epochs = 0
         self._num_queued_tokens = 0
@@ -97,8 +97,15 @@ class Journal:
         self._num_serials += 1
         entry = JournalEntry(request, self._num_serials, self._next_epoch())
         self._live[entry.serial] = entry
+        self._arrivals.append(entry.serial)
         self._num_queued_tokens += len(request.prompt_token_ids)
         return entry
+
+    def take_arrivals(self) -> list[JournalEntry]:
+        """Entries opened since the last call that are still live, in order."""
+        arrivals = [self._live[serial] for serial in self._arrivals if serial in self._live]
+        self._arrivals.clear()
+        return arrivals
 
     def _next_epoch(self) -> int:
         self._num_epochs += 1
@@ -122,7 +129,6 @@ class Journal:
         entry.output_token_ids.append(token.token_id)
         if token.logprobs is not None:
             entry.output_logprobs.append(token.logprobs)
-            entry.cumulative_logprob += token.logprobs.logprobs[0]
         if entry.first_token_s is None:
             entry.first_token_s = now_s
         entry.last_token_s = now_s

@@ -24,6 +24,27 @@ class FinishReason(enum.StrEnum):
     """The engine closed."""
 
 
+class RequestStatus(enum.StrEnum):
+    """Where a request is, as far as its caller cares."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @classmethod
+    def of_ending(cls, reason: FinishReason) -> RequestStatus:
+        """The status that an ending leaves behind."""
+        match reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                return cls.COMPLETED
+            case FinishReason.ERROR:
+                return cls.FAILED
+            case FinishReason.ABORT | FinishReason.DEADLINE | FinishReason.SHUTDOWN:
+                return cls.CANCELLED
+
+
 @attrs.frozen
 class Logprob:
     """One token's log-probability at one position.

@@ -133,10 +133,19 @@ class Scheduler:
         if deadline_s != float("inf"):
             heapq.heappush(self._deadlines, (deadline_s, entry.serial))
 
+    def add_arrivals(self) -> None:
+        """Queue what has come into the journal since the last call."""
+        for entry in self.journal.take_arrivals():
+            self.add(entry)
+
     def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request whatever it is doing. Unknown and ended ones are left alone."""
+        """End a request whatever it is doing, or before it was queued. Ended ones are left alone."""
         if (sequence := self._sequences.get(serial)) is not None:
             self._finish(sequence, reason)
+        elif (entry := self.journal.get(serial)) is not None:
+            entry.finish(reason)
+            self.journal.close(entry)
+            self._progress[serial] = None
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         entry = sequence.entry

@@ -1,0 +1,522 @@
+"""The engine: the actors' tree, the way in, and the one way out.
+
+    open_engine
+    └─ root            rest_for_one   3 restarts in 60 s
+       ├─ engine       rest_for_one   5 in 30 s    model runner, then scheduler: a runner takes the KV with it when it
+       dies, │                                           so the block tables go, too; a scheduler dies alone
+       └─ text         one_for_one    10 in 10 s   tokenizer, detokenizer: they keep nothing that can not be found
+       again
+
+The journal stands outside of the tree. While anything in the tree is being mended, streams wait; past the root's
+patience every stream, and whoever comes later, gets `EngineDead` with the real cause.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.actors.detokenizer import deliver, detokenizer_actor
+from triolet.actors.model_runner import Executor, OnProgress, make_executor, model_runner_actor
+from triolet.actors.scheduler import scheduler_actor
+from triolet.actors.stream import TokenStream
+from triolet.actors.supervisor import ChildSpec, Supervisor, SupervisorGaveUp, root_cause
+from triolet.actors.tokenizer import LoadCodec, ask_tokenizer, make_codec_loader, tokenizer_actor
+from triolet.actors.wiring import Stream, Wiring
+from triolet.config import EngineConfig
+from triolet.core.admission import Admission
+from triolet.core.codec import TextCodec
+from triolet.core.feed import Feed
+from triolet.core.journal import Journal
+from triolet.core.messages import Tokenize, Tokenized
+from triolet.core.model_info import ModelInfo
+from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.prompt import ParsedPrompt, Prompt, check_prompt, parse_prompt
+from triolet.core.request import Request
+from triolet.core.scheduler import SchedulerConfig
+from triolet.core.statistics import EngineStatistics
+from triolet.core.supervision import CrashReport, Strategy
+from triolet.errors import (
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    RequestIdInUse,
+    UnsupportedFeature,
+)
+
+MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
+DEFAULT_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}
+
+
+@attrs.define(eq=False, kw_only=True)
+class Submission:
+    """A call of `generate`, before and after its admission.
+
+    Args:
+        stream: once it is in the journal.
+        was_aborted: somebody aborted it before that.
+    """
+
+    prompt: ParsedPrompt
+    params: SamplingParams | None
+    request_id: str
+    priority: int
+    client: str | None
+    deadline_s: float
+    queue_timeout_s: float
+    cache_salt: str | None
+    stream: Stream | None = None
+    was_aborted: bool = False
+
+
+class Engine:
+    """A running engine; `open_engine` makes it.
+
+    Every method belongs to the Trio thread of the engine.
+    """
+
+    def __init__(self, config: EngineConfig, wiring: Wiring) -> None:
+        self.config = config
+        self._wiring = wiring
+        self._submissions: dict[str, Submission] = {}
+        self._endings: OrderedDict[str, RequestStatus] = OrderedDict()
+        self._ids = (f"request-{number}" for number in itertools.count(1))
+        self._seeds = random.Random(config.seed)
+        self._refusal: EngineClosed | EngineDead | None = None
+        self._num_restarts = 0
+
+    # ---------------------------------------------------------------------------------------- facts
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is known of the model."""
+        assert self._wiring.model_info is not None
+        return self._wiring.model_info
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is shown."""
+        return self.config.model_name
+
+    @property
+    def tokenizer(self) -> TextCodec | None:
+        """The model's tokenizer; None if it has none."""
+        return self._wiring.codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and answer together, tokens."""
+        return self.model_info.max_model_len
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""
+        wishes = attrs.asdict(self.model_info.generation)
+        eos = {"eos_token_ids", "max_new_tokens"}
+        fields = {name: value for name, value in wishes.items() if value is not None and name not in eos}
+        return SamplingParams(max_tokens=self.model_info.generation.max_new_tokens, **fields)
+
+    def statistics(self) -> EngineStatistics:
+        """Counts that belong together, taken now."""
+        wiring, scheduler = self._wiring, self._wiring.scheduler
+        assert scheduler is not None
+        pool, counters, num_live = scheduler.pool, wiring.counters, len(wiring.journal)
+        return EngineStatistics(
+            num_requests_running=scheduler.num_running,
+            num_requests_waiting=num_live - scheduler.num_running,
+            num_requests_live=num_live,
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_free=pool.num_free,
+            kv_blocks_cached=pool.num_cached,
+            kv_blocks_in_use=pool.num_in_use,
+            kv_blocks_quarantined=pool.num_quarantined,
+            num_preemptions=counters.num_preemptions,
+            num_restarts=self._num_restarts,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            steps=counters.steps - scheduler.is_step_in_flight,
+        )
+
+    def status(self, request_id: str) -> RequestStatus | None:
+        """Where a request is; of ended ones the latest thousand are remembered. None for an unknown id."""
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return self._endings.get(request_id)
+        if submission.stream is None:
+            return RequestStatus.WAITING
+        entry = submission.stream.feed.entry
+        if entry.finish_reason is not None:
+            return RequestStatus.of_ending(entry.finish_reason)
+        return RequestStatus.WAITING if entry.scheduled_s is None else RequestStatus.RUNNING
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str | None = None,
+        deadline: float | None = None,
+        queue_timeout: float | None = None,
+        lora: None = None,
+        cache_salt: str | None = None,
+    ) -> TokenStream:
+        """A stream of the answer to a prompt, to be entered with `async with`; nothing is queued before that.
+
+        Args:
+            prompt: a text, a list of token ids, `{"prompt_token_ids": [...]}` or a list of chat messages.
+            sampling_params: by default the model's own.
+            request_id: unique among live requests; by default the engine names it.
+            priority: lower runs first under the `priority` policy.
+            client: whom the request is counted for.
+            deadline: absolute `trio.current_time()` at which it ends with what there is; the deadline of the caller's
+                own cancel scope counts as well.
+            queue_timeout: seconds that it may wait to be scheduled.
+            lora: not offered yet.
+            cache_salt: prefixes are shared only between requests of the same salt.
+        Raises:
+            InvalidRequest: a wrong argument. Entering the stream raises what only the model and the engine's state
+                can tell: `InvalidRequest`, `Overloaded`, `EngineClosed`, `EngineDead`.
+        """
+        if lora is not None:
+            raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
+        if sampling_params is not None:
+            _check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+            if sampling_params.n > 1:
+                raise UnsupportedFeature(f"n must be 1 for now, got {sampling_params.n}", field="n")
+        if request_id is not None:
+            _check_type("request_id", request_id, str, "a string")
+        for field, text in (("client", client), ("cache_salt", cache_salt)):
+            if text is not None:
+                _check_type(field, text, str, "a string")
+        _check_type("priority", priority, int, "an integer")
+        deadline_s = _seconds("deadline", deadline)
+        queue_timeout_s = _seconds("queue_timeout", queue_timeout)
+        if request_id is None:
+            request_id = next(self._ids)
+        return TokenStream(
+            self,
+            Submission(
+                prompt=parse_prompt(prompt),
+                params=sampling_params,
+                request_id=request_id,
+                priority=priority,
+                client=client,
+                deadline_s=deadline_s,
+                queue_timeout_s=queue_timeout_s,
+                cache_salt=cache_salt,
+            ),
+        )
+
+    async def complete(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
+    ) -> RequestOutput:
+        """The whole answer at once; arguments and errors are those of `generate`.
+
+        Raises:
+            RequestFailed: it could not be finished.
+        """
+        params = attrs.evolve(
+            sampling_params or self.default_sampling_params(), output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async with self.generate(prompt, params, **arguments) as stream:
+            async for output in stream:
+                return output
+        raise AssertionError("a stream ends with an output or an error")
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its reader gets what there is, with finish_reason `abort`. Unknown and ended ids are
+        ignored.
+
+        Synchronous and idempotent: its blocks are free when this returns, or when the step in flight ends.
+        """
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return
+        if submission.stream is None:
+            submission.was_aborted = True
+        else:
+            self._wiring.finish(submission.stream.feed.entry.serial, FinishReason.ABORT)
+
+    async def _admit(self, submission: Submission) -> Stream:
+        """Take a request in; raises before anything is taken, or returns with everything in place."""
+        self._check_open()
+        admission, request_id = self._wiring.admission, submission.request_id
+        if request_id in self._submissions:
+            raise RequestIdInUse(request_id)
+        admission.reserve(trio.current_time())
+        self._submissions[request_id] = submission
+        try:
+            request = await self._resolve(submission)
+            self._check_open()
+            admission.check_tokens(trio.current_time())
+        except BaseException:
+            del self._submissions[request_id]
+            raise
+        finally:
+            admission.give_back()
+        # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
+        return self._open(submission, request)
+
+    def _open(self, submission: Submission, request: Request) -> Stream:
+        wiring = self._wiring
+        entry = wiring.journal.open(request)
+        stream = submission.stream = Stream(Feed.open(entry, wiring.codec, arrival_time=time.time()))
+        wiring.streams[entry.serial] = stream
+        wiring.wake_scheduler()
+        if submission.was_aborted:
+            wiring.finish(entry.serial, FinishReason.ABORT)
+        return stream
+
+    async def _resolve(self, submission: Submission) -> Request:
+        """From what the caller wrote to what the scheduler needs; everything is checked here, once."""
+        arrival_s = trio.current_time()
+        ambient_deadline_s = trio.current_effective_deadline()
+        params = submission.params or self.default_sampling_params()
+        info, limit = self.model_info, self.max_model_len
+        params.check_vocabulary(info.vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise UnsupportedFeature(
+                "stop must be empty: the model has no tokenizer", field="stop", got=params.stop
+            )
+        tokenized = await self._tokenize(submission.prompt, params)
+        check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
+        room = limit - len(tokenized.token_ids)
+        return Request(
+            request_id=submission.request_id,
+            prompt=tokenized.text,
+            prompt_token_ids=tokenized.token_ids,
+            params=params,
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=info.generation.eos_token_ids,
+            bad_words_token_ids=tokenized.bad_words_token_ids,
+            priority=submission.priority,
+            client=submission.client,
+            cache_salt=submission.cache_salt,
+            arrival_s=arrival_s,
+            deadline_s=min(submission.deadline_s, ambient_deadline_s),
+            queue_deadline_s=arrival_s + submission.queue_timeout_s,
+        )
+
+    async def _tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:
+        if prompt.token_ids is not None and not params.bad_words:
+            await trio.lowlevel.checkpoint()
+            return Tokenized(None, prompt.token_ids, ())
+        answer = await ask_tokenizer(self._wiring, Tokenize(prompt.content, params.bad_words))
+        return answer if prompt.token_ids is None else attrs.evolve(answer, token_ids=prompt.token_ids)
+
+    def _leave(self, submission: Submission) -> None:
+        """The reader is gone: end what it read, and give its id back. Synchronous, no checkpoint."""
+        assert submission.stream is not None
+        entry = submission.stream.feed.entry
+        self._wiring.streams.pop(entry.serial, None)
+        self._wiring.finish(entry.serial, FinishReason.ABORT)
+        self._wiring.admission.ended(trio.current_time())
+        del self._submissions[submission.request_id]
+        self._endings[submission.request_id] = RequestStatus.of_ending(
+            entry.finish_reason or FinishReason.ABORT
+        )
+        self._endings.move_to_end(submission.request_id)
+        if len(self._endings) > MAX_REMEMBERED_ENDINGS:
+            self._endings.popitem(last=False)
+
+    # ---------------------------------------------------------------------------------- the way down
+
+    def _check_open(self) -> None:
+        if isinstance(self._refusal, EngineDead):
+            raise _died(
+                self._refusal.__cause__
+            )  # a fresh one each: tracebacks grow where exceptions are shared
+        if self._refusal is not None:
+            raise EngineClosed(*self._refusal.args)
+
+    def _refuse(self, refusal: EngineClosed | EngineDead) -> None:
+        """From now on nothing new is taken; the first reason stays, unless the engine has died since."""
+        if self._refusal is None or isinstance(refusal, EngineDead):
+            self._refusal = refusal
+
+    async def drain(self, deadline: float) -> None:
+        """Take nothing new, and let what there is finish.
+
+        Args:
+            deadline: absolute `trio.current_time()`; what has not finished by then ends with finish_reason
+                `shutdown`.
+        """
+        self._refuse(EngineClosed("the engine is draining and takes nothing new"))
+        with trio.move_on_at(_seconds("deadline", deadline)):
+            while self._wiring.journal:
+                await self._wiring.idle.park()
+        self._end_all(FinishReason.SHUTDOWN)
+        await trio.lowlevel.checkpoint()
+
+    def _end_all(self, reason: FinishReason) -> None:
+        """End every live request here and now; readers get what there is, without the help of an actor."""
+        for entry in list(self._wiring.journal):
+            self._wiring.finish(entry.serial, reason)
+        for serial in list(self._wiring.streams):
+            deliver(self._wiring, serial)
+
+    def _close(self) -> None:
+        self._refuse(EngineClosed("the engine's scope has ended"))
+        self._end_all(FinishReason.SHUTDOWN)
+
+    def _die(self, cause: BaseException) -> None:
+        """The root has given up: tell everybody why."""
+        self._refuse(_died(cause))
+        for entry in list(self._wiring.journal):
+            self._wiring.finish(entry.serial, FinishReason.ERROR)
+        for stream in self._wiring.streams.values():
+            stream.fail(_died(cause))
+        self._wiring.streams.clear()
+        self._wiring.idle.unpark_all()
+
+    def _note_report(self, report: CrashReport) -> None:
+        self._num_restarts += report.context == "child_terminated"
+
+
+def _died(cause: BaseException | None) -> EngineDead:
+    error = EngineDead(f"the engine gave up after repeated crashes; the last one was: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+def _check_type(field: str, value: object, kind: type, rule: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
+
+
+def _seconds(field: str, value: float | None) -> float:
+    """None is for ever; NaN would be neither before nor after anything."""
+    if value is None:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
+    return float(value)
+
+
+def scheduler_config(config: EngineConfig, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
+    """The scheduler's limits, now that the model is known."""
+    budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(info.device.partition(":")[0], 512)
+    return SchedulerConfig(
+        num_blocks=info.num_kv_blocks,
+        block_size=info.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=info.max_model_len,
+        policy=config.policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        cache_key=cache_key,
+    )
+
+
+def _tree(engine: Engine, executor: Executor, load_codec: LoadCodec, on_progress: OnProgress) -> Supervisor:
+    """See the module's text."""
+    wiring, config = engine._wiring, engine.config
+    cache_key = secrets.token_bytes(32)
+
+    async def scheduler(*, task_status: trio.TaskStatus[None]) -> None:
+        limits = scheduler_config(config, engine.model_info, cache_key)
+        await scheduler_actor(wiring, limits, task_status=task_status)
+
+    computing = Supervisor(
+        "engine",
+        [
+            ChildSpec(name="model_runner", start=partial(model_runner_actor, wiring, executor, on_progress)),
+            ChildSpec(name="scheduler", start=scheduler),
+        ],
+        strategy=Strategy.REST_FOR_ONE,
+        max_restarts=5,
+        period_s=30.0,
+        on_report=engine._note_report,
+    )
+    text = Supervisor(
+        "text",
+        [
+            ChildSpec(
+                name="tokenizer",
+                start=partial(tokenizer_actor, wiring, load_codec, inline=config.runner == "inline"),
+            ),
+            ChildSpec(name="detokenizer", start=partial(detokenizer_actor, wiring)),
+        ],
+        strategy=Strategy.ONE_FOR_ONE,
+        max_restarts=10,
+        period_s=10.0,
+        on_report=engine._note_report,
+    )
+    return Supervisor(
+        "root",
+        [ChildSpec(name="engine", start=computing.run), ChildSpec(name="text", start=text.run)],
+        strategy=Strategy.REST_FOR_ONE,
+        max_restarts=3,
+        period_s=60.0,
+    )
+
+
+@asynccontextmanager
+async def open_engine(
+    config: EngineConfig | None = None, /, *, on_progress: OnProgress = lambda progress: None, **fields: Any
+) -> AsyncGenerator[Engine]:
+    """Start an engine, and stop it when the scope is left; in between it is ready.
+
+    Args:
+        config: what to start; by default triolet-nano.
+        on_progress: told how far the loading of the model has come, in the Trio thread.
+        **fields: fields of `EngineConfig` that differ from `config`.
+    Raises:
+        ConfigError: a wrong or unknown field.
+        ModelError: the model can not be loaded.
+        EngineDead: the engine gave up, and nobody has been told yet.
+    """
+    chosen = EngineConfig.create(config, **fields)
+    async with run_engine(chosen, make_executor(chosen), on_progress=on_progress) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def run_engine(
+    config: EngineConfig,
+    executor: Executor,
+    load_codec: LoadCodec | None = None,
+    *,
+    on_progress: OnProgress = lambda progress: None,
+) -> AsyncGenerator[Engine]:
+    """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
+    journal = Journal()
+    wiring = Wiring(
+        Admission(journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
+    )
+    engine = Engine(config, wiring)
+    tree = _tree(engine, executor, load_codec or make_codec_loader(config, wiring), on_progress)
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            await nursery.start(_keep_alive, engine, tree)
+            yield engine
+        except BaseException as error:  # raised again below, without the nursery's group around it
+            failure = error
+        engine._close()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:
+    try:
+        await tree.run(task_status=task_status)
+    except SupervisorGaveUp as error:
+        engine._die(root_cause(error))

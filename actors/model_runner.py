@@ -1,0 +1,231 @@
+"""The model-runner actor, and where the model runs.
+
+Three executors fulfil one contract: `start` brings up a model with no memory of requests, `execute` computes one
+plan, and leaving `running()` leaves no thread behind. The actor around them is the same.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Protocol, TypeVar
+
+import attrs
+import trio
+
+from triolet.actors.wiring import Wiring
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+from triolet.core.plan import StepPlan, StepResult
+from triolet.core.progress import LoadProgress
+
+T = TypeVar("T")
+OnProgress = Callable[[LoadProgress], None]
+
+
+class Runner(Protocol):
+    """What an executor drives: `model.runner.ModelRunner`, or a fake. Never called from two threads at once."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        ...
+
+
+Load = Callable[[OnProgress], tuple[Runner, ModelInfo]]
+
+
+class Executor(Protocol):
+    """Where a runner lives."""
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """The scope of one life; nothing of it is left running outside."""
+        ...
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        """Load the model in the first life, and forget all requests in later ones."""
+        ...
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+        ...
+
+
+async def model_runner_actor(
+    wiring: Wiring,
+    executor: Executor,
+    on_progress: OnProgress,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Compute plan after plan. What `execute` raises ends this life, and the scheduler's with it: the KV is gone."""
+    with wiring.runner_inbox.clone() as inbox:
+        async with executor.running():
+            wiring.model_info = await executor.start(on_progress)
+            task_status.started()
+            async for plan in inbox:
+                wiring.step_done(await executor.execute(plan))
+
+
+@attrs.define(eq=False)
+class _Kept:
+    """A runner that outlives the actor's lives: its weights are read once."""
+
+    load: Load
+    loaded: tuple[Runner, ModelInfo] | None = None
+
+    def start(self, on_progress: OnProgress) -> ModelInfo:
+        if self.loaded is None:
+            self.loaded = self.load(on_progress)
+        else:
+            self.loaded[0].reset()
+        return self.loaded[1]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert self.loaded is not None
+        return self.loaded[0].execute(plan)
+
+
+class LoadCancelled(Exception):
+    """Nobody waits for this model any more."""
+
+
+class InlineExecutor:
+    """The model runs in the event loop, which waits for it: one thread, one order of events."""
+
+    def __init__(self, load: Load) -> None:
+        self._kept = _Kept(load)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Nothing needs to run."""
+        yield
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        """See `Executor`."""
+        await trio.lowlevel.checkpoint()
+        return self._kept.start(on_progress)
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        await trio.lowlevel.checkpoint()
+        return self._kept.execute(plan)
+
+
+class ThreadExecutor:
+    """The model runs in one thread of its own, from loading on: torch keeps its worker threads and modes by thread.
+
+    The thread is never abandoned. A step can not be interrupted, so whoever is cancelled while one runs waits for its
+    end.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._kept = _Kept(load)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """The scope in which the thread lives."""
+        failure: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_thread)
+            try:
+                yield
+            except BaseException as error:  # raised again below, without the nursery's group around it
+                failure = error
+            self._jobs.put(None)
+        if failure is not None:
+            raise failure
+
+    async def _run_thread(self) -> None:
+        # Its own limiter: the default one is shared with file and name look-ups, which must not wait for a model.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(
+                self._work, limiter=trio.CapacityLimiter(1), thread_name="triolet-runner"
+            )
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    async def _call(self, function: Callable[[], T], on_cancel: Callable[[], None] = lambda: None) -> T:
+        """Run a function in the thread and wait for its end, even when cancelled; `on_cancel` may hurry it."""
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def job() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:
+                errors.append(error)
+            token.run_sync_soon(done.set)
+
+        self._jobs.put(job)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            on_cancel()
+            with trio.CancelScope(shield=True):
+                await done.wait()
+            raise
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        """See `Executor`. `on_progress` is called in the Trio thread; a cancelled load ends at its next report."""
+        token = trio.lowlevel.current_trio_token()
+        is_cancelled = threading.Event()
+
+        def report(progress: LoadProgress) -> None:
+            if is_cancelled.is_set():
+                raise LoadCancelled
+            token.run_sync_soon(on_progress, progress)
+
+        return await self._call(partial(self._kept.start, report), is_cancelled.set)
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        return await self._call(partial(self._kept.execute, plan))
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """The executor that the configuration names, with a real model."""
+
+    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+        # Here, and not above: torch takes a second to import, and whoever only names an engine should not wait for
+        # it.
+        from triolet.model.runner import load_runner
+
+        return load_runner(
+            model=model_source(config),
+            dtype=config.dtype,
+            device=config.device,
+            trust_remote_code=config.trust_remote_code,
+            revision=config.revision,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_kv_blocks=config.num_kv_blocks,
+            kv_cache_bytes=config.kv_cache_bytes,
+            max_num_seqs=config.max_num_seqs,
+            on_progress=on_progress,
+        )
+
+    return InlineExecutor(load) if config.runner == "inline" else ThreadExecutor(load)
+
+
+def model_source(config: EngineConfig) -> str:
+    """The folder or hub id to load: the shipped triolet-nano, if none is named."""
+    if config.model is not None:
+        return config.model
+    from triolet.nano import PATH
+
+    return str(PATH)

@@ -1,0 +1,43 @@
+"""The scheduler actor: keeps one step in flight. Every decision is `core.scheduler`'s.
+
+It restarts alone, or together with the model runner, whose KV its block tables describe. A new life knows nothing of
+the old one: it takes the requests from the journal and computes them again; results of the old one's steps are
+recognised as late.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from triolet.actors.wiring import Wiring
+from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
+from triolet.core.scheduler import Scheduler, SchedulerConfig
+
+
+async def scheduler_actor(
+    wiring: Wiring, config: SchedulerConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Plan, apply, tell; until cancelled."""
+    core = wiring.new_scheduler(config)
+    with wiring.scheduler_inbox.clone() as inbox:
+        task_status.started()
+        while True:
+            # The next plan is on its way before anybody is told of the last result: the runner is what must not wait.
+            core.expire(trio.current_time())
+            if not core.is_step_in_flight and (plan := core.plan_step(trio.current_time())) is not None:
+                wiring.to_runner.send_nowait(plan)
+            if serials := core.take_progress():
+                await wiring.to_detokenizer.send(Progressed(serials))
+            if not wiring.journal:
+                wiring.idle.unpark_all()
+            with trio.move_on_at(core.next_deadline()):
+                _take_in(await inbox.receive(), core, wiring)
+
+
+def _take_in(message: SchedulerMessage, core: Scheduler, wiring: Wiring) -> None:
+    match message:
+        case StepDone(result=result):
+            core.apply(result, trio.current_time())
+        case Wake():
+            wiring.scheduler_woke()
+            core.add_arrivals()

@@ -1,0 +1,253 @@
+"""Start children in order, mend what crashes, stop in reverse order: OTP's supervisor as one task with a nursery.
+
+A nursery alone is "one for all, never restart": the first error cancels every sibling. So no error of a child
+ever reaches the nursery here. Each child runs in a wrapper that catches what it died of and reports it
+through a channel; the supervisor reads the reports and does what `core.supervision` decides. Foreign
+BaseExceptions count as crashes too (a panic inside a Rust tokenizer is one, and passes through `except
+Exception`); Trio's Cancelled and the interpreter's own go their way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+import trio
+
+from triolet.core.supervision import (
+    CrashReport,
+    Restart,
+    RestartIntensity,
+    Strategy,
+    children_to_restart,
+    must_restart,
+)
+
+logger = logging.getLogger("triolet.supervisor")
+
+PASSED_ON = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+class ChildStart(Protocol):
+    """A child: an async function that runs until it is cancelled or its work is done."""
+
+    def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]:
+        """Call `task_status.started()` once it serves."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class ChildSpec:
+    """What a supervisor must know of a child.
+
+    Args:
+        name: for reports, unique among siblings.
+        start: the child itself, started anew for every life.
+        restart: which endings are mended.
+        shutdown_s: how long a stop may take before it is reported as late, seconds. A task can not be killed.
+    """
+
+    name: str
+    start: ChildStart
+    restart: Restart = Restart.PERMANENT
+    shutdown_s: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
+
+
+class SupervisorGaveUp(Exception):
+    """A child crashed more often than the intensity allows; `__cause__` is what it died of the last time."""
+
+
+@contextmanager
+def foreign_errors_kept(keep: Callable[[BaseException], None]) -> Iterator[None]:
+    """Hand what the body died of to `keep`; cancellation and the interpreter's own exceptions pass.
+
+    An exception group is split: its foreign part is kept, the rest goes on.
+    """
+    try:
+        yield
+    except PASSED_ON:
+        raise
+    except BaseExceptionGroup as group:
+        passed_on, foreign = group.split(PASSED_ON)
+        if foreign is not None:
+            keep(foreign)
+        if passed_on is not None:
+            raise passed_on from None
+    except BaseException as error:
+        keep(error)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What really happened: the first leaf of a group, and what lies beneath a supervisor that gave up."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif isinstance(error, SupervisorGaveUp) and error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return error
+
+
+@attrs.define(eq=False)
+class _Child:
+    """One life of a child. Shielded: it is stopped by its supervisor, in turn, and not by whoever cancels
+    that.
+    """
+
+    spec: ChildSpec
+    scope: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
+    ready: trio.Event = attrs.field(factory=trio.Event)
+    done: trio.Event = attrs.field(factory=trio.Event)
+    has_started: bool = False
+    is_stopping: bool = False
+    reason: BaseException | None = None
+
+    def started(self, value: None = None) -> None:
+        """Trio's `task_status` protocol."""
+        self.has_started = True
+        self.ready.set()
+
+    async def live(self, reports: trio.MemorySendChannel[_Child]) -> None:
+        with self.scope, foreign_errors_kept(self._die):
+            await self.spec.start(task_status=self)
+        self.ready.set()
+        self.done.set()
+        if self.has_started and not self.is_stopping:
+            reports.send_nowait(self)
+
+    def _die(self, reason: BaseException) -> None:
+        self.reason = reason
+
+
+class Supervisor:
+    """A supervisor is itself a child: its `run` can be another one's `ChildSpec.start`.
+
+    Args:
+        name: for reports.
+        children: in start order; later ones may depend on earlier ones.
+        strategy: what a death means for the siblings.
+        max_restarts: restarts allowed within `period_s`.
+        period_s: length of the sliding window, seconds.
+        on_report: told of every crash and of giving up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        children: Sequence[ChildSpec],
+        *,
+        strategy: Strategy,
+        max_restarts: int,
+        period_s: float,
+        on_report: Callable[[CrashReport], None] = lambda report: None,
+    ) -> None:
+        names = [spec.name for spec in children]
+        if len(set(names)) != len(names):
+            raise ValueError(f"children must have different names; got {names}")
+        self.name = name
+        self._specs = {spec.name: spec for spec in children}
+        self._strategy = strategy
+        self._max_restarts, self._period_s = max_restarts, period_s
+        self._on_report = on_report
+        self._children: dict[str, _Child] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start all children, say so, and keep them alive until cancelled; stop them in reverse order.
+
+        Raises:
+            SupervisorGaveUp: too many restarts; all children have been stopped.
+            BaseException: what the first start of a child failed with, bare; the others have been stopped.
+        """
+        intensity = RestartIntensity(self._max_restarts, self._period_s)
+        self._children.clear()
+        # A life that ends by itself sends one report. Reports are read between two mendings, and in one mending a
+        # child begins at most one life per allowed restart; with the one before and one to spare:
+        capacity = (self._max_restarts + 2) * len(self._specs)
+        reports, inbox = trio.open_memory_channel[_Child](capacity)
+        failure: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                for spec in self._specs.values():
+                    await self._start(spec, nursery, reports)
+                task_status.started()
+                while self._children:
+                    await self._mend(await inbox.receive(), intensity, nursery, reports)
+            except BaseException as error:  # raised again below, without the nursery's group around it
+                failure = error
+            with trio.CancelScope(shield=True):
+                await self._stop(list(self._children))
+        if failure is not None:
+            raise failure
+
+    async def _start(
+        self, spec: ChildSpec, nursery: trio.Nursery, reports: trio.MemorySendChannel[_Child]
+    ) -> None:
+        child = self._children[spec.name] = _Child(spec)
+        nursery.start_soon(child.live, reports, name=spec.name)
+        await child.ready.wait()
+        if not child.has_started:
+            child.is_stopping = True  # its report says nothing new
+            del self._children[spec.name]
+            raise child.reason or RuntimeError(f"{spec.name} returned before it was ready")
+
+    async def _stop(self, names: Sequence[str]) -> None:
+        """Stop children one after the other, the last one first."""
+        for name in reversed(names):
+            child = self._children.pop(name)
+            child.is_stopping = True
+            child.scope.cancel()
+            with trio.move_on_after(child.spec.shutdown_s):
+                await child.done.wait()
+            if not child.done.is_set():
+                self._report("shutdown_error", None, name)
+                await child.done.wait()
+
+    async def _mend(
+        self,
+        child: _Child,
+        intensity: RestartIntensity,
+        nursery: trio.Nursery,
+        reports: trio.MemorySendChannel[_Child],
+    ) -> None:
+        if child.is_stopping:
+            return
+        name, reason = child.spec.name, child.reason
+        del self._children[name]
+        if reason is not None:
+            self._report("child_terminated", reason, name)
+        if not must_restart(child.spec.restart, crashed=reason is not None):
+            return
+        while True:
+            if not intensity.allow(trio.current_time()):
+                self._report("intensity_exceeded", reason, name)
+                raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
+            affected = children_to_restart(self._strategy, tuple(self._specs), name)
+            await self._stop([other for other in affected if other in self._children])
+            failure = await self._start_again(affected, nursery, reports)
+            if failure is None:
+                return
+            reason = failure
+            self._report("start_error", reason, name)
+
+    async def _start_again(
+        self, names: Sequence[str], nursery: trio.Nursery, reports: trio.MemorySendChannel[_Child]
+    ) -> BaseException | None:
+        """Returns what a start failed with; it counts as one more crash."""
+        failures: list[BaseException] = []
+        with foreign_errors_kept(failures.append):
+            for name in names:
+                if self._specs[name].restart is not Restart.TEMPORARY:
+                    await self._start(self._specs[name], nursery, reports)
+        return failures[0] if failures else None
+
+    def _report(self, context: str, reason: BaseException | None, offender: str) -> None:
+        report = CrashReport(supervisor=self.name, context=context, reason=reason, offender=offender)
+        logger.error(
+            "supervisor=%s context=%s reason=%r offender=%s",
+            report.supervisor, report.context, report.reason, report.offender,
+            exc_info=reason if context == "child_terminated" else None,
+        )  # fmt: skip
+        self._on_report(report)

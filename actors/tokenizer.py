@@ -1,0 +1,115 @@
+"""The tokenizer actor: prompts become ids, away from the event loop, and a bad one fails alone.
+
+Each request is served by a task of its own, in worker threads of its own number: a long prompt delays neither the
+loop nor, as long as there is a second thread, the short ones behind it. Who asks waits for the answer on a channel of
+capacity 1 that came with the question; if the asker has left, the answer is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from triolet.actors.supervisor import foreign_errors_kept
+from triolet.actors.wiring import TokenizeReply, TokenizeRequest, Wiring
+from triolet.config import EngineConfig
+from triolet.core.codec import TextCodec
+from triolet.core.messages import Tokenize, Tokenized
+from triolet.errors import InvalidPrompt, TrioletError, UnsupportedFeature
+
+NUM_THREADS = 2
+
+Run = Callable[[Callable[[], Tokenized]], Awaitable[Tokenized]]
+LoadCodec = Callable[[], TextCodec | None]
+
+
+async def tokenizer_actor(
+    wiring: Wiring,
+    load: LoadCodec,
+    *,
+    inline: bool,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer questions until cancelled.
+
+    Args:
+        wiring: channels.
+        load: reads the tokenizer; called once, a later life uses the same.
+        inline: work in the event loop, for tests that want one order of events.
+    """
+    if wiring.codec is None:
+        wiring.codec = load() if inline else await trio.to_thread.run_sync(load)
+    limiter = trio.CapacityLimiter(NUM_THREADS)
+
+    async def run(function: Callable[[], Tokenized]) -> Tokenized:
+        if inline:
+            await trio.lowlevel.checkpoint()
+            return function()
+        return await trio.to_thread.run_sync(function, limiter=limiter)
+
+    with wiring.tokenizer_inbox.clone() as inbox:
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            async for request in inbox:
+                nursery.start_soon(_answer, wiring.codec, request, run)
+
+
+async def _answer(codec: TextCodec | None, request: TokenizeRequest, run: Run) -> None:
+    message, reply = request
+    answers: list[TokenizeReply] = []
+    with foreign_errors_kept(lambda error: answers.append(_at_the_caller(error, message))):
+        answers.append(await run(lambda: _tokenize(codec, message)))
+    with reply, suppress(trio.BrokenResourceError):
+        reply.send_nowait(answers[0])
+
+
+def _tokenize(codec: TextCodec | None, message: Tokenize) -> Tokenized:
+    if codec is None:
+        raise UnsupportedFeature("prompt must be token ids: the model has no tokenizer", field="prompt")
+    return codec.tokenize(message)
+
+
+def _at_the_caller(error: BaseException, message: Tokenize) -> BaseException:
+    """Our own errors say what is wrong; anything else, a panic in foreign code included, is blamed on the prompt."""
+    if isinstance(error, TrioletError):
+        return error
+    wrapped = InvalidPrompt(f"prompt could not be tokenized: {type(error).__name__}", field="prompt")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+async def ask_tokenizer(wiring: Wiring, message: Tokenize) -> Tokenized:
+    """Ask, and wait for the answer.
+
+    Raises:
+        InvalidRequest: the prompt can not be encoded.
+    """
+    while True:
+        reply_send, reply = trio.open_memory_channel[TokenizeReply](1)
+        with reply:
+            await wiring.to_tokenizer.send((message, reply_send))
+            try:
+                answer = await reply.receive()
+            except (
+                trio.EndOfChannel
+            ):  # the actor died with the question in its hands; its next life knows nothing of it
+                continue
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
+    """Reads the configured tokenizer, or the one in the folder of the model that the runner has loaded."""
+
+    def load() -> TextCodec | None:
+        from triolet.model.tokenizer import load_tokenizer
+
+        assert wiring.model_info is not None, "the runner starts before the tokenizer"
+        folder = Path(config.tokenizer or wiring.model_info.folder)
+        return load_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+
+    return load

@@ -1,0 +1,141 @@
+"""The channels between the actors, each with its capacity and the reason why that is enough.
+
+    model runner --StepDone--> scheduler --StepPlan--> model runner
+    engine ------Wake--------> scheduler --Progressed--> detokenizer --> feeds of the streams
+    engine ------Tokenize and a reply channel--> tokenizer
+
+The wiring outlives the actors: it holds both ends of every channel, so that a crash loses no more than the message in
+the actor's hands, and what a message told can be found again in the journal. Everything here belongs to the one Trio
+thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.core.admission import Admission
+from triolet.core.codec import TextCodec
+from triolet.core.feed import Feed
+from triolet.core.journal import Journal
+from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Tokenize, Tokenized, Wake
+from triolet.core.model_info import ModelInfo
+from triolet.core.outputs import FinishReason
+from triolet.core.plan import StepPlan, StepResult
+from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
+
+# At most one Wake is unread (`_is_woken`). Of StepDone there is one for the step in flight, and there may be a late
+# one of a step that an earlier scheduler had planned.
+SCHEDULER_CAPACITY = 3
+# The scheduler plans no step while one is in flight, and takes back the plan that a crashed one left here.
+RUNNER_CAPACITY = 1
+# The detokenizer waits for nobody, so the scheduler never waits long for it; one step's progress is under way.
+DETOKENIZER_CAPACITY = 1
+# Whoever asks waits for the answer, so this only decides where the askers wait.
+TOKENIZER_CAPACITY = 16
+
+TokenizeReply = Tokenized | BaseException
+TokenizeRequest = tuple[Tokenize, "trio.MemorySendChannel[TokenizeReply]"]
+
+
+@attrs.define(eq=False)
+class Stream:
+    """A stream's place in the wiring: the feed that the detokenizer fills, and where its reader waits.
+
+    Args:
+        feed: what there is to read.
+        error: what the reader gets instead of a next output.
+    """
+
+    feed: Feed
+    error: BaseException | None = None
+    readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more will come; the first error stays."""
+        if self.error is None:
+            self.error = error
+        self.readers.unpark_all()
+
+
+class Wiring:
+    """What the actors of one engine share.
+
+    Args:
+        admission: who is let in; brings the journal.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.journal: Journal = admission.journal
+        self.counters = SchedulerCounters()
+        self.streams: dict[int, Stream] = {}
+        self.model_info: ModelInfo | None = None
+        self.codec: TextCodec | None = None
+        self.scheduler: Scheduler | None = None
+        self.idle = trio.lowlevel.ParkingLot()
+        self._is_woken = False
+        self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
+            SCHEDULER_CAPACITY
+        )
+        self.to_runner, self.runner_inbox = trio.open_memory_channel[StepPlan](RUNNER_CAPACITY)
+        self.to_detokenizer, self.detokenizer_inbox = trio.open_memory_channel[Progressed](
+            DETOKENIZER_CAPACITY
+        )
+        self.to_tokenizer, self.tokenizer_inbox = trio.open_memory_channel[TokenizeRequest](
+            TOKENIZER_CAPACITY
+        )
+
+    def wake_scheduler(self) -> None:
+        """Have it look into the journal. Never waits."""
+        if not self._is_woken:
+            self._is_woken = True
+            self.to_scheduler.send_nowait(Wake())
+
+    def scheduler_woke(self) -> None:
+        """The one unread Wake has been read."""
+        self._is_woken = False
+
+    def step_done(self, result: StepResult) -> None:
+        """Hand a result to the scheduler. Never waits."""
+        self.to_scheduler.send_nowait(StepDone(result))
+
+    def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
+        """A scheduler for a new life: all that is live in the journal is queued again, its old messages are void."""
+        _empty(self.scheduler_inbox)
+        _empty(self.runner_inbox)
+        self._is_woken = False
+        self.journal.take_arrivals()
+        self.scheduler = Scheduler(config, self.journal, self.counters)
+        for entry in self.journal:
+            self.scheduler.add(entry)
+        return self.scheduler
+
+    def finish(self, serial: int, reason: FinishReason) -> None:
+        """End a request: the one way out, for whatever reason. Synchronous, idempotent, no checkpoint.
+
+        Its blocks are free when this returns, or, if the step in flight works on them, when that step ends.
+        """
+        if self.scheduler is not None and serial in self.journal:
+            self.scheduler.abort(serial, reason)
+            self.wake_scheduler()
+
+    def advance(self, serial: int) -> None:
+        """Deliver what is new of a request to its stream, if it still has one."""
+        stream = self.streams.get(serial)
+        if stream is None:
+            return
+        if stream.feed.advance():
+            self.finish(serial, FinishReason.STOP)
+        if stream.feed.collector.finish_reason is not None:
+            del self.streams[serial]
+        stream.readers.unpark_all()
+
+
+def _empty(inbox: trio.MemoryReceiveChannel[Any]) -> None:
+    with suppress(trio.WouldBlock):
+        while True:
+            inbox.receive_nowait()

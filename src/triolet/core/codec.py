@@ -1,0 +1,24 @@
+"""What the actors ask of a tokenizer, whoever brings it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from triolet.core.messages import Tokenize, Tokenized
+
+
+class TextCodec(Protocol):
+    """Text to ids and back. Its methods may be called from any thread."""
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        """Render, if it is a conversation, and encode.
+
+        Raises:
+            InvalidRequest: the prompt can not be encoded.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        ...

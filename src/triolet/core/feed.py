@@ -1,0 +1,86 @@
+"""One request's way from the journal to its reader: which tokens have become text, and which text waits to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from triolet.core.codec import TextCodec
+from triolet.core.collector import OutputCollector
+from triolet.core.detokenizer import Decode, OutputText
+from triolet.core.journal import JournalEntry
+from triolet.core.outputs import FinishReason
+
+
+@attrs.define(eq=False)
+class Feed:
+    """Moves new tokens of the journal, as text, into the collector. Exactly once, also after a crash in between:
+    how far it has come is what the collector has, and the half characters before it are computed again.
+
+    Args:
+        entry: the request and its answer so far.
+        collector: what its reader takes from.
+        codec: turns ids into text; None where the model has no tokenizer, and every text is empty.
+    """
+
+    entry: JournalEntry
+    collector: OutputCollector
+    codec: TextCodec | None
+    _text: OutputText | None = attrs.field(default=None, init=False)
+
+    @classmethod
+    def open(cls, entry: JournalEntry, codec: TextCodec | None, *, arrival_time: float) -> Feed:
+        """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
+        decode = _decoder(codec, skip_special_tokens=False)
+        return cls(entry, OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time), codec)
+
+    def forget_text(self) -> None:
+        """The detokenizer has crashed: trust nothing but the journal and what the reader has got."""
+        self._text = None
+
+    def advance(self) -> bool:
+        """Deliver what is new.
+
+        Returns:
+            Whether a stop string has ended the answer: nothing more of it is wanted.
+        """
+        if self.collector.finish_reason is not None:
+            return False
+        text = self._text or self._rebuilt()
+        entry, collector = self.entry, self.collector
+        ended_by_token = entry.finish_reason is FinishReason.STOP
+        delta = text.add(entry.output_token_ids[text.num_tokens :], hide_last=ended_by_token)
+        if delta.num_tokens:
+            collector.put(delta.text, delta.num_tokens)
+        if delta.stop_reason is not None:
+            collector.finish(FinishReason.STOP, delta.stop_reason)
+            return True
+        if entry.finish_reason is not None:
+            collector.put(text.flush(), 0)
+            collector.finish(entry.finish_reason, entry.stop_reason)
+        return False
+
+    def _rebuilt(self) -> OutputText:
+        request = self.entry.request
+        params = request.params
+        codec = self.codec if params.detokenize else None
+        text = self._text = OutputText(
+            _decoder(codec, skip_special_tokens=params.skip_special_tokens),
+            request.prompt_token_ids,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+        text.add(self.entry.output_token_ids[: self.collector.num_tokens])
+        return text
+
+
+def _decoder(codec: TextCodec | None, *, skip_special_tokens: bool) -> Decode:
+    if codec is None:
+        return lambda token_ids: ""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    return decode

@@ -1,0 +1,104 @@
+"""The forms in which a prompt may come, and what is wrong with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from triolet.errors import InvalidPrompt, PromptTooLong
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+_FORMS = (
+    "a text, a list of token ids, {'prompt_token_ids': [...]}, {'prompt': '...'} or a list of chat messages"
+)
+
+
+@attrs.frozen
+class ParsedPrompt:
+    """A prompt of known form; one of the two is None.
+
+    Args:
+        token_ids: it came as ids.
+        content: it came as text or as chat messages, and must be tokenised.
+    """
+
+    token_ids: tuple[int, ...] | None = None
+    content: str | Sequence[Mapping[str, Any]] | None = None
+
+
+def parse_prompt(prompt: object) -> ParsedPrompt:
+    """Tell the forms apart.
+
+    Raises:
+        InvalidPrompt: it has none of them, or is empty.
+    """
+    match prompt:
+        case str():
+            return ParsedPrompt(content=_not_empty(prompt))
+        case {"prompt_token_ids": token_ids, **others} if not others:
+            return ParsedPrompt(token_ids=_token_ids(token_ids))
+        case {"prompt": str(text), **others} if not others:
+            return ParsedPrompt(content=_not_empty(text))
+        case [Mapping(), *_]:
+            return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
+        case bytes() | bytearray() | Mapping():
+            raise _of_no_form(prompt)
+        case Sequence():
+            return ParsedPrompt(token_ids=_token_ids(prompt))
+        case _:
+            raise _of_no_form(prompt)
+
+
+def _of_no_form(prompt: object) -> InvalidPrompt:
+    return InvalidPrompt(
+        f"prompt must be {_FORMS}; got {type(prompt).__name__}", field="prompt", got=type(prompt)
+    )
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise InvalidPrompt("prompt must not be empty; got ''", field="prompt", got=text)
+    return text
+
+
+def _token_ids(token_ids: object) -> tuple[int, ...]:
+    if isinstance(token_ids, str | bytes | Mapping) or not isinstance(token_ids, Sequence):
+        raise InvalidPrompt(
+            f"prompt_token_ids must be a list of integers; got {type(token_ids).__name__}",
+            field="prompt_token_ids",
+        )
+    if not set(map(type, token_ids)) <= {int}:
+        wrong = next(token_id for token_id in token_ids if type(token_id) is not int)
+        raise InvalidPrompt(
+            f"prompt_token_ids must contain only integers; got {wrong!r:.80}",
+            field="prompt_token_ids",
+            got=wrong,
+        )
+    return tuple(token_ids)
+
+
+def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
+    """Hold a tokenised prompt against the model.
+
+    Args:
+        token_ids: the prompt.
+        vocab_size: ids must be below it.
+        max_model_len: longest sequence, tokens; at least one token of it is the answer's.
+    Raises:
+        InvalidPrompt: it is empty, or holds an id that the model does not have.
+        PromptTooLong: it leaves no room for an answer.
+    """
+    if not token_ids:
+        raise InvalidPrompt("prompt must not be empty; got no tokens", field="prompt", got=())
+    if len(token_ids) >= max_model_len:
+        raise PromptTooLong(len(token_ids), max_model_len)
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        raise InvalidPrompt(
+            f"prompt_token_ids must be in [0, {vocab_size}); got {low if low < 0 else high}",
+            field="prompt_token_ids",
+            got=low if low < 0 else high,
+        )

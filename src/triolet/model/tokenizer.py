@@ -1,0 +1,165 @@
+"""Text to token ids and back, and chat messages to text.
+
+A tokenizer.json is read with `tokenizers` alone. Older folders, with a sentencepiece model or a vocabulary and
+merges, are converted by transformers, which is only imported for them. A folder without a tokenizer is no error: the
+engine then takes and gives token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tokenizers
+
+from triolet.core.chat_template import ChatTemplate
+from triolet.core.messages import Tokenize, Tokenized
+from triolet.errors import InvalidPrompt, ModelFileError, UnsupportedFeature
+
+SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+@attrs.frozen(eq=False)
+class TextTokenizer:
+    """One model's tokenizer and chat template.
+
+    Args:
+        backend: does the work; its calls may run in any thread.
+        chat_template: None for a model that has none.
+    """
+
+    backend: tokenizers.Tokenizer
+    chat_template: ChatTemplate | None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; with the special tokens that the model wants around a prompt, or without."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids; ids that have no token (padding of the vocabulary) have no text."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a conversation, up to where the assistant's next turn begins.
+
+        Raises:
+            UnsupportedFeature: the model has no chat template.
+            ChatTemplateError: the template refused the messages, or failed.
+        """
+        if self.chat_template is None:
+            raise UnsupportedFeature(
+                "prompt must be text or token ids: the model has no chat template", field="prompt"
+            )
+        return self.chat_template.render(messages, add_generation_prompt=True)
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        """See `TextCodec`. A conversation's template writes its special tokens; a plain text gets the model's."""
+        match message.prompt:
+            case None:
+                text, token_ids = None, []
+            case str(text):
+                token_ids = self.encode(text, add_special_tokens=True)
+            case messages:
+                text = self.render(messages)
+                token_ids = self.encode(text, add_special_tokens=False)
+        return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words))
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids that would write each word, at a beginning and after a space.
+
+        Source: vLLM's `bad_words`: the variant with a space counts if it is one token sequence of the same length
+            with
+        another first token.
+        """
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = tuple(self.encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(self.encode(" " + word.lstrip(), add_special_tokens=False))
+            if not bare:
+                raise InvalidPrompt(f"bad_words must have tokens, got {word!r}", field="bad_words", got=word)
+            sequences[bare] = None
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
+                sequences[spaced] = None
+        return tuple(sequences)
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextTokenizer | None:
+    """Read the tokenizer of a model folder; None if it has none.
+
+    Raises:
+        ModelFileError: a file is there and can not be read.
+    """
+    backend = _load_backend(folder, trust_remote_code=trust_remote_code)
+    if backend is None:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    return TextTokenizer(backend, _load_chat_template(folder))
+
+
+def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ModelFileError(path, f"is not a tokenizer: {error}") from error
+    if not any((folder / name).is_file() for name in SLOW_TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelFileError(folder, f"its tokenizer can not be converted: {error}") from error
+    if not getattr(converted, "is_fast", False):
+        raise ModelFileError(folder, "its tokenizer has no fast form")
+    backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    return backend
+
+
+def _load_chat_template(folder: Path) -> ChatTemplate | None:
+    settings = _read_json(folder / "tokenizer_config.json")
+    source = _template_source(folder, settings)
+    if source is None:
+        return None
+    texts = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
+    tokens = {name: text for name, text in texts.items() if text is not None}
+    # The system clock is read here, and not in the core: a template may ask for today's date.
+    return ChatTemplate(source, special_tokens=tokens, strftime_now=time.strftime)
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(value: object) -> str | None:
+    """A special token is written as its text, or as an object with its `content`."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFileError(path, f"is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(path, "must hold one JSON object")
+    return content

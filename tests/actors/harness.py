@@ -1,0 +1,108 @@
+"""An engine whose model is the fake one of the core's tests: inline, on virtual time, with a step that lasts 10 ms."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from tests.core.fake_model import FakeModel, expected_answer
+from triolet.actors.engine import Engine, run_engine
+from triolet.actors.model_runner import OnProgress
+from triolet.config import EngineConfig
+from triolet.core.codec import TextCodec
+from triolet.core.messages import Tokenize, Tokenized
+from triolet.core.model_info import GenerationDefaults, ModelInfo
+from triolet.core.plan import StepPlan, StepResult
+from triolet.errors import InvalidPrompt
+
+STEP_S = 0.01
+VOCAB = 50
+
+
+class LetterCodec:
+    """One token is one character: token 0 is 'A', token 1 is 'B' and so on."""
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        if message.prompt == "panic":
+            raise BaseException("a panic in foreign code")
+        if not isinstance(message.prompt, str):
+            raise InvalidPrompt("prompt must be text here", field="prompt")
+        return Tokenized(message.prompt, tuple((ord(char) - 65) % VOCAB for char in message.prompt), ())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(65 + token_id) for token_id in token_ids)
+
+
+class FakeExecutor:
+    """Fulfils the executor contract in virtual time; faults are planted by replacing `before_step`."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self.num_lives = 0
+        self.plans: list[StepPlan] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        yield
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        await trio.lowlevel.checkpoint()
+        self.num_lives += 1
+        self.model = FakeModel(self.num_blocks, self.block_size, VOCAB)
+        return ModelInfo(
+            folder="/nowhere",
+            architecture="Fake",
+            backend="native",
+            vocab_size=VOCAB,
+            max_position=4096,
+            max_model_len=self.num_blocks * self.block_size,
+            num_kv_blocks=self.num_blocks,
+            block_size=self.block_size,
+            dtype="float32",
+            device="cpu",
+            generation=GenerationDefaults(),
+        )
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        result = self.model.execute(plan)
+        await trio.sleep(STEP_S)
+        self.before_step(plan)
+        return result
+
+
+@asynccontextmanager
+async def fake_engine(
+    executor: FakeExecutor | None = None, codec: TextCodec | None = None, **fields: object
+) -> AsyncGenerator[Engine]:
+    """An engine over the fake model, with every count checked when it is idle at the end."""
+    config = EngineConfig.create(
+        EngineConfig(runner="inline", max_num_seqs=4, max_num_batched_tokens=16), **fields
+    )
+    executor = executor or FakeExecutor(num_blocks=64, block_size=4)
+    async with run_engine(config, executor, lambda: codec or LetterCodec()) as engine:
+        yield engine
+        check(engine)
+
+
+def check(engine: Engine) -> None:
+    """Every count of the core holds."""
+    scheduler = engine._wiring.scheduler
+    assert scheduler is not None
+    scheduler.check()
+
+
+def assert_all_blocks_back(engine: Engine) -> None:
+    """Nothing is held by anybody."""
+    statistics = engine.statistics()
+    assert statistics.kv_blocks_free + statistics.kv_blocks_cached == statistics.kv_blocks_total
+    assert statistics.num_requests_live == 0
+    check(engine)
+
+
+def answer_of(prompt: Sequence[int], seed: int, num_tokens: int) -> tuple[int, ...]:
+    """What the fake model answers, whatever else runs."""
+    return tuple(expected_answer(prompt, seed, num_tokens, VOCAB))
