@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -159,18 +160,23 @@ def machine() -> dict[str, str]:
     """What the figures were measured with."""
     import triton
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
     return {
-        "gpu": torch.cuda.get_device_name(), "driver": driver.stdout.split("\n")[0],
-        "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__, "dtype": str(DTYPE).removeprefix("torch."),
-        "commit": commit.stdout.strip() or "unknown",
-    }  # fmt: skip
+        "gpu": torch.cuda.get_device_name(),
+        "driver": first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "dtype": str(DTYPE).removeprefix("torch."),
+        "commit": first_line("git", "rev-parse", "--short", "HEAD"),
+    }
+
+
+def first_line(*command: str) -> str:
+    """What a program says first; "unknown" where it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return "unknown"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip().partition("\n")[0] or "unknown"
 
 
 def measure(trial: Trial) -> dict[str, Any]:

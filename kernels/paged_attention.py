@@ -66,7 +66,6 @@ def _attention_kernel(
     if first_query >= query_len:
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
-
     block_table_ptr = block_tables_ptr + sequence.to(tl.int64) * block_tables_stride
 
     row = tl.arange(0, ROWS)
