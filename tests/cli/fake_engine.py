@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
 import attrs
 import trio
@@ -51,6 +51,7 @@ class FakeEngine:
             backend="native",
             vocab_size=4096,
             max_position=1024,
+            max_model_len=1024,
             num_kv_blocks=64,
             block_size=16,
             dtype="float32",
@@ -84,6 +85,9 @@ class FakeEngine:
             yield outputs()
         finally:
             self.aborted += not ended
+            if "stubborn" in question:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(60.0)
 
     async def _outputs(
         self, prompt: Prompt, question: str, params: SamplingParams
@@ -95,7 +99,9 @@ class FakeEngine:
         for position, piece in enumerate(
             [*pieces, ""][:limit]
         ):  # the empty one stands for the end-of-sequence token
-            await trio.sleep(60.0 if "wait" in question else self.step_s)
+            await trio.sleep(
+                60.0 if "wait" in question else 0.5 if "slow" in question and not position else self.step_s
+            )
             if "fail" in question and position == 2:
                 raise RequestFailed("r-1", "a step failed twice")
             at_end, at_limit = position == len(pieces), position == limit - 1
@@ -136,20 +142,27 @@ def _pieces(text: str) -> list[str]:
 
 @asynccontextmanager
 async def open_fake_engine(
-    config: EngineConfig, *, on_progress: Callable[[LoadProgress], None] | None = None, **engine: Any
+    config: EngineConfig,
+    *,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+    opened: list[FakeEngine] | None = None,
+    step_s: float = 0.002,
 ) -> AsyncIterator[FakeEngine]:
-    """In place of `triolet.open_engine`."""
+    """In place of `triolet.open_engine`; every engine is noted in `opened`."""
     if config.model == "missing":
         raise ModelNotFound("missing: neither a folder with a config.json nor a model that the hub knows")
     for done in range(5):
         if on_progress is not None:
             on_progress(LoadProgress("weights", done * 2**20, 4 * 2**20))
         await trio.sleep(60.0 if config.model == "endless" else 0.01)
-    yield FakeEngine(config, **engine)
+    engine = FakeEngine(config, step_s=step_s)
+    if opened is not None:
+        opened.append(engine)
+    yield engine
 
 
 if __name__ == "__main__":
     from triolet.cli import main
 
-    setattr(triolet, "open_engine", lambda *args, **kwargs: open_fake_engine(*args, step_s=0.02, **kwargs))  # noqa: B010
+    vars(triolet)["open_engine"] = partial(open_fake_engine, step_s=0.02)
     main(prog_name="triolet")

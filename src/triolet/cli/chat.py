@@ -89,16 +89,16 @@ class Chat:
     async def run(self) -> None:
         """Ask, answer, and so on, until the person leaves."""
         self._greet()
-        with self.interrupts.waking(self.prompt.interrupt):
-            while (typed := await self.prompt.ask()) is not Key.END:
-                if typed is Key.INTERRUPT:
-                    self._interrupted_at_the_prompt()
-                elif slash.is_command(typed):
-                    if await self._command(typed) is Next.LEAVE:
-                        return
-                elif typed:
-                    self.state.conversation.ask(typed)
-                    await self._reply()
+        self.interrupts.conversing = True
+        while (typed := await self._ask()) is not Key.END:
+            if typed is Key.INTERRUPT:
+                self._interrupted_at_the_prompt()
+            elif slash.is_command(typed):
+                if await self._command(typed) is Next.LEAVE:
+                    return
+            elif typed:
+                self.state.conversation.ask(typed)
+                await self._reply()
 
     def _greet(self) -> None:
         info = self.engine.model_info
@@ -112,6 +112,10 @@ class Chat:
         self.screen.remark(" · ".join(parts))
         self.screen.remark("/help shows the commands · Ctrl-C stops a reply · Ctrl-D leaves")
         self.screen.say("")
+
+    async def _ask(self) -> str | Key:
+        with self.interrupts.waking(self.prompt.interrupt):
+            return await self.prompt.ask()
 
     def _interrupted_at_the_prompt(self) -> None:
         if self.interrupts.is_second(trio.current_time()):

@@ -27,13 +27,18 @@ class Interrupts:
     """Where a Ctrl-C goes; `now` is always seconds on a monotonic clock.
 
     Args:
+        conversing: whether a Ctrl-C outside of a reply goes to the prompt rather than ending the program.
         exit_code: why the program is leaving; None as long as it is not.
     """
 
+    conversing: bool = False
     exit_code: int | None = None
     _program: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _reply: trio.CancelScope | None = attrs.field(default=None, init=False)
     _wake_prompt: Callable[[], None] | None = attrs.field(default=None, init=False)
+    _pending: bool = attrs.field(
+        default=False, init=False
+    )  # came between prompt and reply; for whichever is next
     _last: float = attrs.field(default=-float("inf"), init=False)
 
     def run(self, body: Callable[[Interrupts], Awaitable[None]]) -> None:
@@ -46,6 +51,10 @@ class Interrupts:
         try:
             trio.run(self._run, body, keyboard, restrict_keyboard_interrupt_to_checkpoints=True)
         finally:
+            if self.exit_code is not None:
+                signal.signal(
+                    signal.SIGINT, signal.SIG_IGN
+                )  # one that comes too late must not change the exit code
             keyboard.restore()
         if self.exit_code is not None:
             raise SystemExit(self.exit_code)
@@ -57,6 +66,8 @@ class Interrupts:
             self._reply.cancel()
         elif self._reply is None and self._wake_prompt is not None:
             self._wake_prompt()  # the same as the key pressed at the prompt, which counts it
+        elif self._reply is None and self.conversing and not self._pending:
+            self._pending = True
         else:
             self.leave(INTERRUPTED)
 
@@ -75,6 +86,8 @@ class Interrupts:
     def stopping(self, reply: trio.CancelScope) -> Iterator[None]:
         """Meanwhile, a Ctrl-C cancels `reply`."""
         self._reply = reply
+        if self._taken():
+            reply.cancel()
         try:
             yield
         finally:
@@ -82,12 +95,18 @@ class Interrupts:
 
     @contextlib.contextmanager
     def waking(self, wake_prompt: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile, a Ctrl-C outside of a reply is handed to the prompt."""
+        """Meanwhile, a Ctrl-C is handed to the prompt."""
         self._wake_prompt = wake_prompt
+        if self._taken():
+            wake_prompt()
         try:
             yield
         finally:
             self._wake_prompt = None
+
+    def _taken(self) -> bool:
+        pending, self._pending = self._pending, False
+        return pending
 
     async def _run(self, body: Callable[[Interrupts], Awaitable[None]], keyboard: KeyboardMode) -> None:
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What is shown while a model loads: a bar on a terminal, otherwise at most one line."""
+"""What is shown while a model loads: a bar where the terminal may be painted, otherwise at most one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 import triolet
+from triolet.cli.screen import Screen
 from triolet.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -48,24 +49,24 @@ class Loading:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Meanwhile, the load is shown; nothing of it stays on a terminal."""
-        if not sys.stderr.isatty():
+        if not Screen.of(sys.stderr).colour:
             yield
             return
         self._bar = _bar()
         with self._bar:  # redrawn by a thread of its own, so that it also moves while torch is being imported
-            self._task = self._bar.add_task(f"loading {self.model}", total=None)
+            self._task = self._bar.add_task(f"loading {self.model}", total=None, size="")
             yield
         self._bar = None
 
     def update(self, progress: LoadProgress) -> None:
         """Take in a report from the engine."""
         if self._bar is not None and self._task is not None:
-            stage = f"loading {self.model} · {progress.stage}"
             self._bar.update(
                 self._task,
-                description=stage,
+                description=f"loading {self.model} · {progress.stage}",
                 completed=progress.done_bytes,
                 total=progress.total_bytes or None,
+                size=_size(progress),
             )
         elif not self._said:
             self._say_once(progress)
@@ -75,22 +76,25 @@ class Loading:
         self._began = self._began or now
         if now - self._began > QUIET_FOR_S:
             self._said = True
-            print(
-                f"triolet: loading {self.model} ({progress.total_bytes / 1e9:.1f} GB)",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"triolet: loading {self.model} {_size(progress)}".rstrip(), file=sys.stderr, flush=True)
+
+
+def _size(progress: LoadProgress) -> str:
+    """How many bytes of how many; empty while that is not known."""
+    unit, divisor = ("GB", 1e9) if progress.total_bytes >= 1e9 else ("MB", 1e6)
+    done, total = progress.done_bytes / divisor, progress.total_bytes / divisor
+    return f"({done:.1f} of {total:.1f} {unit})" if progress.total_bytes else ""
 
 
 def _bar() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     return Progress(
         SpinnerColumn(style="dim"),
         TextColumn("[dim]{task.description}"),
         BarColumn(bar_width=24),
-        DownloadColumn(),
+        TextColumn("[dim]{task.fields[size]}"),
         console=Console(stderr=True, highlight=False),
         transient=True,
     )

@@ -184,7 +184,13 @@ def _shown(default: object) -> str:
 
 def at_a_terminal() -> bool:
     """Whether a conversation is possible: a person types, sees the answer, and the terminal can move its cursor."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    closed = sys.stdin is None or sys.stdout is None
+    return (
+        not closed
+        and sys.stdin.isatty()
+        and sys.stdout.isatty()
+        and os.environ.get("TERM") not in ("dumb", "unknown")
+    )
 
 
 def text_or_stdin(text: str, flag: str) -> str:
@@ -195,8 +201,10 @@ def text_or_stdin(text: str, flag: str) -> str:
     """
     source = "stdin" if text == "-" else flag
     try:
+        if text == "-" and sys.stdin is None:
+            raise click.UsageError("stdin must be open; got none")
         if text == "-":
-            text = click.get_binary_stream("stdin").read().decode().removesuffix("\n")
+            text = sys.stdin.buffer.read().decode().removesuffix("\n")
         text.encode()  # an argument's broken bytes have become surrogates, which no tokenizer takes
     except UnicodeError as error:
         raise click.UsageError(f"{source} must be UTF-8; {error}") from error

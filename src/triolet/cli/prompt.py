@@ -77,16 +77,16 @@ class Prompt:
 
     async def ask(self) -> str | Key:
         """What was typed, or the key that ended it; a cancelled scope ends it as well."""
-        self._waiting, self._interrupted = True, False
+        self._waiting = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._interrupt_if_cancelled)
             answer = await trio.to_thread.run_sync(self._ask)  # not abandoned: it holds the terminal
-            self._waiting = False
+            self._waiting = self._interrupted = False
             nursery.cancel_scope.cancel()
         return answer
 
     def interrupt(self) -> None:
-        """End the line that is being typed, from any thread, as Ctrl-C does."""
+        """End the line that is being typed, or else the next one, as Ctrl-C does; from any thread."""
         self._interrupted = True
         loop = self._session.app.loop
         with contextlib.suppress(RuntimeError):  # it has closed since, so the line has ended

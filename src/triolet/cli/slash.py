@@ -206,8 +206,8 @@ COMMANDS: Final = {
     "/clear": Command("/clear", "begins a new conversation", _clear),
     "/regen": Command("/regen", "makes the last reply again", _regen),
     "/undo": Command("/undo", "takes back the last message and its reply", _undo),
-    "/system": Command("/system [TEXT|@FILE|none]", "shows or sets the system prompt", _system),
-    "/set": Command("/set [NAME [VALUE|default]]", "shows or sets temperature, max_tokens, ...", _set),
+    "/system": Command("/system [TEXT|@FILE]", "shows or sets the system prompt; none removes it", _system),
+    "/set": Command("/set [NAME [VALUE]]", "shows or sets temperature, max_tokens, ...", _set),
     "/stats": Command("/stats [on|off]", "shows timings after each reply, or not", _stats),
     "/exit": Command("/exit", "leaves, as does /bye", _exit),
 }

@@ -1,0 +1,92 @@
+"""Flags, environment and defaults, and who wins."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import attrs
+import click
+import pytest
+from click.testing import CliRunner
+
+from triolet.cli import main, options
+from triolet.config import EngineConfig
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_every_field_of_the_configuration_has_a_flag_with_its_help(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(main, [command, "--help"], terminal_width=400).output.split())
+    for field in attrs.fields(EngineConfig):
+        assert f"--{field.name.replace('_', '-')} " in shown
+    for field in attrs.fields(EngineConfig):
+        assert field.name == "seed" or field.metadata["help"] in shown
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
+    environ = {"TRIOLET_BLOCK_SIZE": "32", "TRIOLET_DTYPE": "bfloat16", "TRIOLET_DEBUG": "1"}
+    config = options.engine_config({"block_size": "64"}, environ)
+    assert (config.block_size, config.dtype, config.max_num_seqs) == (
+        64,
+        "bfloat16",
+        EngineConfig().max_num_seqs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({"block_size": "0"}, {}, "--block-size must be a whole number of at least 1; got 0"),
+        ({"block_size": "many"}, {}, "--block-size must be a whole number; got 'many'"),
+        ({"dtype": "int3"}, {}, "--dtype must be one of auto, float32, bfloat16, float16; got 'int3'"),
+        ({}, {"TRIOLET_DEVICE": "moon"}, "TRIOLET_DEVICE must be one of auto, cpu, cuda; got 'moon'"),
+        ({"model": ""}, {}, "--model must be a non-empty text; got ''"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_place_it_came_from(
+    flags: dict[str, str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(click.UsageError) as raised:
+        options.engine_config(flags, environ)
+    assert raised.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chat", "-q", "hi", "--top-p", "7"], "top_p must be in (0, 1], got 7.0."),
+        (["chat", "-q", "hi", "--temperature", "nan"], "temperature must be finite, got nan."),
+        (["chat", "-q", "hi", "--temperature", "warm"], "'warm' is not a valid float"),
+        (["chat", "-q", "  "], "the question must not be empty"),
+        (["chat", "-q", "hi", "--system", "@no/such/file"], "--system must name a readable text file"),
+        (["generate"], "Missing option '-p' / '--prompt'"),
+        (
+            ["generate", "-p", "hi", "--block-size", "0"],
+            "--block-size must be a whole number of at least 1; got 0",
+        ),
+        (["generate", "-p", "\udcff"], "--prompt must be UTF-8"),
+        (["dance"], "No such command 'dance'"),
+    ],
+)
+def test_a_wrong_command_line_is_2_and_says_what_is_wrong(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_dash_reads_stdin_less_one_final_newline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("zwölf\n\n".encode())))
+    assert options.text_or_stdin("-", "--prompt") == "zwölf\n"
+
+
+def test_stdin_that_is_not_utf_8_is_refused() -> None:
+    result = CliRunner().invoke(main, ["generate", "-p", "-"], input=b"\xff\xfe")
+    assert result.exit_code == 2
+    assert "stdin must be UTF-8" in result.stderr
+
+
+def test_an_at_sign_reads_a_file(tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be brief.\n")
+    assert options.text_or_file(f"@{tmp_path}/system.txt", "--system") == "Be brief."
+    assert options.text_or_file("Be brief.", "--system") == "Be brief."

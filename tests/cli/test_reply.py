@@ -1,0 +1,57 @@
+"""What is counted of a reply, and how it is told."""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.cli.reply import Reply
+from triolet.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+
+
+def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestOutput:
+    base = RequestOutput(
+        request_id="r",
+        prompt=None,
+        prompt_token_ids=tuple(range(57)),
+        outputs=(CompletionOutput(index=0, text=text, token_ids=token_ids),),
+        finished=False,
+        metrics=RequestMetrics(first_token_ts=10.0, last_token_ts=10.0 + 127 / 92.3),
+        num_cached_tokens=48,
+    )
+    return attrs.evolve(base, **changes)  # type: ignore[arg-type]
+
+
+def test_the_stats_line_is_the_one_that_was_promised() -> None:
+    reply = Reply(asked_at=5.0)
+    reply.add(output("a", (1,)), now=5.041)
+    reply.add(output("b", tuple(range(127))), now=7.0)
+    assert reply.stats_line() == "TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)"
+
+
+def test_one_token_has_no_pace_and_nothing_cached_is_not_mentioned() -> None:
+    reply = Reply(asked_at=5.0)
+    reply.add(output("a", (1,), num_cached_tokens=0), now=6.239)
+    assert reply.stats_line() == "TTFT 1.24 s · 1 tok · prompt 57"
+
+
+def test_the_first_output_decides_the_time_to_the_first_token() -> None:
+    reply = Reply(asked_at=5.0)
+    reply.add(output("", (1,)), now=5.5)
+    reply.add(output("a", (2,)), now=9.0)
+    assert (reply.ttft_s, reply.total_s) == (0.5, 4.0)
+
+
+def test_the_json_has_text_ids_reason_usage_and_times() -> None:
+    reply = Reply(asked_at=5.0)
+    last = CompletionOutput(index=0, text="!", token_ids=(9,), finish_reason=FinishReason.STOP, stop_reason=9)
+    reply.add(output("hi", (7, 8)), now=5.25)
+    reply.add(output("", (), outputs=(last,), finished=True, metrics=RequestMetrics()), now=6.0)
+    assert reply.as_json("tiny") == {
+        "model": "tiny",
+        "text": "hi!",
+        "token_ids": [7, 8, 9],
+        "finish_reason": "stop",
+        "stop_reason": 9,
+        "usage": {"prompt_tokens": 57, "completion_tokens": 3, "cached_tokens": 48},
+        "metrics": {"ttft_s": 0.25, "total_s": 1.0, "tokens_per_s": None},
+    }

@@ -1,0 +1,137 @@
+"""Commands to the chat itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from triolet.cli import slash
+from triolet.cli.conversation import Conversation
+from triolet.cli.options import SAMPLING_OPTIONS
+from triolet.cli.slash import ChatState, Next
+from triolet.core.params import SamplingParams
+
+
+@pytest.fixture
+def state() -> ChatState:
+    conversation = Conversation(system="Be brief.")
+    for question in ("one", "two"):
+        conversation.ask(question)
+        conversation.answer(f"{question}, you say")
+    return ChatState(
+        conversation=conversation, defaults=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=None)
+    )
+
+
+@pytest.mark.parametrize("text", ["/help", "/set temperature 0", "/nonsense", "/", "/?"])
+def test_a_word_after_a_slash_is_a_command(text: str) -> None:
+    assert slash.is_command(text)
+
+
+@pytest.mark.parametrize("text", ["/usr/bin/env is what?", "either/or", "//", "what is /help?"])
+def test_other_slashes_are_for_the_model(text: str) -> None:
+    assert not slash.is_command(text)
+
+
+def test_an_unknown_command_gets_a_hint(state: ChatState) -> None:
+    assert slash.run("/stts", state).complaint == "unknown command /stts; did you mean /stats?"
+    assert slash.run("/zzz", state).complaint == "unknown command /zzz; /help lists what there is"
+
+
+def test_help_lists_every_command_in_lines_that_fit(state: ChatState) -> None:
+    lines = slash.run("/help", state).say
+    for name in slash.COMMANDS:
+        assert any(line.startswith(f"  {name}") for line in lines)
+    assert max(map(len, lines)) < 80
+
+
+def test_a_conversation_is_asked_up_to_its_last_question(state: ChatState) -> None:
+    assert state.conversation.messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "one, you say"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_clear_forgets_the_exchanges_and_keeps_the_system_prompt(state: ChatState) -> None:
+    assert slash.run("/clear", state).say == ("A new conversation; the system prompt stays.",)
+    state.conversation.ask("three")
+    assert [message["content"] for message in state.conversation.messages()] == ["Be brief.", "three"]
+
+
+def test_undo_takes_back_one_exchange_at_a_time(state: ChatState) -> None:
+    assert slash.run("/undo", state).say == ("Took back: two",)
+    assert slash.run("/undo", state).say == ("Took back: one",)
+    assert slash.run("/undo", state).complaint == "there is nothing to take back"
+
+
+def test_regen_asks_for_a_reply_and_says_when_it_can_only_be_the_same(state: ChatState) -> None:
+    assert slash.run("/regen", state) == slash.Effect(next=Next.REPLY)
+    slash.run("/set seed 7", state)
+    assert "fixed seed" in slash.run("/regen", state).say[0]
+    slash.run("/set temperature 0", state)
+    assert "temperature 0" in slash.run("/regen", state).say[0]
+    slash.run("/clear", state)
+    assert slash.run("/regen", state) == slash.Effect(complaint="there is no reply to make again")
+
+
+def test_system_shows_sets_reads_and_removes(state: ChatState, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("You are a cat.\n")
+    assert slash.run("/system", state).say == ("Be brief.",)
+    slash.run("/system You are a dog.", state)
+    assert state.conversation.system == "You are a dog."
+    slash.run(f"/system @{tmp_path}/system.txt", state)
+    assert state.conversation.system == "You are a cat."
+    assert "readable text file" in (slash.run("/system @no/such/file", state).complaint or "")
+    assert state.conversation.system == "You are a cat."
+    slash.run("/system none", state)
+    assert state.conversation.system is None
+
+
+def test_set_without_a_value_shows_what_holds_and_whose_it_is(state: ChatState) -> None:
+    assert slash.run("/set temperature", state).say == ("  temperature         0.7  (default)",)
+    assert slash.run("/set temperature 0.2", state).say == ("  temperature         0.2",)
+    assert len(slash.run("/set", state).say) == len(SAMPLING_OPTIONS)
+
+
+def test_set_changes_the_next_replies_parameters_and_default_undoes_it(state: ChatState) -> None:
+    for line in ("/set temperature 0", "/set max-tokens 5", "/set stop ###"):
+        assert slash.run(line, state).complaint is None
+    expected = attrs.evolve(state.defaults, temperature=0.0, max_tokens=5, stop=("###",))
+    assert state.params() == expected
+    slash.run("/set temperature 0.5", state)
+    assert state.params().top_p == 0.9  # greedy had set it aside, not lost it
+    for name in ("temperature", "max_tokens", "stop"):
+        slash.run(f"/set {name} default", state)
+    assert state.params() == state.defaults
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("/set temperature 3", "temperature must be in [0, 2], got 3.0."),
+        ("/set temperature warm", "temperature must be a number; got 'warm'"),
+        ("/set max_tokens 1.5", "max_tokens must be a whole number; got '1.5'"),
+        ("/set temprature 1", "/set does not know temprature; did you mean temperature?"),
+        ("/stats perhaps", "/stats takes on or off; got perhaps"),
+    ],
+)
+def test_an_impossible_setting_changes_nothing(state: ChatState, line: str, complaint: str) -> None:
+    assert slash.run(line, state).complaint == complaint
+    assert state.params() == state.defaults
+    assert state.stats
+
+
+def test_stats_is_a_switch(state: ChatState) -> None:
+    slash.run("/stats off", state)
+    assert not state.stats
+    slash.run("/stats", state)
+    assert state.stats
+
+
+@pytest.mark.parametrize("line", ["/exit", "/bye"])
+def test_there_are_two_words_for_leaving(state: ChatState, line: str) -> None:
+    assert slash.run(line, state).next is Next.LEAVE
