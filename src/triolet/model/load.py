@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 import torch
 
-from triolet.errors import ConfigError, RemoteCodeRefused
+from triolet.core.progress import LoadProgress
+from triolet.errors import ConfigError
 from triolet.model.checkpoint import Checkpoint
 from triolet.model.decoder import Decoder, build_decoder
 from triolet.model.families import is_native, parse_decoder_config
@@ -21,7 +22,7 @@ from triolet.model.generation_config import GenerationDefaults, read_generation_
 from triolet.model.hub import resolve_folder
 from triolet.model.interface import CausalModel
 from triolet.model.model_config import DTYPES, architecture_of, checkpoint_dtype, read_config
-from triolet.model.progress import LoadProgress, OnProgress
+from triolet.model.progress import OnProgress
 from triolet.model.weights import WeightReader, check_fit, plan_tensors
 
 __all__ = ["LoadProgress", "LoadedModel", "load_model"]
@@ -81,7 +82,6 @@ def load_model(
     if is_native(architecture):
         loaded = _load_native(folder, config, torch_dtype, device, max_model_len, on_progress)
     else:
-        _refuse_remote_code(architecture, config, trust_remote_code)
         # imported here because it takes seconds, and the native path needs none of it
         from triolet.model.transformers_backend import load_transformers_model
 
@@ -120,15 +120,3 @@ def _load_native(
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
     return build_decoder(parsed, reader, max_model_len=max_model_len)
 
-
-def _refuse_remote_code(architecture: str, config: dict[str, Any], trust_remote_code: bool) -> None:
-    """Refuse a model that could only run with code of its own; one that transformers knows needs none."""
-    if trust_remote_code or not config.get("auto_map"):
-        return
-    import transformers
-
-    if not hasattr(transformers, architecture):
-        raise RemoteCodeRefused(
-            f"architecture {architecture!r} runs only with the model's own code (auto_map in its config.json): "
-            "trust_remote_code must be true; got false"
-        )

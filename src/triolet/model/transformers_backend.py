@@ -83,13 +83,13 @@ def load_transformers_model(
         The model, on `device`, ready for steps.
 
     Raises:
-        RemoteCodeRefused: the folder brings code and `trust_remote_code` is off; none of it ran.
+        RemoteCodeRefused: the model needs the folder's code and `trust_remote_code` is off; none of it ran.
         UnsupportedModel: the architecture, or a feature of it, can not run over a paged cache.
         ModelFileError: a weights file is missing, truncated or not safetensors.
         WeightsMismatch: tensors are missing, left over or of another shape than the architecture's.
     """
-    architecture = _architecture(config, trust_remote_code)
-    model_class = _model_class(folder, config, architecture)
+    architecture = _architecture(config)
+    model_class = _model_class(folder, config, architecture, trust_remote_code)
     model_config = _model_config(folder, model_class, trust_remote_code)
     max_position = _max_position(model_config)
     Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
@@ -110,13 +110,8 @@ def load_transformers_model(
     return paged
 
 
-def _architecture(config: Mapping[str, Any], trust_remote_code: bool) -> str:
+def _architecture(config: Mapping[str, Any]) -> str:
     """The one architecture that the config names, if nothing else in it rules the model out."""
-    if config.get("auto_map") and not trust_remote_code:
-        raise RemoteCodeRefused(
-            f"the model brings its own code (auto_map={config['auto_map']!r}); "
-            "trust_remote_code must be true to run it; got False"
-        )
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method")
         raise UnsupportedModel(f"quantised checkpoints are not supported; got quant_method={method!r}")
@@ -128,12 +123,20 @@ def _architecture(config: Mapping[str, Any], trust_remote_code: bool) -> str:
     return str(architectures[0])
 
 
-def _model_class(folder: Path, config: Mapping[str, Any], architecture: str) -> type[PreTrainedModel]:
+def _model_class(
+    folder: Path, config: Mapping[str, Any], architecture: str, trust_remote_code: bool
+) -> type[PreTrainedModel]:
     """The class of the model, once it is known to be a causal one that lets its attention be exchanged."""
     remote = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
-    model_class = (
-        _remote_class(folder, remote) if remote else _library_class(config.get("model_type"), architecture)
-    )
+    if remote and trust_remote_code:
+        model_class = _remote_class(folder, remote)
+    elif remote and not _is_in_library(architecture):
+        raise RemoteCodeRefused(
+            f"{architecture} runs only with the model's own code (auto_map={config['auto_map']!r}); "
+            "trust_remote_code must be true; got False"
+        )
+    else:
+        model_class = _library_class(config.get("model_type"), architecture)
     if not model_class._supports_attention_backend:
         raise UnsupportedModel(f"{architecture} does not support transformers' attention interface")
     if model_class._is_stateful:
@@ -145,6 +148,12 @@ def _model_class(folder: Path, config: Mapping[str, Any], architecture: str) -> 
             f"{architecture} has no logits_to_keep: it computes the logits of all tokens or none"
         )
     return model_class
+
+
+def _is_in_library(architecture: str) -> bool:
+    import transformers
+
+    return hasattr(transformers, architecture)
 
 
 def _library_class(model_type: str | None, architecture: str) -> type[PreTrainedModel]:
