@@ -7,11 +7,13 @@ complete snapshot is ever returned.
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
+from triolet.core.progress import LoadProgress
 from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
-from triolet.model.progress import LoadProgress, OnProgress
+from triolet.model.progress import OnProgress
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
@@ -37,8 +39,8 @@ def resolve_folder(
         ModelFileError: the folder has no config.json.
         HubUnreachable: the hub does not answer, and the model is not completely in the local cache.
     """
-    path = Path(model).expanduser()
-    folder = path if path.is_dir() else _download(model, revision, token, on_progress)
+    path = os.path.expanduser(model)  # os.path and not Path: it takes any text for what it is, however odd
+    folder = Path(path) if os.path.isdir(path) else _download(model, revision, token, on_progress)
     if not (folder / "config.json").is_file():
         raise ModelFileError(folder / "config.json", "is missing")
     return folder
@@ -100,7 +102,7 @@ def _download(model: str, revision: str | None, token: str | None, on_progress: 
 
 
 def _is_plainly_a_path(model: str) -> bool:
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or "\\" in model or Path(model).exists()
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or "\\" in model or os.path.exists(model)
 
 
 def _reporting_bar(on_progress: OnProgress | None) -> type[Any]:

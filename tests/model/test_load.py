@@ -1,0 +1,135 @@
+"""Loading by name: which backend, which dtype, what is told on the way, and code that must not run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.model.paged import PagedDriver
+from tests.model.tiny import change_json, make_model
+from triolet.core.progress import LoadProgress
+from triolet.errors import ConfigError, ModelFileError, ModelNotFound, RemoteCodeRefused, UnsupportedModel
+from triolet.model.load import load_model
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama", tmp_path_factory.mktemp("llama"), dtype=torch.bfloat16, eos_token_id=7)
+
+
+def test_a_loaded_model_says_what_it_is(llama: Path) -> None:
+    loaded = load_model(str(llama))
+    spec = loaded.model.spec
+    assert (spec.architecture, spec.backend, spec.dtype) == ("LlamaForCausalLM", "native", torch.bfloat16)
+    assert (spec.vocab_size, spec.max_position, len(spec.cache_layers)) == (320, 256, 3)
+    assert spec.kv_bytes_per_token() == 3 * 2 * 2 * 16 * 2
+    assert loaded.folder == llama
+    assert loaded.generation_defaults.eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_dtype_asked_for_is_the_dtype_of_the_logits(dtype: str, llama: Path) -> None:
+    logits = PagedDriver(load_model(str(llama), dtype=dtype).model).once([1, 2, 3])
+    assert logits.dtype == getattr(torch, dtype)
+    assert logits.isfinite().all()
+
+
+def test_an_unknown_dtype_is_a_configuration_error(llama: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="dtype must be one of auto, float32, bfloat16, float16; got 'int8'"
+    ):
+        load_model(str(llama), dtype="int8")
+
+
+def test_a_model_is_not_stretched_beyond_its_positions(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len must be at most 256 tokens for this model; got 257"):
+        load_model(str(llama), max_model_len=257)
+
+
+def test_a_shorter_limit_makes_shorter_tables(llama: Path) -> None:
+    assert load_model(str(llama), max_model_len=40).model.spec.max_position == 40
+
+
+def test_progress_counts_the_bytes_of_every_weight(llama: Path) -> None:
+    reports: list[LoadProgress] = []
+    load_model(str(llama), on_progress=reports.append)
+    assert {report.stage for report in reports} == {"weights"}
+    done = [report.done_bytes for report in reports]
+    assert done == sorted(set(done))
+    header_bytes = 8 + int.from_bytes((llama / "model.safetensors").read_bytes()[:8], "little")
+    assert done[-1] == reports[0].total_bytes == (llama / "model.safetensors").stat().st_size - header_bytes
+
+
+def test_native_loading_imports_neither_transformers_nor_the_hub(llama: Path) -> None:
+    program = (
+        "import sys; from triolet.model.load import load_model; "
+        f"load_model({str(llama)!r}); "
+        "assert not {'transformers', 'huggingface_hub'} & set(sys.modules), 'imported'"
+    )
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------- what can not be loaded
+
+
+def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        load_model(str(tmp_path / "nowhere"))
+
+
+def test_an_architecture_that_nobody_knows_is_unsupported(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path)
+    change_json(
+        folder / "config.json", architectures=["NobodyKnowsThisForCausalLM"], model_type="nobody_knows"
+    )
+    with pytest.raises(UnsupportedModel, match="NobodyKnowsThisForCausalLM"):
+        load_model(str(folder))
+
+
+def test_a_folder_with_a_broken_generation_config_is_refused(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelFileError, match=r"generation_config.json: is not JSON"):
+        load_model(str(folder))
+
+
+# -------------------------------------------------------------------------------------------- foreign code
+
+
+@pytest.fixture
+def with_code(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder whose auto_map names a module, and the file that the module would write if it ran."""
+    folder, trace = make_model("llama", tmp_path / "model"), tmp_path / "ran"
+    (folder / "modeling_own.py").write_text(
+        f"from pathlib import Path\nPath({str(trace)!r}).touch()\nclass OwnConfig: ...\nclass OwnForCausalLM: ...\n"
+    )
+    auto_map = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    change_json(folder / "config.json", auto_map=auto_map)
+    return folder, trace
+
+
+def test_code_of_a_model_is_refused_before_it_runs(with_code: tuple[Path, Path]) -> None:
+    folder, trace = with_code
+    change_json(folder / "config.json", architectures=["OwnForCausalLM"], model_type="own")
+    with pytest.raises(RemoteCodeRefused, match=r"OwnForCausalLM.*auto_map.*trust_remote_code"):
+        load_model(str(folder))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_native_architecture_runs_no_code_of_the_model(trust: bool, with_code: tuple[Path, Path]) -> None:
+    folder, trace = with_code
+    assert load_model(str(folder), trust_remote_code=trust).model.spec.backend == "native"
+    assert not trace.exists()
