@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from triolet.core.plan import TokenLogprobs
-from triolet.model.filters import RandomRows
+from triolet.model.drawing import RandomRows
 from triolet.model.logits import LogitEdits
 from triolet.model.logprobs import token_logprobs
 from triolet.model.sampling_row import SamplingRow
