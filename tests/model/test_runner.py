@@ -1,29 +1,44 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
+import transformers
 
 from tests.model.fake_causal_model import VOCAB_SIZE, FakeCausalModel, expected_logits
+from tests.model.tiny import VOCAB_SIZE as TINY_VOCAB_SIZE
+from tests.model.tiny import make_model
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason
 from triolet.core.params import SamplingParams
 from triolet.core.plan import PlanRow, RowFailure, RowStart, StepPlan, StepResult
+from triolet.core.progress import LoadProgress
 from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler, SchedulerConfig
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.model import runner as runner_module
-from triolet.model.runner import ModelRunner, choose_device, longest_sequence
+from triolet.model.runner import ModelRunner, choose_device, load_runner, longest_sequence
 from triolet.model.sampler import NOT_NUMBERS, SamplingBatch
 from triolet.model.sampling_row import SamplingRow
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0)
 BLOCK_SIZE = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_runner(model: FakeCausalModel | None = None, **fields: Any) -> ModelRunner:
@@ -310,15 +325,11 @@ def test_rows_that_are_ended_need_not_exist() -> None:
 # --------------------------------------------------------------------------------------------- with the real scheduler
 
 
-def run_all(config: SchedulerConfig, requests: Sequence[Request]) -> tuple[list[JournalEntry], Scheduler]:
+def run_all(
+    runner: ModelRunner, config: SchedulerConfig, requests: Sequence[Request]
+) -> tuple[list[JournalEntry], Scheduler]:
     journal = Journal()
     scheduler = Scheduler(config, journal)
-    runner = make_runner(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-    )
     entries = []
     for request in requests:  # one joins per step
         entries.append(journal.open(request))
@@ -362,7 +373,8 @@ def test_under_the_scheduler_every_answer_is_the_one_computed_alone_whatever_is_
         max_model_len=60,
         cache_key=b"k",
     )
-    entries, scheduler = run_all(config, requests)
+    runner = make_runner(num_blocks=26, block_size=4, max_num_seqs=6, max_model_len=60)
+    entries, scheduler = run_all(runner, config, requests)
     assert scheduler.counters.num_preemptions > 0
     assert scheduler.counters.prefix_cache_hits > 0
     for entry in entries:
@@ -410,3 +422,100 @@ def test_the_longest_sequence_is_what_is_asked_for_or_what_model_and_cache_allow
         ConfigError, match=r"num_kv_blocks must be enough for a prompt token and an answer token; got 1"
     ):
         longest_sequence(None, 2048, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama", tmp_path_factory.mktemp("llama"), eos_token_id=7)
+
+
+def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
+    reports: list[LoadProgress] = []
+    _, info = load_runner(
+        model=str(folder),
+        device="cpu",
+        num_kv_blocks=10,
+        block_size=8,
+        max_num_seqs=3,
+        on_progress=reports.append,
+    )
+    assert info == ModelInfo(
+        folder=str(folder),
+        architecture="LlamaForCausalLM",
+        backend="native",
+        vocab_size=TINY_VOCAB_SIZE,
+        max_position=256,
+        max_model_len=80,
+        num_kv_blocks=10,
+        block_size=8,
+        dtype="float32",
+        device="cpu",
+        generation=info.generation,
+    )
+    assert info.generation.eos_token_ids == (7,)
+    assert reports[-1].done_bytes == reports[-1].total_bytes > 0
+
+
+def test_without_numbers_the_cache_holds_what_all_sequences_could_need(folder: Path) -> None:
+    _, info = load_runner(model=str(folder), device="cpu", max_num_seqs=2)
+    assert (info.max_model_len, info.num_kv_blocks) == (256, 2 * 256 // 16)
+    _, info = load_runner(model=str(folder), device="cpu", max_num_seqs=2, max_model_len=33)
+    assert (info.max_model_len, info.num_kv_blocks) == (33, 2 * 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_model_len": 257}, "max_model_len must be at most 256"),
+        (
+            {"max_model_len": 100, "num_kv_blocks": 6},
+            "max_model_len must be at most 96, the tokens that the KV cache",
+        ),
+        ({"kv_cache_bytes": 100}, "kv_cache_bytes must be at least one block"),
+        ({"device": "tpu"}, "device must be one of"),
+    ],
+)
+def test_a_set_up_that_can_not_work_is_refused_by_name(
+    folder: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_runner(**({"model": str(folder), "device": "cpu"} | fields))
+
+
+def test_a_real_model_answers_as_transformers_does_whatever_is_preempted_chunked_or_cached(
+    folder: Path,
+) -> None:
+    config = SchedulerConfig(
+        num_blocks=30,
+        block_size=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=7,
+        max_model_len=120,
+        cache_key=b"k",
+    )
+    runner, _ = load_runner(
+        model=str(folder), device="cpu", num_kv_blocks=30, block_size=8, max_num_seqs=8, max_model_len=120
+    )
+    generator = random.Random(2)
+    common = [generator.randrange(TINY_VOCAB_SIZE) for _ in range(17)]
+    requests = [
+        Request(
+            request_id=f"r{i}",
+            prompt_token_ids=(*common, *(generator.randrange(TINY_VOCAB_SIZE) for _ in range(1 + 2 * i))),
+            params=SamplingParams(temperature=0, max_tokens=32),
+            seed=0,
+            max_tokens=32,
+        )
+        for i in range(16)
+    ]
+    entries, scheduler = run_all(runner, config, requests)
+    assert scheduler.counters.num_preemptions > 0
+    assert scheduler.counters.prefix_cache_hits > 0
+    theirs: Any = transformers.LlamaForCausalLM.from_pretrained(folder)
+    theirs.generation_config.eos_token_id = None
+    for entry in entries:
+        prompt = torch.tensor([entry.request.prompt_token_ids])
+        answer = theirs.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=32, do_sample=False, pad_token_id=0
+        )
+        assert entry.output_token_ids == answer[0, prompt.shape[1] :].tolist()
