@@ -1,0 +1,132 @@
+"""What a caller may hand to a chat template: messages and other values, checked and copied to plain JSON data.
+
+The copy matters for safety: a template can call the methods of whatever it is given, and those of plain data do no
+harm. It matters for truth too: the caller's objects are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triolet.errors import InvalidPrompt
+
+Message = dict[str, Any]
+"""One message as a template sees it: `role`, `content`, and whatever else the caller put there."""
+
+MAX_NESTING = 64
+"""Deepest nesting of lists and mappings; the schema of a tool reaches perhaps 20."""
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+def plain_messages(messages: object) -> list[Message]:
+    """Check the messages of a chat and copy them.
+
+    Args:
+        messages: a non-empty list of mappings with `role` (a string) and `content`: a string, a list of
+            `{"type": "text", "text": ...}` parts, or, beside `tool_calls`, None or nothing.
+
+    Returns:
+        The messages, the parts of each content joined by line breaks, reasoning under all its names.
+
+    Raises:
+        InvalidPrompt: names the message by its place, the field and the rule.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise _wrong("messages", "a list of messages", messages)
+    if not messages:
+        raise InvalidPrompt("messages cannot be empty", field="messages", got=messages)
+    return [_plain_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def plain_tools(tools: object) -> list[Any] | None:
+    """Check and copy the descriptions of tools, a list of mappings, or None."""
+    if tools is None:
+        return None
+    copied = plain_data(tools, "tools")
+    if not isinstance(copied, list) or not all(isinstance(tool, dict) for tool in copied):
+        raise _wrong("tools", "a list of mappings", tools)
+    return copied
+
+
+def plain_data(value: object, field: str, *, nesting: int = 0) -> Any:
+    """Copy data that JSON could hold; str, int and float lose their subclasses.
+
+    Raises:
+        InvalidPrompt: the data hold something else, or are nested more than `MAX_NESTING` deep.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if nesting > MAX_NESTING:
+        raise InvalidPrompt(f"{field} must be nested no deeper than {MAX_NESTING} levels", field=field)
+    if isinstance(value, Mapping):
+        return {
+            _plain_key(key, field): plain_data(value[key], f"{field}.{key}", nesting=nesting + 1)
+            for key in value
+        }
+    if isinstance(value, list | tuple):
+        return [plain_data(item, f"{field}[{i}]", nesting=nesting + 1) for i, item in enumerate(value)]
+    raise _wrong(field, "plain data (text, numbers, lists, mappings)", value)
+
+
+def _plain_message(message: object, field: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise _wrong(field, "a mapping", message)
+    copied: Message = plain_data(message, field)
+    if not isinstance(copied.get("role"), str) or not copied["role"]:
+        raise _wrong(f"{field}.role", "a non-empty string", copied.get("role"))
+    if not _is_list_of_mappings(copied.get("tool_calls", [])):
+        raise _wrong(f"{field}.tool_calls", "a list of mappings", copied["tool_calls"])
+    if copied.get("content") is not None or not copied.get("tool_calls"):
+        copied["content"] = _joined_content(copied.get("content"), f"{field}.content")
+    return _with_all_reasoning_names(copied)
+
+
+def _is_list_of_mappings(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+
+
+def _joined_content(content: object, field: str) -> str:
+    """The content as one string. Few templates take lists of parts, all take strings."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(field, "a string or a list of text parts", content)
+    return "\n".join(_text_of_part(part, f"{field}[{place}]") for place, part in enumerate(content))
+
+
+def _text_of_part(part: object, field: str) -> str:
+    if not isinstance(part, dict):
+        raise _wrong(field, "a mapping", part)
+    if part.get("type") != "text":
+        got = part.get("type")
+        raise InvalidPrompt(f"{field}.type must be 'text'; got {got!r}", field=f"{field}.type", got=got)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise _wrong(f"{field}.text", "a string", text)
+    return text
+
+
+def _with_all_reasoning_names(message: Message) -> Message:
+    """Put an earlier answer's reasoning under every name that templates read it by, as transformers does."""
+    reasoning = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _plain_key(key: object, field: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidPrompt(f"{field} must have strings as keys; got {type(key).__name__}", field=field)
+    return str.__str__(key)
+
+
+def _wrong(field: str, rule: str, got: object) -> InvalidPrompt:
+    return InvalidPrompt(f"{field} must be {rule}; got {type(got).__name__}", field=field, got=got)

@@ -1,0 +1,359 @@
+"""The filters, tests and operators that a chat template may use, each charged to the meter before it runs.
+
+Most cost what their operands weigh. Those that can make much out of little (a long text out of a number, a text
+for every character of a text) have a guard, which works the size of the result out from the operands and takes
+the same arguments as what it guards.
+
+Of Jinja's filters those are left out that no chat template needs: the ones for HTML (`forceescape`, `striptags`,
+`urlencode`, `urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordwrap`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any
+
+from jinja2.exceptions import TemplateRuntimeError
+from jinja2.filters import FILTERS
+from jinja2.tests import TESTS
+
+from triolet.core.chat_template.meter import MAX_NESTING, LimitReached, Meter
+
+Operation = Callable[..., Any]
+Guard = Callable[..., object]
+
+_FILTERS: Mapping[str, Any] = FILTERS
+_TESTS: Mapping[str, Any] = TESTS
+
+OPERATION_UNITS = 4
+"""What a filter or a comparison costs by itself."""
+
+MAX_PRECISION = 32
+"""Most digits that `round` may be asked for: it computes ten to that power."""
+
+_COMPARISONS_PER_ITEM = 16
+"""What sorting costs: the logarithm of more items than the meter lets pass."""
+
+
+# -------------------------------------------------------------------------------------- operators
+
+
+_COMPARISONS: dict[str, Operation] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda item, items: item in items,
+    "notin": lambda item, items: item not in items,
+}
+
+
+def compare(meter: Meter, left: Any, *operations: Any) -> Any:
+    """`left < right`, or a chain of such: `operations` are names and right sides in turn."""
+    result: Any = True
+    for name, right in zip(operations[::2], operations[1::2], strict=True):
+        if isinstance(right, Iterator):
+            right = list(right)
+        _guard_comparison(meter, name, left, right)
+        result = _COMPARISONS[name](left, right)
+        if not result:
+            break
+        left = right
+    return result
+
+
+def take_slice(meter: Meter, value: Any, start: Any, stop: Any, step: Any) -> Any:
+    """`value[start:stop:step]`."""
+    return meter.passed(value[start:stop:step])
+
+
+def run_binary(meter: Meter, symbol: str, run: Operation, left: Any, right: Any) -> Any:
+    """`left * right` and the like."""
+    meter.charge(1)
+    if symbol == "*":
+        _guard_repetition(meter, left, right)
+        _guard_repetition(meter, right, left)
+    elif symbol == "**" and isinstance(left, int) and isinstance(right, int):
+        meter.check_bits((left.bit_length() - 1) * right)
+    elif symbol == "%" and isinstance(left, str):
+        _guard_format(meter, left, right)
+    return meter.passed(run(left, right))
+
+
+def run_method(meter: Meter, method: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of a text, a list or a dict."""
+    owner, name = getattr(method, "__self__", None), method.__name__
+    args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+    if isinstance(owner, str):
+        guard = _METHOD_GUARDS.get(name, _guard_weight)
+        guard(meter, owner, *args, **kwargs)
+    elif name in ("index", "count"):
+        meter.weigh(owner, *args)
+    else:
+        meter.weigh(*args[:1])  # a key, if anything
+    return meter.passed(method(*args, **kwargs))
+
+
+def _guard_comparison(meter: Meter, name: str, left: Any, right: Any) -> None:
+    """Two values are compared as far as the lighter one goes; an item with every item of a list."""
+    meter.charge(OPERATION_UNITS)
+    weight = meter.weigh(left)
+    if name not in ("in", "notin"):
+        return
+    if isinstance(right, str):
+        _guard_search(meter, right, left)
+    elif isinstance(right, Sized) and not isinstance(right, dict):
+        meter.charge(weight * len(right))
+
+
+def _guard_repetition(meter: Meter, items: Any, times: Any) -> None:
+    if isinstance(times, int) and isinstance(items, str):
+        meter.charge_text(len(items) * times)
+    elif isinstance(times, int) and isinstance(items, list | tuple):
+        meter.charge(len(items) * times)
+
+
+# ---------------------------------------------------------------------------------- guards of filters
+
+
+def _guard_weight(meter: Meter, *args: Any, **kwargs: Any) -> int:
+    """For what reads its arguments and makes nothing much longer."""
+    return meter.weigh(*args, *kwargs.values())
+
+
+def _guard_length(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
+    """For what copies a list, not what is in it."""
+    meter.charge(len(value) if isinstance(value, Sized) else 1)
+
+
+def _guard_sorting(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
+    """For what compares many items, perhaps by an attribute whose name (`a.b.c`) is followed for each."""
+    weight = _guard_weight(meter, value, *args, **kwargs)
+    meter.charge(_COMPARISONS_PER_ITEM * weight)
+    meter.charge(len(value) * _length_of_names(args, kwargs) if isinstance(value, Sized) else 0)
+
+
+def _guard_batch(meter: Meter, value: Any, linecount: Any, fill_with: Any = None) -> None:
+    meter.charge(_as_number(linecount) if fill_with is not None else 1)
+
+
+def _guard_center(meter: Meter, value: Any, width: Any = 80) -> None:
+    meter.weigh(value)
+    meter.charge_text(_as_number(width))
+
+
+def _guard_format(meter: Meter, template: Any, *args: Any, **kwargs: Any) -> None:
+    """`%` may write an argument as often as it occurs, and pad it to any width that the template names."""
+    weight = meter.weigh(args, kwargs)
+    if isinstance(template, str):
+        meter.charge(weight * template.count("%"))
+        meter.charge_text(len(template) + sum_of_numbers(template))
+        if re.search(r"%[-#0 +\d.]*\*", template):
+            raise LimitReached("its '%' format took a width from its arguments")
+
+
+def _guard_indent(meter: Meter, s: Any, width: Any = 4, first: Any = False, blank: Any = False) -> None:
+    meter.weigh(s)
+    if isinstance(s, str):
+        meter.charge_text((len(s.splitlines()) + 1) * _size_of(width))
+
+
+def _guard_join(meter: Meter, value: Any, d: Any = "", attribute: Any = None) -> None:
+    meter.weigh(value, d)
+    if isinstance(value, Sized):
+        meter.charge(len(value) * (1 + _length_of_names([attribute], {})))
+        meter.charge_text(len(value) * _size_of(d))
+
+
+def _guard_search(meter: Meter, s: Any, part: Any = None, *args: Any) -> None:
+    """Python finds long texts in linear time, short ones perhaps letter by letter."""
+    meter.weigh(s, part)
+    if isinstance(s, str) and isinstance(part, str):
+        meter.charge_text(len(s) * min(len(part), 100) // 8)
+
+
+def _guard_search_from_the_end(meter: Meter, s: Any, part: Any = None, *args: Any) -> None:
+    """Here it may look at every letter of the part at every place, however long both are."""
+    meter.weigh(s, part)
+    if isinstance(s, str) and isinstance(part, str):
+        meter.charge_text(len(s) * len(part))
+
+
+def _guard_replace(meter: Meter, s: Any, old: Any, new: Any, count: Any = None) -> None:
+    meter.weigh(new)
+    _guard_search(meter, s, old)
+    meter.charge_text(str(s).count(str(old)) * len(str(new)))
+
+
+def _guard_round(meter: Meter, value: Any, precision: Any = 0, method: Any = "common") -> None:
+    if abs(_as_number(precision)) > MAX_PRECISION:
+        raise LimitReached(f"it asked for a precision beyond the limit of {MAX_PRECISION} digits")
+
+
+def _guard_sum(meter: Meter, iterable: Any, attribute: Any = None, start: Any = 0) -> None:
+    weight = meter.weigh(iterable, start)
+    if isinstance(iterable, Sized):
+        meter.charge(len(iterable) * _length_of_names([attribute], {}))
+        if not isinstance(start, int | float):  # lists, each copied for each
+            meter.charge(len(iterable) * weight)
+
+
+def _guard_tojson(
+    meter: Meter,
+    x: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: Any = False,
+) -> None:
+    """Every item may stand on a line of its own, indented as deep as it is nested."""
+    weight = meter.weigh(x, separators)
+    meter.charge_text(weight * MAX_NESTING * _size_of(indent))
+    meter.charge_text(weight * sum(map(_size_of, separators or ())))
+
+
+def _guard_trim(meter: Meter, value: Any, chars: Any = None) -> None:
+    """Each character at the ends is looked up in `chars`."""
+    meter.charge(meter.weigh(value) * (1 + _size_of(chars)))
+
+
+def sum_of_numbers(text: str) -> int:
+    """Sum of the decimal numbers in a format: more than all its widths and precisions together."""
+    return sum(int(digits[:10]) for digits in re.findall(r"\d+", text))
+
+
+def _as_number(value: Any) -> int:
+    """The number, or 0 for what the guarded operation will refuse anyway."""
+    return value if isinstance(value, int) else 0
+
+
+def _size_of(value: Any) -> int:
+    """Characters of a text, or of as many spaces as a number says."""
+    return len(value) if isinstance(value, str) else _as_number(value)
+
+
+def _length_of_names(args: Any, kwargs: Any) -> int:
+    return sum(len(arg) for arg in (*args, *kwargs.values()) if isinstance(arg, str))
+
+
+_METHOD_GUARDS: dict[str, Guard] = {
+    **dict.fromkeys(["count", "find", "index", "partition", "split"], _guard_search),
+    **dict.fromkeys(["rfind", "rindex", "rpartition", "rsplit"], _guard_search_from_the_end),
+    "join": lambda meter, separator, items: _guard_join(meter, items, separator),
+    "lstrip": _guard_trim,
+    "replace": _guard_replace,
+    "rstrip": _guard_trim,
+    "strip": _guard_trim,
+}
+
+# None: the filter looks at a constant number of items, or is an iterator, charged as it goes.
+_FILTER_GUARDS: dict[str, Guard | None] = {
+    **dict.fromkeys(["abs", "count", "d", "default", "first", "items", "last", "length"]),
+    **dict.fromkeys(["map", "reject", "rejectattr", "select", "selectattr"]),
+    **dict.fromkeys(["capitalize", "e", "escape", "float", "int", "lower", "safe"], _guard_weight),
+    **dict.fromkeys(["string", "title", "truncate", "upper", "wordcount"], _guard_weight),
+    **dict.fromkeys(["list", "reverse", "slice"], _guard_length),
+    **dict.fromkeys(["dictsort", "groupby", "max", "min", "sort", "unique"], _guard_sorting),
+    "batch": _guard_batch,
+    "center": _guard_center,
+    "format": _guard_format,
+    "indent": _guard_indent,
+    "join": _guard_join,
+    "replace": _guard_replace,
+    "round": _guard_round,
+    "sum": _guard_sum,
+    "tojson": _guard_tojson,
+    "trim": _guard_trim,
+}
+
+
+# ----------------------------------------------------------------------------------- filters and tests
+
+
+def to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as chat templates expect it: characters as they are, nothing escaped for HTML."""
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def metered_filters(meter: Meter) -> dict[str, Any]:
+    """The filters by name."""
+    return {
+        name: _metered_filter(meter, to_json if name == "tojson" else _FILTERS[name], guard)
+        for name, guard in _FILTER_GUARDS.items()
+    }
+
+
+def _metered_filter(meter: Meter, run: Operation, guard: Guard | None) -> Operation:
+    num_hidden = int(hasattr(run, "jinja_pass_arg"))  # Jinja hands some filters its context first
+
+    @functools.wraps(run)
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        hidden, shown = args[:num_hidden], args[num_hidden:]
+        meter.charge(OPERATION_UNITS + len(shown))
+        if guard is not None:
+            shown = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in shown)
+            guard(meter, *shown, **kwargs)
+        result = run(*hidden, *shown, **kwargs)
+        if isinstance(result, Iterator):
+            return meter.each(result, 1 + _length_of_names(shown[1:], kwargs) // 4)
+        return meter.passed(result)
+
+    return metered
+
+
+_COMPARING_TESTS = {
+    "eq": ("eq", "equalto", "=="),
+    "ne": ("ne", "!="),
+    "lt": ("lt", "lessthan", "<"),
+    "lteq": ("le", "<="),
+    "gt": ("gt", "greaterthan", ">"),
+    "gteq": ("ge", ">="),
+    "in": ("in",),
+}
+_NUMBER_TESTS = ("odd", "even", "divisibleby")
+_WEIGHED_TESTS = ("lower", "upper")
+_CONSTANT_TESTS = (
+    *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping"),
+    *("none", "number", "sameas", "sequence", "string", "true", "undefined"),
+)
+
+
+def metered_tests(meter: Meter) -> dict[str, Operation]:
+    """The tests by name."""
+    return {
+        **{
+            name: functools.partial(_compared, meter, operation)
+            for operation, names in _COMPARING_TESTS.items()
+            for name in names
+        },
+        **{name: functools.partial(_tested_number, name) for name in _NUMBER_TESTS},
+        **{name: functools.partial(_tested_weight, meter, name) for name in _WEIGHED_TESTS},
+        **{name: _TESTS[name] for name in _CONSTANT_TESTS},
+    }
+
+
+def _compared(meter: Meter, name: str, left: Any, right: Any) -> Any:
+    return compare(meter, left, name, right)
+
+
+def _tested_number(name: str, value: Any, *args: Any) -> bool:
+    if isinstance(value, str):  # `%` would format it
+        raise TemplateRuntimeError(f"the test {name!r} takes a number")
+    return bool(_TESTS[name](value, *args))
+
+
+def _tested_weight(meter: Meter, name: str, value: Any) -> bool:
+    meter.weigh(value)
+    return bool(_TESTS[name](value))

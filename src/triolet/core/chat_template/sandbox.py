@@ -1,0 +1,432 @@
+"""Runs a Jinja program that somebody else wrote: it can reach nothing, and it ends.
+
+Theory of operation. Jinja's sandbox keeps a template from changing what it is given; two things are added.
+
+*Reach*: attributes are allowed by name and type, instead of being forbidden by name. What a template sees are
+plain data and a handful of Jinja's own objects, so the list is short (`_ATTRIBUTES`), and all the known ways out,
+which climb from some object's attribute to its class and on, miss the first rung.
+
+*End*: every rendering has a `Meter`. The template is instrumented once, when it is compiled: each body that can run
+more than once (of a loop, a macro, a block) begins with a charge for as many nodes as stand in it, and operators
+that Jinja would compile to plain Python become calls of `operations`. So whatever runs in constant time is paid
+for by the body it stands in, and whatever does not is charged by what it works on.
+
+The compiled code is bound to a new environment for each rendering, and with it to that rendering's meter: renderings
+share no state, and may run in several threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinMethodType, CodeType
+from typing import Any
+
+import attrs
+from jinja2 import nodes
+from jinja2.environment import Template
+from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError, TemplateSyntaxError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Cycler, Joiner, Namespace, pass_context
+from jinja2.visitor import NodeTransformer
+
+from triolet.core.chat_template import operations
+from triolet.core.chat_template.meter import CHARS_PER_UNIT, LimitReached, Meter
+from triolet.errors import ChatTemplateError
+
+MAX_RANGE = 100_000
+"""Longest `range`, as in Jinja's own sandbox."""
+
+CALL_UNITS = 10
+"""What a call costs by itself."""
+
+MAX_CALL_DEPTH = 64
+"""Deepest recursion of macros; each level takes about 8 of Python's 1000."""
+
+MAX_MESSAGE_CHARS = 1000
+"""What a template says in an error is cut to this."""
+
+FILENAME = "<chat template>"
+
+_ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
+    (
+        str,  # `format` is handled by itself
+        frozenset(
+            "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric "
+            "isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex "
+            "rpartition rsplit rstrip split splitlines startswith strip swapcase title upper".split()
+        ),
+    ),
+    (dict, frozenset(["copy", "get", "items", "keys", "values"])),
+    (list, frozenset(["copy", "count", "index"])),
+    (tuple, frozenset(["count", "index", "grouper", "list"])),  # `groupby` gives named pairs
+    (
+        LoopContext,
+        frozenset(
+            "changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
+        ),
+    ),
+    (Macro, frozenset(["arguments", "caller", "catch_kwargs", "catch_varargs", "name"])),
+    (Cycler, frozenset(["current", "next", "reset"])),
+)
+
+# Names that no template can spell, so that it can neither replace them nor be in their way.
+_CHARGE, _WEIGH, _COMPARE, _SLICE = "charge!", "weigh!", "compare!", "slice!"
+
+
+class Refusal(TemplateError):
+    """The template called `raise_exception`; the message is its own."""
+
+
+class _Undefined(Undefined):
+    """Jinja's undefined value, with a message that never holds the text of some object."""
+
+    __slots__ = ()
+
+    @property
+    def _undefined_message(self) -> str:
+        if self._undefined_hint or isinstance(self._undefined_name, str):
+            return str(super()._undefined_message)
+        return "a value is undefined"
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace, with neither underscored names nor a text: it may hold itself."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError("a namespace takes no names that begin with an underscore")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it is only what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+class _Formatter(SandboxedFormatter):
+    """`str.format`, charged."""
+
+    def __init__(self, environment: Sandbox) -> None:
+        super().__init__(environment)
+        self._meter = environment.meter
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        self._meter.weigh(value)
+        self._meter.charge_text(operations.sum_of_numbers(format_spec))
+        return str(self._meter.passed(super().format_field(value, format_spec)))
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        self._meter.weigh(value)
+        return super().convert_field(value, conversion)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of one rendering, or of one compilation.
+
+    Args:
+        meter: what it may cost.
+        strftime_now: formats the present time, if templates may ask for it.
+    """
+
+    intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
+
+    def __init__(self, meter: Meter, strftime_now: Callable[[str], str] | None = None) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[LoopControlExtension, _Generation],
+            undefined=_Undefined,
+            optimized=False,  # constants would be computed while compiling
+            cache_size=0,
+        )
+        self.meter = meter
+        self.finalize = self._written
+        self._depth = 0
+        self.filters = operations.metered_filters(meter) | {
+            _CHARGE: self._charged,
+            _WEIGH: self._weighed,
+            _COMPARE: functools.partial(operations.compare, meter),
+            _SLICE: functools.partial(operations.take_slice, meter),
+        }
+        self.tests = operations.metered_tests(meter)
+        self.globals = {
+            "cycler": Cycler,
+            "dict": self._dict,
+            "joiner": Joiner,
+            "namespace": self._namespace,
+            "raise_exception": _raise_exception,
+            "range": self._range,
+        }
+        if strftime_now is not None:
+            self.globals["strftime_now"] = strftime_now
+
+    # ------------------------------------------------------------------------ what Jinja asks
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may read this attribute."""
+        if isinstance(obj, Namespace):  # its attributes are the names that it was given
+            return not attr.startswith("_")
+        return any(attr in names for kind, names in _ATTRIBUTES if isinstance(obj, kind))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` in a form that is safe and charged; None for anything else."""
+        if (
+            not isinstance(value, BuiltinMethodType)
+            or value.__name__ != "format"
+            or type(value.__self__) is not str
+        ):
+            return None
+        template: str = value.__self__
+
+        def safe_format(*args: Any, **kwargs: Any) -> str:
+            self.meter.charge_text(len(template))
+            return _Formatter(self).vformat(template, args, kwargs)
+
+        return safe_format
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse at once; Jinja would wait until the value is used, and write nothing for it."""
+        raise SecurityError(f"the attribute {attribute!r} of {type(obj).__name__!r} is out of reach")
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`; a key is read through and through."""
+        if isinstance(argument, tuple):
+            self.meter.weigh(argument)
+        return super().getitem(obj, argument)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call anything callable: macros, methods, the functions above."""
+        self.meter.charge(CALL_UNITS + len(args) + len(kwargs))
+        if self._depth >= MAX_CALL_DEPTH:
+            raise LimitReached(f"its calls were nested deeper than the limit of {MAX_CALL_DEPTH}")
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, LoopContext):
+            self.meter.weigh(args)  # `loop.changed` compares them
+        if isinstance(owner, str | list | dict | tuple):
+            obj = functools.partial(operations.run_method, self.meter, obj)
+        self._depth += 1
+        try:
+            return context.call(obj, *args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Every binary operator comes here."""
+        return operations.run_binary(self.meter, operator, self.binop_table[operator], left, right)
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """`map` calls filters by names that the template computed."""
+        return super().call_filter(_checked_name(name), *args, **kwargs)
+
+    def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """`select` calls tests by names that the template computed."""
+        return super().call_test(_checked_name(name), *args, **kwargs)
+
+    # -------------------------------------------------------------------------- what templates call
+
+    @pass_context  # so that constants are not written while compiling
+    def _written(self, context: Context, value: Any) -> Any:
+        """What `{{ value }}` writes."""
+        self.meter.weigh(value)
+        return value
+
+    def _charged(self, units: int) -> bool:
+        self.meter.charge(units)
+        return True
+
+    def _weighed(self, value: Any) -> Any:
+        self.meter.weigh(value)
+        return value
+
+    def _dict(self, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+        self.meter.weigh(*args)
+        return dict(*args, **kwargs)
+
+    def _namespace(self, /, *args: Any, **kwargs: Any) -> Namespace:
+        names = self._dict(*args, **kwargs)
+        for name in names:
+            _check_name(name)
+        return _Namespace(names)
+
+    def _range(self, *args: int) -> range:
+        result = range(*args)
+        if len(result) > MAX_RANGE:
+            raise LimitReached(f"a range passed the limit of {MAX_RANGE} items")
+        self.meter.charge(len(result))
+        return result
+
+
+def _raise_exception(message: Any) -> None:
+    raise Refusal(message if isinstance(message, str) else "no reason given")
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TemplateRuntimeError("the name of a filter or test must be a string")
+    return name
+
+
+# ---------------------------------------------------------------------------------- instrumentation
+
+
+class _Instrument(NodeTransformer):
+    """Puts charges into bodies that can run more than once, and calls in the place of some operators."""
+
+    def __init__(self) -> None:
+        self._num_nodes = 0
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        """Count every node, and long texts by their length."""
+        text = getattr(node, "data", getattr(node, "value", None))  # of TemplateData, of Const
+        self._num_nodes += 1 + (len(text) // CHARS_PER_UNIT if isinstance(text, str) else 0)
+        return super().visit(node, *args, **kwargs)
+
+    def _visit_body(self, node: Any) -> Any:
+        before = self._num_nodes
+        self.generic_visit(node)
+        charge = _call(_CHARGE, nodes.Const(self._num_nodes - before), lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(charge, lineno=node.lineno))
+        if (
+            isinstance(node, nodes.For) and node.test is not None
+        ):  # runs for the items that it leaves out, too
+            node.test = nodes.And(charge, node.test, lineno=node.lineno)
+        return node
+
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = _visit_body  # noqa: N815 - Jinja's names
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        operands = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
+        return _call(_COMPARE, node.expr, *operands, lineno=node.lineno)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_call(_WEIGH, part, lineno=node.lineno) for part in node.nodes]
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = [bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _call(_SLICE, node.node, *bounds, lineno=node.lineno)
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802 - a key and a value of a dict
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _call(_WEIGH, node.key, lineno=node.lineno)
+        return node
+
+    def _refuse_other_templates(self, node: nodes.Node) -> nodes.Node:
+        raise TemplateSyntaxError("a chat template can not refer to other templates", node.lineno)
+
+    visit_Extends = visit_Include = visit_Import = visit_FromImport = _refuse_other_templates  # noqa: N815
+
+
+def _call(name: str, value: nodes.Expr, *args: nodes.Expr, lineno: int) -> nodes.Filter:
+    return nodes.Filter(value, name, list(args), [], None, None, lineno=lineno)
+
+
+# ------------------------------------------------------------------------------ compiling and running
+
+
+@attrs.frozen
+class Program:
+    """A compiled, instrumented template.
+
+    Args:
+        code: what Jinja made of it.
+        variables: the names that it reads and does not set itself.
+    """
+
+    code: CodeType
+    variables: frozenset[str]
+
+    @classmethod
+    def compile(cls, source: str, meter: Meter) -> Program:
+        """Compile a template.
+
+        Raises:
+            ChatTemplateError: Jinja or Python can not compile it.
+        """
+        environment = Sandbox(meter)
+        try:
+            tree = environment.parse(source)
+            variables = find_undeclared_variables(tree)
+            tree = _Instrument().visit(tree)
+            tree.set_environment(environment)
+            code = environment.compile(tree, filename=FILENAME)
+        except Exception as error:
+            raise _as_chat_template_error(error, getattr(error, "lineno", None)) from error
+        return cls(code, frozenset(variables))
+
+    def run(
+        self,
+        variables: Mapping[str, Any],
+        *,
+        meter: Meter,
+        max_output_chars: int,
+        strftime_now: Callable[[str], str] | None = None,
+    ) -> str:
+        """Render the template.
+
+        Raises:
+            ChatTemplateError: it failed, refused the messages, or passed a limit.
+        """
+        environment = Sandbox(meter, strftime_now)
+        template = Template.from_code(environment, self.code, environment.make_globals(None))
+        pieces, num_chars = [], 0
+        try:
+            for piece in template.root_render_func(template.new_context(dict(variables))):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > max_output_chars:
+                    raise LimitReached(f"its output passed the limit of {max_output_chars} characters")
+        except Exception as error:
+            raise _as_chat_template_error(error, _line_of(error, template)) from error
+        return "".join(pieces)
+
+
+def _line_of(error: Exception, template: Template) -> int | None:
+    """The line of the template where an error arose."""
+    line, frame = None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == FILENAME:
+            line = template.get_corresponding_lineno(frame.tb_lineno)
+        frame = frame.tb_next
+    return line
+
+
+def _as_chat_template_error(error: Exception, line: int | None) -> ChatTemplateError:
+    """What the caller hears: the template's own words, or what kind of thing went wrong where.
+
+    Texts of other exceptions than those below are kept away: they may hold the text of an object, and its address.
+    """
+    place = "" if line is None else f" in line {line}"
+    if isinstance(error, Refusal):
+        text = f"the chat template refused the messages: {error.message}"
+    elif isinstance(error, LimitReached):
+        text = f"the chat template was stopped{place}: {error}"
+    elif isinstance(error, TemplateError | TypeError | ArithmeticError) and " at 0x" not in str(error):
+        text = f"the chat template failed{place}: {getattr(error, 'message', error)}"
+    else:
+        text = f"the chat template failed{place}: {type(error).__name__}"
+    return ChatTemplateError(text[:MAX_MESSAGE_CHARS], field="chat_template")
