@@ -20,15 +20,8 @@ MAX_NESTING = 100
 """Deepest nesting of values that are compared or turned into text."""
 
 _EMPTY: dict[str, object] = {}
-_COLLECTIONS = (list, tuple, set, frozenset, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
-    list,
-    tuple,
-    set,
-    frozenset,
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-)
+_VIEWS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
+_COLLECTIONS = (list, tuple, set, frozenset, *_VIEWS)
 
 
 class LimitReached(Exception):
