@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from triolet import __version__
 from triolet.cli import failures, options
 from triolet.config import EngineConfig
 
@@ -31,7 +32,7 @@ class Program(click.Group):
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="triolet", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
     """Talk to a language model, here and now.
 

@@ -19,6 +19,7 @@ from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -63,7 +64,7 @@ class Prompt:
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", "› ")],
             multiline=True,
-            prompt_continuation=[("class:more", "… ")],
+            prompt_continuation=_continuation,
             placeholder=[("class:placeholder", "Type a message, or /help")],
             key_bindings=_key_bindings(),
             history=history or InMemoryHistory(),
@@ -161,6 +162,11 @@ def history_in(state_home: Path | None = None) -> History:
             return FileHistory(str(path))
     except OSError:
         return InMemoryHistory()
+
+
+def _continuation(width: int, line_number: int, wrap_count: int) -> AnyFormattedText:
+    """What stands before the message's further lines; those that only wrap are indented."""
+    return [("class:more", "  " if wrap_count else "… ")]
 
 
 def _key_bindings() -> KeyBindings:

@@ -1,0 +1,96 @@
+"""The `triolet` command on a real engine."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+import triolet
+from tests.model.tiny import make_model
+from triolet.cli import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model("llama-plain", path, with_tokenizer=True)
+    return path
+
+
+def run(*arguments: object, **options: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+
+
+def completed(model: Path, prompt: str, params: triolet.SamplingParams) -> triolet.RequestOutput:
+    async def complete() -> triolet.RequestOutput:
+        async with triolet.open_engine(model=str(model)) as engine:
+            return await engine.complete(prompt, params)
+
+    return trio.run(complete)
+
+
+def test_generate_gives_the_tokens_that_a_program_gets(model: Path) -> None:
+    result = run(
+        "generate",
+        "-m",
+        model,
+        "-p",
+        "Hello!",
+        "--temperature",
+        "1",
+        "--seed",
+        "7",
+        "--max-tokens",
+        "12",
+        "--json",
+    )
+    answer = json.loads(result.stdout)
+    expected = completed(model, "Hello!", triolet.SamplingParams(temperature=1.0, seed=7, max_tokens=12))
+    assert answer["token_ids"] == list(expected.outputs[0].token_ids)
+    assert answer["text"] == expected.text
+    assert answer["finish_reason"] == expected.finish_reason
+    assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
+
+
+def test_the_streamed_text_is_the_text_of_the_json(model: Path) -> None:
+    generate = partial(
+        run, "generate", "-m", model, "-p", "Hello!", "--temperature", "0", "--max-tokens", "40"
+    )
+    streamed, whole = generate(), generate("--json")
+    text = json.loads(whole.stdout_bytes)["text"]
+    assert streamed.stdout_bytes.decode().removesuffix("\n") == text.removesuffix("\n")
+    assert streamed.stderr == whole.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "line"),
+    [
+        (["-p", ""], 1, "triolet: error: prompt must not be empty"),
+        (
+            ["-p", "x" * 600],
+            1,
+            "triolet: error: prompt must be shorter than the maximum model length of 256 tokens",
+        ),
+        (["-p", "x", "--max-model-len", "100000"], 2, "--max-model-len must be at most 256"),
+    ],
+)
+def test_what_only_the_engine_can_tell_is_one_clear_line(
+    model: Path, arguments: list[str], exit_code: int, line: str
+) -> None:
+    result = run("generate", "-m", model, *arguments)
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert line in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_it() -> None:
+    result = run("chat", "-q", "hi", "-m", "/no/such/model")
+    assert result.exit_code == 1
+    assert "/no/such/model" in result.stderr
+    assert result.stderr.count("\n") == 1
