@@ -137,3 +137,13 @@ def test_a_step_may_want_the_logits_of_some_tokens_or_of_none(pair_of: Callable[
         driver.free(sequence)
         assert logits.shape == (len(wanted), VOCAB_SIZE)
         torch.testing.assert_close(logits, every[wanted], atol=TOLERANCE, rtol=0)
+
+
+def test_longrope_takes_its_long_factors_where_long_sequences_are_wanted(
+    pair_of: Callable[[str], Pair],
+) -> None:
+    pair, ids = pair_of("phi3-longrope"), tokens(140)
+    driver = PagedDriver(load_model(str(pair.folder), max_model_len=200).model)
+    sequence = driver.sequence(len(ids))
+    logits = driver.feed(sequence, ids, chunk=60)
+    torch.testing.assert_close(logits, reference_logits(pair.theirs, ids), atol=TOLERANCE, rtol=0)

@@ -142,6 +142,7 @@ def refused(**fields: Any) -> tuple[str, type[Exception], dict[str, Any]]:
         ("LlamaForCausalLM", ModelFileError, {"num_key_value_heads": 5}, "num_key_value_heads"),
         ("LlamaForCausalLM", ModelFileError, {"tie_word_embeddings": 1}, "tie_word_embeddings"),
         ("LlamaForCausalLM", ModelFileError, {"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ("LlamaForCausalLM", ModelFileError, {"rope_theta": float("nan")}, "rope_theta"),
         ("LlamaForCausalLM", ModelFileError, {"rope_scaling": "linear"}, "rope_scaling"),
         ("LlamaForCausalLM", ModelFileError, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
         ("LlamaForCausalLM", ModelFileError, {"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor"),

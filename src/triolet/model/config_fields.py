@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, float):
+        return math.isfinite(value)  # JSON has no NaN, but Python's reader takes it
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @attrs.frozen

@@ -93,7 +93,8 @@ def _download(model: str, revision: str | None, token: str | None, on_progress: 
     except HfHubHTTPError as error:
         raise HubUnreachable(f"the hub refused to send model {model!r}: {error}") from error
     except OSError as error:
-        if isinstance(error, ConnectionError | TimeoutError):
+        is_ours = error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+        if not is_ours:
             raise HubUnreachable(f"the download of model {model!r} broke off: {error}") from error
         raise ModelError(f"model {model!r} can not be stored in the local cache: {error}") from error
     except Exception as error:  # whatever the transport of this version of huggingface_hub raises

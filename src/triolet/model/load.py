@@ -119,4 +119,3 @@ def _load_native(
 
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
     return build_decoder(parsed, reader, max_model_len=max_model_len)
-
