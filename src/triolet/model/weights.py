@@ -77,10 +77,8 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
     planner = _Planner(names, prefix)
     embedding, head = f"{prefix}{names.embedding}", names.head
     has_embedding, has_head = f"{embedding}.weight" in available, f"{head}.weight" in available
-    if (
-        config.tied_head and not has_embedding and has_head
-    ):  # the two are one tensor, stored under either name
-        embedding, has_head = head, False
+    if config.tied_head and has_head and not has_embedding:
+        embedding, has_head = head, False  # the two are one tensor, which may be stored under either name
     planner.table("embedding", embedding, config.vocab_size, hidden)
     if names.positions is not None:
         planner.table("positions", f"{prefix}{names.positions}", config.max_position, hidden)
