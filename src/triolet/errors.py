@@ -15,6 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MAX_SHOWN_CHARS = 80
+
+
+def shown(got: object) -> str:
+    """What came, for a message: short, and never an error of its own (an int of 5000 digits has no `repr`)."""
+    try:
+        text = repr(got)
+    except Exception:
+        return f"a {type(got).__name__} that can not be shown"
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+
 
 class TrioletError(Exception):
     """Base of everything that triolet raises on purpose."""
@@ -80,7 +91,7 @@ class RequestIdInUse(InvalidRequest):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            f"request_id must not belong to a live request; got {request_id!r}",
+            f"request_id must not belong to a live request; got {shown(request_id)}",
             field="request_id",
             got=request_id,
         )
@@ -107,7 +118,7 @@ class ConfigError(TrioletError, ValueError):
     """
 
     def __init__(self, field: str, rule: str, got: object) -> None:
-        super().__init__(f"{field} must be {rule}; got {got!r}")
+        super().__init__(f"{field} must be {rule}; got {shown(got)}")
         self.field, self.rule, self.got = field, rule, got
 
 

@@ -10,11 +10,11 @@ import enum
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
-from triolet.errors import InvalidParams
+from triolet.errors import InvalidParams, shown
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0: vLLM's _SAMPLING_EPS
 MIN_TEMPERATURE = 1e-2  # smaller positive ones overflow the division; vLLM raises them to this, too
@@ -25,6 +25,14 @@ MAX_STOP_STRING_CHARS = 4_096
 MAX_TOKEN_LIST = 65_536  # entries of stop_token_ids, logit_bias or allowed_token_ids
 MAX_BAD_WORDS = 128  # vLLM's VLLM_MAX_NUM_BAD_WORDS
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+FLOAT_FIELDS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "min_p",
+)
 
 
 class RequestOutputKind(enum.Enum):
@@ -39,16 +47,13 @@ class RequestOutputKind(enum.Enum):
 
 
 def _refuse(field: str, sentence: str, got: object) -> InvalidParams:
-    return InvalidParams(f"{field} {sentence}, got {_shown(got)}.", field=field, got=got)
-
-
-def _shown(got: object) -> str:
-    text = repr(got)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return InvalidParams(f"{field} {sentence}, got {shown(got)}.", field=field, got=got)
 
 
 def _number(value: Any, field: attrs.Attribute[Any]) -> float:
-    return _finite(field.name, value)
+    """A finite number as it came: a message about its range shows what the caller wrote."""
+    _finite(field.name, value)
+    return cast("float", value)
 
 
 def _finite(name: str, value: object) -> float:
@@ -64,12 +69,14 @@ def _finite(name: str, value: object) -> float:
 
 
 def _integer(value: Any, field: attrs.Attribute[Any]) -> int:
+    return _int64(field.name, value)
+
+
+def _int64(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParams(
-            f"{field.name} must be an integer, got {type(value).__name__}", field=field.name, got=value
-        )
+        raise InvalidParams(f"{name} must be an integer, got {type(value).__name__}", field=name, got=value)
     if not MIN_INT64 <= value <= MAX_INT64:
-        raise _refuse(field.name, "must fit in 64 bits", value)
+        raise _refuse(name, "must fit in 64 bits", value)
     return value
 
 
@@ -86,11 +93,7 @@ def _flag(value: Any, field: attrs.Attribute[Any]) -> bool:
 def _logprobs(value: Any) -> int | None:
     if isinstance(value, bool):
         return 1 if value else None
-    if value is not None and not isinstance(value, int):
-        raise InvalidParams(
-            f"logprobs must be an integer, got {type(value).__name__}", field="logprobs", got=value
-        )
-    return value
+    return None if value is None else _int64("logprobs", value)
 
 
 def _items(name: str, value: object, limit: int) -> tuple[Any, ...]:
@@ -147,7 +150,7 @@ def _bad_words(value: Any) -> tuple[str, ...]:
         raise _refuse("bad_words", "must contain only strings", value)
     if any(not word for word in words):
         raise InvalidParams(
-            f"bad_words cannot contain an empty string. Got bad_words={_shown(list(words))}",
+            f"bad_words cannot contain an empty string. Got bad_words={shown(list(words))}",
             field="bad_words",
             got=value,
         )
@@ -259,6 +262,8 @@ class SamplingParams:
         elif self.temperature < MIN_TEMPERATURE:
             warnings.warn(f"temperature {self.temperature} is raised to {MIN_TEMPERATURE}", stacklevel=3)
             object.__setattr__(self, "temperature", MIN_TEMPERATURE)
+        for field in FLOAT_FIELDS:
+            object.__setattr__(self, field, float(getattr(self, field)))
 
     def _check_penalties(self) -> None:
         for field in ("presence_penalty", "frequency_penalty"):
@@ -278,12 +283,6 @@ class SamplingParams:
             raise _refuse("top_k", "must be 0 (disable), or at least 1", self.top_k)
         if not 0.0 <= self.min_p <= 1.0:
             raise _refuse("min_p", "must be in [0, 1]", self.min_p)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidParams(
-                "allowed_token_ids is not None and empty!",
-                field="allowed_token_ids",
-                got=self.allowed_token_ids,
-            )
 
     def _check_lengths(self) -> None:
         if self.n < 1:
@@ -300,13 +299,6 @@ class SamplingParams:
             )
         if self.logprobs is not None and self.logprobs < -1:
             raise _refuse("logprobs", "must be non-negative or -1", self.logprobs)
-        if self.logprobs is not None and self.logprobs > MAX_LOGPROBS:
-            raise InvalidParams(
-                f"Requested sample logprobs of {self.logprobs}, "
-                f"which is greater than max allowed: {MAX_LOGPROBS}",
-                field="logprobs",
-                got=self.logprobs,
-            )
         if self.stop and not self.detokenize:
             raise InvalidParams(
                 "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
@@ -322,13 +314,27 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Hold every token id named here against the model's vocabulary.
+        """Hold what depends on the model's vocabulary against it: token ids, and how many are asked for.
 
         Args:
             vocab_size: number of token ids of the model.
         Raises:
-            InvalidParams: an id is not in [0, vocab_size).
+            InvalidParams: an id is not in [0, vocab_size), no id at all is allowed, or more than `MAX_LOGPROBS`
+                log-probabilities are wanted per position.
         """
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParams(
+                "allowed_token_ids is not None and empty!",
+                field="allowed_token_ids",
+                got=self.allowed_token_ids,
+            )
+        num_logprobs = vocab_size if self.logprobs == -1 else self.logprobs or 0
+        if num_logprobs > MAX_LOGPROBS:
+            raise InvalidParams(
+                f"Requested sample logprobs of {num_logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
+                field="logprobs",
+                got=self.logprobs,
+            )
         for field, token_ids in (
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids or ()),
@@ -337,7 +343,8 @@ class SamplingParams:
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidParams(
-                        f"{field} contains out-of-vocab token id! All must be in [0, {vocab_size}), got {token_id}.",
+                        f"{field} contains out-of-vocab token id! All must be in [0, {vocab_size}), "
+                        f"got {shown(token_id)}.",
                         field=field,
                         got=token_id,
                     )

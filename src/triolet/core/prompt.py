@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import attrs
 
-from triolet.errors import InvalidPrompt, PromptTooLong
+from triolet.errors import InvalidPrompt, PromptTooLong, shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -69,11 +69,12 @@ def _token_ids(token_ids: object) -> tuple[int, ...]:
         raise InvalidPrompt(
             f"prompt_token_ids must be a list of integers; got {type(token_ids).__name__}",
             field="prompt_token_ids",
+            got=type(token_ids),
         )
     if not set(map(type, token_ids)) <= {int}:
         wrong = next(token_id for token_id in token_ids if type(token_id) is not int)
         raise InvalidPrompt(
-            f"prompt_token_ids must contain only integers; got {wrong!r:.80}",
+            f"prompt_token_ids must contain only integers; got {shown(wrong)}",
             field="prompt_token_ids",
             got=wrong,
         )
@@ -97,8 +98,9 @@ def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: in
         raise PromptTooLong(len(token_ids), max_model_len)
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
         raise InvalidPrompt(
-            f"prompt_token_ids must be in [0, {vocab_size}); got {low if low < 0 else high}",
+            f"prompt_token_ids must be in [0, {vocab_size}); got {shown(wrong)}",
             field="prompt_token_ids",
-            got=low if low < 0 else high,
+            got=wrong,
         )
