@@ -65,7 +65,7 @@ class Feed:
         request = self.entry.request
         params = request.params
         codec = self.codec if params.detokenize else None
-        text = self._text = OutputText(
+        text = OutputText(
             _decoder(codec, skip_special_tokens=params.skip_special_tokens),
             request.prompt_token_ids,
             stop=params.stop,
@@ -73,6 +73,7 @@ class Feed:
             min_tokens=params.min_tokens,
         )
         text.add(self.entry.output_token_ids[: self.collector.num_tokens])
+        self._text = text
         return text
 
 

@@ -333,11 +333,13 @@ class Scheduler:
             return
         self._in_flight = None
         self.pool.end_quarantine(result.step_id)
+        failed_epochs = {failure.epoch for failure in result.failures}
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
                 sequence.num_computed_tokens += sequence.num_scheduled_tokens
                 sequence.num_scheduled_tokens = 0
-                self._publish(sequence)
+                if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
+                    self._publish(sequence)
         self._scheduled = []
         for token in result.tokens:
             sampled = self._by_epoch.get(token.epoch)
