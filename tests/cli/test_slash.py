@@ -109,6 +109,13 @@ def test_set_changes_the_next_replies_parameters_and_default_undoes_it(state: Ch
     assert state.params() == state.defaults
 
 
+def test_none_lifts_a_limit_that_the_model_has(state: ChatState) -> None:
+    state.defaults = attrs.evolve(state.defaults, max_tokens=64)
+    assert slash.run("/set max_tokens", state).say == ("  max_tokens          64  (default)",)
+    assert slash.run("/set max_tokens none", state).say == ("  max_tokens          none",)
+    assert state.params().max_tokens is None
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

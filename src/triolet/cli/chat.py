@@ -16,7 +16,7 @@ from triolet.cli.failures import INTERRUPTED, one_line
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
 from triolet.cli.prompt import Key, Prompt, history_in
-from triolet.cli.reply import Reply, receive
+from triolet.cli.reply import Reply, receive_on
 from triolet.cli.screen import Screen
 from triolet.cli.slash import ChatState, Next
 from triolet.cli.terminal import quiet_keyboard
@@ -39,12 +39,12 @@ def answer(
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:
             engine = await opened(stack, config)
+            nursery = await stack.enter_async_context(trio.open_nursery())
             conversation = Conversation(system)
             conversation.ask(question)
             params = attrs.evolve(engine.default_sampling_params(), **sampling)
             screen, reply = Screen.of(sys.stdout), Reply(asked_at=trio.current_time())
-            await receive(engine, conversation.messages(), params, reply, screen.reply)
-            screen.end_reply()
+            await receive_on(screen, nursery, engine, conversation.messages(), params, reply)
             if stats:
                 Screen.of(sys.stderr).remark(reply.stats_line())
 
@@ -151,22 +151,9 @@ class Chat:
 
     async def _stream(self, reply: Reply) -> bool:
         """Show the reply as it comes; whether Ctrl-C stopped it."""
-        spinner = self.screen.spinner(self.nursery)
-
-        def show(text: str) -> None:
-            if text:
-                spinner.stop()
-                self.screen.reply(text)
-
-        scope = trio.CancelScope()
-        try:
-            with quiet_keyboard(), self.interrupts.stopping(scope), scope:
-                await receive(
-                    self.engine, self.state.conversation.messages(), self.state.params(), reply, show
-                )
-        finally:
-            spinner.stop()
-            self.screen.end_reply()
+        messages, params, scope = self.state.conversation.messages(), self.state.params(), trio.CancelScope()
+        with quiet_keyboard(), self.interrupts.stopping(scope), scope:
+            await receive_on(self.screen, self.nursery, self.engine, messages, params, reply)
         return scope.cancelled_caught
 
     def _comment(self, reply: Reply, *, stopped: bool) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
-from triolet.cli.reply import Reply, receive
+from triolet.cli.reply import Reply, receive, receive_on
 from triolet.cli.screen import Screen
 from triolet.config import EngineConfig
 
@@ -22,15 +22,15 @@ def run(prompt: str, sampling: Mapping[str, Any], config: EngineConfig, *, as_js
     """Print what the model makes of `prompt`, as it comes or, as JSON, at the end."""
 
     async def body(interrupts: Interrupts) -> None:
-        screen = Screen.of(sys.stdout)
         async with AsyncExitStack() as stack:
             engine = await opened(stack, config)
+            nursery = await stack.enter_async_context(trio.open_nursery())
             params = attrs.evolve(engine.default_sampling_params(), **sampling)
             reply = Reply(asked_at=trio.current_time())
-            await receive(engine, prompt, params, reply, (lambda text: None) if as_json else screen.reply)
             if as_json:
+                await receive(engine, prompt, params, reply, lambda text: None)
                 print(json.dumps(reply.as_json(engine.model_name), ensure_ascii=False), flush=True)
             else:
-                screen.end_reply()
+                await receive_on(Screen.of(sys.stdout), nursery, engine, prompt, params, reply)
 
     Interrupts().run(body)

@@ -160,13 +160,15 @@ def _engine_option(field: attrs.Attribute[Any]) -> Callable[[Callable[..., Any]]
         cls=SectionedOption,
         section=ENGINE_SECTION,
         default=None,
-        metavar=None
-        if "bool" in kind
-        else "N"
-        if "int" in kind
-        else "|".join(CHOICES.get(field.name, ["TEXT"])),
+        metavar=_metavar(field.name, kind),
         help=field.metadata["help"] + default,
     )
+
+
+def _metavar(name: str, kind: str) -> str | None:
+    if "bool" in kind:
+        return None
+    return "N" if "int" in kind else "|".join(CHOICES.get(name, ["TEXT"]))
 
 
 def _flag(name: str) -> str:
@@ -204,6 +206,8 @@ def text_or_stdin(text: str, flag: str) -> str:
         if text == "-" and sys.stdin is None:
             raise click.UsageError("stdin must be open; got none")
         if text == "-":
+            if sys.stdin.isatty():
+                click.echo("Reading from the terminal; Ctrl-D ends it.", err=True)
             text = sys.stdin.buffer.read().decode().removesuffix("\n")
         text.encode()  # an argument's broken bytes have become surrogates, which no tokenizer takes
     except UnicodeError as error:

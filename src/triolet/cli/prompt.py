@@ -139,11 +139,9 @@ def is_open(text: str) -> bool:
 def message_of(text: str) -> str:
     """The message inside what was typed; bytes that were no UTF-8 become question marks."""
     text = text.encode(errors="replace").decode().strip()
-    return (
-        text[len(QUOTES) : -len(QUOTES)].strip("\n")
-        if text.startswith(QUOTES) and not is_open(text)
-        else text
-    )
+    if text.startswith(QUOTES) and not is_open(text):
+        return text[len(QUOTES) : -len(QUOTES)].strip("\n")
+    return text
 
 
 def history_in(state_home: Path | None = None) -> History:

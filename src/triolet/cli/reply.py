@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from triolet.cli.screen import Screen
 from triolet.core.outputs import FinishReason, RequestMetrics, RequestOutput
 from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.prompt import Prompt
 
 if TYPE_CHECKING:
     from triolet.actors.engine import Engine
+
+Show = Callable[[str], None]
 
 
 @attrs.define(kw_only=True)
@@ -94,19 +98,36 @@ class Reply:
         }
 
 
-async def receive(
-    engine: Engine,
-    prompt: str | list[dict[str, str]],
-    params: SamplingParams,
-    reply: Reply,
-    show: Callable[[str], None],
-) -> None:
+async def receive(engine: Engine, prompt: Prompt, params: SamplingParams, reply: Reply, show: Show) -> None:
     """Ask the engine and fill `reply`, handing each new piece of text to `show`; leaving early is the abort."""
     params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     async with engine.generate(prompt, params) as stream:
         async for output in stream:
             reply.add(output, trio.current_time())
             show(output.text)
+
+
+async def receive_on(
+    screen: Screen,
+    nursery: trio.Nursery,
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    reply: Reply,
+) -> None:
+    """The same on a screen: a spinner, turning in `nursery`, until there is text, and a whole last line at the end."""
+    spinner = screen.spinner(nursery)
+
+    def show(text: str) -> None:
+        if text:
+            spinner.stop()
+            screen.reply(text)
+
+    try:
+        await receive(engine, prompt, params, reply, show)
+    finally:
+        spinner.stop()
+        screen.end_reply()
 
 
 def _duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from triolet.cli.options import SAMPLING_OPTIONS, text_or_file
 from triolet.core.params import SamplingParams
 from triolet.errors import InvalidParams
 
-UNSET: Final = ("default", "none")
+MAY_BE_NONE: Final = ("max_tokens", "seed", "stop")
 _COMMAND: Final = re.compile(r"/[a-z?]*(\s|$)")  # "/usr/bin/env is what?" is a question
 
 
@@ -126,7 +126,7 @@ def _system(state: ChatState, argument: str) -> Effect:
         return Effect(
             say=(conversation.system or "No system prompt; /system TEXT sets one, /system @FILE reads it.",)
         )
-    if argument in UNSET:
+    if argument == "none":
         conversation.system = None
         return Effect(say=("No system prompt from here on.",))
     try:
@@ -172,7 +172,9 @@ def _exit(state: ChatState, argument: str) -> Effect:
 def _change(state: ChatState, name: str, text: str, kind: Callable[[str], Any]) -> None:
     """Set one parameter, or go back to the model's default; an impossible value changes nothing."""
     sampling = {known: value for known, value in state.sampling.items() if known != name}
-    if text.lower() not in UNSET:
+    if text == "none" and name in MAY_BE_NONE:
+        sampling[name] = None
+    elif text != "default":
         sampling[name] = kind(text)
     attrs.evolve(state.defaults, **sampling)
     state.sampling = sampling
