@@ -317,6 +317,13 @@ def test_top_k_keeps_ties_however_many(vocab_size: int) -> None:
     assert len(drawn(logits, SamplingParams(top_k=3), draws=300)) > 90
 
 
+def test_top_p_after_top_k_is_a_share_of_all_its_ties() -> None:
+    # 2999 tokens share the second place: .01 of the whole is reached by the first (weight e) and 28 of them.
+    logits = torch.zeros(1, 3000)
+    logits[0, 0] = 1.0
+    assert drawn(logits, SamplingParams(top_k=3, top_p=0.01), draws=300) == set(range(29))
+
+
 def test_among_equal_tokens_top_p_keeps_the_lower_ids() -> None:
     logits = torch.zeros(1, 3000)
     assert drawn(logits, SamplingParams(top_p=0.01), draws=300) == set(range(30))

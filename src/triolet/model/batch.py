@@ -135,8 +135,8 @@ class RowTable:
             self._rows[self._checked(row_id)] = None
         for start in plan.starts:
             self._start(start)
-        if len({row.row_id for row in plan.rows}) != len(plan.rows):
-            raise InvariantViolated(f"each row has one share in step {plan.step_id}; got {plan.rows}")
+        if not plan.rows or len({row.row_id for row in plan.rows}) != len(plan.rows):
+            raise InvariantViolated(f"step {plan.step_id} must have rows, each of them once; got {plan.rows}")
         return self._input(plan.rows, [self._advance(planned) for planned in plan.rows])
 
     def _checked(self, row_id: int) -> int:
