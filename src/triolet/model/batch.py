@@ -136,7 +136,7 @@ class RowTable:
         for start in plan.starts:
             self._start(start)
         if not plan.rows or len({row.row_id for row in plan.rows}) != len(plan.rows):
-            raise InvariantViolated(f"step {plan.step_id} must have rows, each of them once; got {plan.rows}")
+            raise InvariantViolated(f"step {plan.step_id} must have rows, each once; got {plan.rows}")
         return self._input(plan.rows, [self._advance(planned) for planned in plan.rows])
 
     def _checked(self, row_id: int) -> int:
