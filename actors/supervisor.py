@@ -1,15 +1,16 @@
 """Start children in order, mend what crashes, stop in reverse order: OTP's supervisor as one task with a nursery.
 
 A nursery alone is "one for all, never restart": the first error cancels every sibling. So no error of a child
-ever reaches the nursery here. Each child runs in a wrapper that catches what it died of and reports it
-through a channel; the supervisor reads the reports and does what `core.supervision` decides. Foreign
-BaseExceptions count as crashes too (a panic inside a Rust tokenizer is one, and passes through `except
-Exception`); Trio's Cancelled and the interpreter's own go their way.
+ever reaches the nursery here. Each child runs in a wrapper that catches what it died of; the supervisor takes
+the dead in order of their deaths and does what `core.supervision` decides. Foreign BaseExceptions count as
+crashes too (a panic inside a Rust tokenizer is one, and passes through `except Exception`); Trio's Cancelled and
+the interpreter's own go their way.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -110,13 +111,15 @@ class _Child:
         self.has_started = True
         self.ready.set()
 
-    async def live(self, reports: trio.MemorySendChannel[_Child]) -> None:
-        with self.scope, foreign_errors_kept(self._die):
-            await self.spec.start(task_status=self)
-        self.ready.set()
-        self.done.set()
+    async def live(self, on_death: Callable[[_Child], None]) -> None:
+        try:
+            with self.scope, foreign_errors_kept(self._die):
+                await self.spec.start(task_status=self)
+        finally:  # also when something is passed on: nobody must wait for this life any longer
+            self.ready.set()
+            self.done.set()
         if self.has_started and not self.is_stopping:
-            reports.send_nowait(self)
+            on_death(self)
 
     def _die(self, reason: BaseException) -> None:
         self.reason = reason
@@ -153,6 +156,8 @@ class Supervisor:
         self._max_restarts, self._period_s = max_restarts, period_s
         self._on_report = on_report
         self._children: dict[str, _Child] = {}
+        self._dead: deque[_Child] = deque()  # children of `_children` that have ended by themselves
+        self._waiting = trio.lowlevel.ParkingLot()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start all children, say so, and keep them alive until cancelled; stop them in reverse order.
@@ -162,41 +167,43 @@ class Supervisor:
             BaseException: what the first start of a child failed with, bare; the others have been stopped.
         """
         intensity = RestartIntensity(self._max_restarts, self._period_s)
-        self._children.clear()
-        # A life that ends by itself sends one report. Reports are read between two mendings, and in one mending a
-        # child begins at most one life per allowed restart; with the one before and one to spare:
-        capacity = (self._max_restarts + 2) * len(self._specs)
-        reports, inbox = trio.open_memory_channel[_Child](capacity)
         failure: BaseException | None = None
         async with trio.open_nursery() as nursery:
             try:
                 for spec in self._specs.values():
-                    await self._start(spec, nursery, reports)
+                    await self._start(spec, nursery)
                 task_status.started()
                 while self._children:
-                    await self._mend(await inbox.receive(), intensity, nursery, reports)
+                    await self._mend(await self._next_dead(), intensity, nursery)
             except BaseException as error:  # raised again below, without the nursery's group around it
                 failure = error
             with trio.CancelScope(shield=True):
-                await self._stop(list(self._children))
+                await self._stop(tuple(self._specs))
         if failure is not None:
             raise failure
 
-    async def _start(
-        self, spec: ChildSpec, nursery: trio.Nursery, reports: trio.MemorySendChannel[_Child]
-    ) -> None:
+    async def _next_dead(self) -> _Child:
+        while not self._dead:
+            await self._waiting.park()
+        return self._dead.popleft()
+
+    def _note_death(self, child: _Child) -> None:
+        self._dead.append(child)
+        self._waiting.unpark()
+
+    async def _start(self, spec: ChildSpec, nursery: trio.Nursery) -> None:
         child = self._children[spec.name] = _Child(spec)
-        nursery.start_soon(child.live, reports, name=spec.name)
+        nursery.start_soon(child.live, self._note_death, name=spec.name)
         await child.ready.wait()
         if not child.has_started:
-            child.is_stopping = True  # its report says nothing new
             del self._children[spec.name]
             raise child.reason or RuntimeError(f"{spec.name} returned before it was ready")
 
     async def _stop(self, names: Sequence[str]) -> None:
-        """Stop children one after the other, the last one first."""
+        """Stop children, those of them that there are, one after the other, the last one first."""
         for name in reversed(names):
-            child = self._children.pop(name)
+            if (child := self._children.pop(name, None)) is None:
+                continue
             child.is_stopping = True
             child.scope.cancel()
             with trio.move_on_after(child.spec.shutdown_s):
@@ -204,19 +211,15 @@ class Supervisor:
             if not child.done.is_set():
                 self._report("shutdown_error", None, name)
                 await child.done.wait()
+            if child.reason is not None:
+                self._report("shutdown_error", child.reason, name)
+            if child in self._dead:
+                self._dead.remove(child)
 
-    async def _mend(
-        self,
-        child: _Child,
-        intensity: RestartIntensity,
-        nursery: trio.Nursery,
-        reports: trio.MemorySendChannel[_Child],
-    ) -> None:
-        if child.is_stopping:
-            return
+    async def _mend(self, child: _Child, intensity: RestartIntensity, nursery: trio.Nursery) -> None:
         name, reason = child.spec.name, child.reason
         del self._children[name]
-        if reason is not None:
+        if reason is not None or child.spec.restart is Restart.PERMANENT:
             self._report("child_terminated", reason, name)
         if not must_restart(child.spec.restart, crashed=reason is not None):
             return
@@ -225,23 +228,25 @@ class Supervisor:
                 self._report("intensity_exceeded", reason, name)
                 raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
             affected = children_to_restart(self._strategy, tuple(self._specs), name)
-            await self._stop([other for other in affected if other in self._children])
-            failure = await self._start_again(affected, nursery, reports)
-            if failure is None:
+            await self._stop(affected)
+            failed = await self._start_again(affected, nursery)
+            if failed is None:
                 return
-            reason = failure
+            name, reason = failed
             self._report("start_error", reason, name)
 
     async def _start_again(
-        self, names: Sequence[str], nursery: trio.Nursery, reports: trio.MemorySendChannel[_Child]
-    ) -> BaseException | None:
-        """Returns what a start failed with; it counts as one more crash."""
+        self, names: Sequence[str], nursery: trio.Nursery
+    ) -> tuple[str, BaseException] | None:
+        """Returns who failed to start, and with what; it counts as a crash of that child."""
         failures: list[BaseException] = []
-        with foreign_errors_kept(failures.append):
-            for name in names:
-                if self._specs[name].restart is not Restart.TEMPORARY:
-                    await self._start(self._specs[name], nursery, reports)
-        return failures[0] if failures else None
+        for name in names:
+            if self._specs[name].restart is not Restart.TEMPORARY:
+                with foreign_errors_kept(failures.append):
+                    await self._start(self._specs[name], nursery)
+                if failures:
+                    return name, failures[0]
+        return None
 
     def _report(self, context: str, reason: BaseException | None, offender: str) -> None:
         report = CrashReport(supervisor=self.name, context=context, reason=reason, offender=offender)

@@ -21,12 +21,16 @@ STEP_S = 0.01
 VOCAB = 50
 
 
+class Panic(BaseException):
+    """What foreign code may raise past every `except Exception`."""
+
+
 class LetterCodec:
     """One token is one character: token 0 is 'A', token 1 is 'B' and so on."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         if message.prompt == "panic":
-            raise BaseException("a panic in foreign code")
+            raise Panic("in foreign code")
         if not isinstance(message.prompt, str):
             raise InvalidPrompt("prompt must be text here", field="prompt")
         return Tokenized(message.prompt, tuple((ord(char) - 65) % VOCAB for char in message.prompt), ())
