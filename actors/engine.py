@@ -1,14 +1,8 @@
-"""The engine: the actors' tree, the way in, and the one way out.
+"""The engine: the way in, the one way out, and what can be asked of it in between.
 
-    open_engine
-    └─ root            rest_for_one   3 restarts in 60 s
-       ├─ engine       rest_for_one   5 in 30 s    model runner, then scheduler: a runner takes the KV with it when it
-       dies, │                                           so the block tables go, too; a scheduler dies alone
-       └─ text         one_for_one    10 in 10 s   tokenizer, detokenizer: they keep nothing that can not be found
-       again
-
-The journal stands outside of the tree. While anything in the tree is being mended, streams wait; past the root's
-patience every stream, and whoever comes later, gets `EngineDead` with the real cause.
+A request exists in one of two places. Before it is admitted it is a `Submission`, held by nobody but its caller's own
+task; from then on it is an entry in the journal with a stream beside it. The step from the one to the other has no
+checkpoint in it, and neither has the way out.
 """
 
 from __future__ import annotations
@@ -16,23 +10,21 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import attrs
 import trio
 
-from triolet.actors.detokenizer import deliver, detokenizer_actor
-from triolet.actors.model_runner import Executor, OnProgress, make_executor, model_runner_actor
-from triolet.actors.scheduler import scheduler_actor
+from triolet.actors.detokenizer import deliver
+from triolet.actors.model_runner import Executor, OnProgress, make_executor
 from triolet.actors.stream import TokenStream
-from triolet.actors.supervisor import ChildSpec, Supervisor, SupervisorGaveUp, root_cause
-from triolet.actors.tokenizer import LoadCodec, ask_tokenizer, make_codec_loader, tokenizer_actor
+from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
+from triolet.actors.tokenizer import LoadCodec, ask_tokenizer, make_codec_loader
+from triolet.actors.tree import plant_tree
 from triolet.actors.wiring import Stream, Wiring
 from triolet.config import EngineConfig
 from triolet.core.admission import Admission
@@ -45,9 +37,8 @@ from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import ParsedPrompt, Prompt, check_prompt, parse_prompt
 from triolet.core.request import Request
-from triolet.core.scheduler import SchedulerConfig
 from triolet.core.statistics import EngineStatistics
-from triolet.core.supervision import CrashReport, Strategy
+from triolet.core.supervision import CrashReport
 from triolet.errors import (
     EngineClosed,
     EngineDead,
@@ -57,7 +48,6 @@ from triolet.errors import (
 )
 
 MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
-DEFAULT_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -67,6 +57,7 @@ class Submission:
     Args:
         stream: once it is in the journal.
         was_aborted: somebody aborted it before that.
+        admission: around the wait before that; cancelled when the engine takes nothing new any more.
     """
 
     prompt: ParsedPrompt
@@ -79,6 +70,12 @@ class Submission:
     cache_salt: str | None
     stream: Stream | None = None
     was_aborted: bool = False
+    admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it waits for its admission, or has not ended since."""
+        return self.stream is None or self.stream.feed.entry.finish_reason is None
 
 
 class Engine:
@@ -207,7 +204,7 @@ class Engine:
         deadline_s = _seconds("deadline", deadline)
         queue_timeout_s = _seconds("queue_timeout", queue_timeout)
         if request_id is None:
-            request_id = next(self._ids)
+            request_id = next(name for name in self._ids if name not in self._submissions)
         return TokenStream(
             self,
             Submission(
@@ -230,9 +227,10 @@ class Engine:
         Raises:
             RequestFailed: it could not be finished.
         """
-        params = attrs.evolve(
-            sampling_params or self.default_sampling_params(), output_kind=RequestOutputKind.FINAL_ONLY
-        )
+        if sampling_params is not None:
+            _check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+        params = sampling_params or self.default_sampling_params()
+        params = attrs.evolve(params, output_kind=RequestOutputKind.FINAL_ONLY)
         async with self.generate(prompt, params, **arguments) as stream:
             async for output in stream:
                 return output
@@ -256,12 +254,13 @@ class Engine:
         """Take a request in; raises before anything is taken, or returns with everything in place."""
         self._check_open()
         admission, request_id = self._wiring.admission, submission.request_id
-        if request_id in self._submissions:
+        if (other := self._submissions.get(request_id)) is not None and other.is_live:
             raise RequestIdInUse(request_id)
         admission.reserve(trio.current_time())
         self._submissions[request_id] = submission
         try:
-            request = await self._resolve(submission)
+            with submission.admission:
+                request = await self._resolve(submission)
             self._check_open()
             admission.check_tokens(trio.current_time())
         except BaseException:
@@ -289,10 +288,11 @@ class Engine:
         params = submission.params or self.default_sampling_params()
         info, limit = self.model_info, self.max_model_len
         params.check_vocabulary(info.vocab_size)
-        if params.stop and self.tokenizer is None:
-            raise UnsupportedFeature(
-                "stop must be empty: the model has no tokenizer", field="stop", got=params.stop
-            )
+        for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+            if texts and self.tokenizer is None:
+                raise UnsupportedFeature(
+                    f"{field} must be empty: the model has no tokenizer", field=field, got=texts
+                )
         tokenized = await self._tokenize(submission.prompt, params)
         check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
         room = limit - len(tokenized.token_ids)
@@ -327,6 +327,8 @@ class Engine:
         self._wiring.streams.pop(entry.serial, None)
         self._wiring.finish(entry.serial, FinishReason.ABORT)
         self._wiring.admission.ended(trio.current_time())
+        if self._submissions.get(submission.request_id) is not submission:
+            return  # it had ended, and another one bears its id now
         del self._submissions[submission.request_id]
         self._endings[submission.request_id] = RequestStatus.of_ending(
             entry.finish_reason or FinishReason.ABORT
@@ -339,9 +341,8 @@ class Engine:
 
     def _check_open(self) -> None:
         if isinstance(self._refusal, EngineDead):
-            raise _died(
-                self._refusal.__cause__
-            )  # a fresh one each: tracebacks grow where exceptions are shared
+            # A fresh one each: tracebacks grow where exceptions are shared.
+            raise _died(self._refusal.__cause__)
         if self._refusal is not None:
             raise EngineClosed(*self._refusal.args)
 
@@ -349,6 +350,9 @@ class Engine:
         """From now on nothing new is taken; the first reason stays, unless the engine has died since."""
         if self._refusal is None or isinstance(refusal, EngineDead):
             self._refusal = refusal
+        for submission in self._submissions.values():
+            if submission.stream is None:
+                submission.admission.cancel()
 
     async def drain(self, deadline: float) -> None:
         """Take nothing new, and let what there is finish.
@@ -357,8 +361,9 @@ class Engine:
             deadline: absolute `trio.current_time()`; what has not finished by then ends with finish_reason
                 `shutdown`.
         """
+        deadline_s = _seconds("deadline", deadline)
         self._refuse(EngineClosed("the engine is draining and takes nothing new"))
-        with trio.move_on_at(_seconds("deadline", deadline)):
+        with trio.move_on_at(deadline_s):
             while self._wiring.journal:
                 await self._wiring.idle.park()
         self._end_all(FinishReason.SHUTDOWN)
@@ -370,6 +375,7 @@ class Engine:
             self._wiring.finish(entry.serial, reason)
         for serial in list(self._wiring.streams):
             deliver(self._wiring, serial)
+        self._wiring.idle.unpark_all()
 
     def _close(self) -> None:
         self._refuse(EngineClosed("the engine's scope has ended"))
@@ -404,67 +410,9 @@ def _seconds(field: str, value: float | None) -> float:
     """None is for ever; NaN would be neither before nor after anything."""
     if value is None:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
     return float(value)
-
-
-def scheduler_config(config: EngineConfig, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
-    """The scheduler's limits, now that the model is known."""
-    budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(info.device.partition(":")[0], 512)
-    return SchedulerConfig(
-        num_blocks=info.num_kv_blocks,
-        block_size=info.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=budget,
-        max_model_len=info.max_model_len,
-        policy=config.policy,
-        enable_prefix_caching=config.enable_prefix_caching,
-        cache_key=cache_key,
-    )
-
-
-def _tree(engine: Engine, executor: Executor, load_codec: LoadCodec, on_progress: OnProgress) -> Supervisor:
-    """See the module's text."""
-    wiring, config = engine._wiring, engine.config
-    cache_key = secrets.token_bytes(32)
-
-    async def scheduler(*, task_status: trio.TaskStatus[None]) -> None:
-        limits = scheduler_config(config, engine.model_info, cache_key)
-        await scheduler_actor(wiring, limits, task_status=task_status)
-
-    computing = Supervisor(
-        "engine",
-        [
-            ChildSpec(name="model_runner", start=partial(model_runner_actor, wiring, executor, on_progress)),
-            ChildSpec(name="scheduler", start=scheduler),
-        ],
-        strategy=Strategy.REST_FOR_ONE,
-        max_restarts=5,
-        period_s=30.0,
-        on_report=engine._note_report,
-    )
-    text = Supervisor(
-        "text",
-        [
-            ChildSpec(
-                name="tokenizer",
-                start=partial(tokenizer_actor, wiring, load_codec, inline=config.runner == "inline"),
-            ),
-            ChildSpec(name="detokenizer", start=partial(detokenizer_actor, wiring)),
-        ],
-        strategy=Strategy.ONE_FOR_ONE,
-        max_restarts=10,
-        period_s=10.0,
-        on_report=engine._note_report,
-    )
-    return Supervisor(
-        "root",
-        [ChildSpec(name="engine", start=computing.run), ChildSpec(name="text", start=text.run)],
-        strategy=Strategy.REST_FOR_ONE,
-        max_restarts=3,
-        period_s=60.0,
-    )
 
 
 @asynccontextmanager
@@ -501,7 +449,8 @@ async def run_engine(
         Admission(journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
     )
     engine = Engine(config, wiring)
-    tree = _tree(engine, executor, load_codec or make_codec_loader(config, wiring), on_progress)
+    load_codec = load_codec or make_codec_loader(config, wiring)
+    tree = plant_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:

@@ -1,0 +1,97 @@
+"""Who watches whom, and what the death of one means for the others.
+
+    root          rest_for_one, 3 restarts in 60 s
+      engine      rest_for_one, 5 in 30 s
+        model_runner   its KV dies with it, so the block tables of ...
+        scheduler      ... this one are lies from then on: it follows; alone, it restarts alone
+      text        one_for_one, 10 in 10 s
+        tokenizer      both keep nothing that is not in the journal and the streams
+        detokenizer
+
+The journal and the streams stand outside of the tree. While anything in it is being mended, streams wait; a crash costs
+them a pause. When the root has lost its patience the engine is dead, and everybody is told the real cause.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from triolet.actors.detokenizer import detokenizer_actor
+from triolet.actors.model_runner import Executor, OnProgress, model_runner_actor
+from triolet.actors.scheduler import scheduler_actor
+from triolet.actors.supervisor import ChildSpec, Supervisor
+from triolet.actors.tokenizer import LoadCodec, tokenizer_actor
+from triolet.actors.wiring import Wiring
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+from triolet.core.scheduler import SchedulerConfig
+from triolet.core.supervision import CrashReport, Strategy
+
+DEFAULT_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}
+
+
+def plant_tree(
+    config: EngineConfig,
+    wiring: Wiring,
+    executor: Executor,
+    load_codec: LoadCodec,
+    on_progress: OnProgress,
+    on_report: Callable[[CrashReport], None],
+) -> Supervisor:
+    """The root of an engine's actors, not yet running."""
+    cache_key = secrets.token_bytes(32)
+
+    async def scheduler(*, task_status: trio.TaskStatus[None]) -> None:
+        assert wiring.model_info is not None, "the runner starts before the scheduler"
+        limits = scheduler_config(config, wiring.model_info, cache_key)
+        await scheduler_actor(wiring, limits, task_status=task_status)
+
+    engine = Supervisor(
+        "engine",
+        [
+            ChildSpec(name="model_runner", start=partial(model_runner_actor, wiring, executor, on_progress)),
+            ChildSpec(name="scheduler", start=scheduler),
+        ],
+        strategy=Strategy.REST_FOR_ONE,
+        max_restarts=5,
+        period_s=30.0,
+        on_report=on_report,
+    )
+    is_inline = config.runner == "inline"
+    text = Supervisor(
+        "text",
+        [
+            ChildSpec(name="tokenizer", start=partial(tokenizer_actor, wiring, load_codec, inline=is_inline)),
+            ChildSpec(name="detokenizer", start=partial(detokenizer_actor, wiring)),
+        ],
+        strategy=Strategy.ONE_FOR_ONE,
+        max_restarts=10,
+        period_s=10.0,
+        on_report=on_report,
+    )
+    return Supervisor(
+        "root",
+        [ChildSpec(name="engine", start=engine.run), ChildSpec(name="text", start=text.run)],
+        strategy=Strategy.REST_FOR_ONE,
+        max_restarts=3,
+        period_s=60.0,
+    )
+
+
+def scheduler_config(config: EngineConfig, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
+    """The scheduler's limits, now that the model is known."""
+    device = info.device.partition(":")[0]
+    return SchedulerConfig(
+        num_blocks=info.num_kv_blocks,
+        block_size=info.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
+        max_model_len=info.max_model_len,
+        policy=config.policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        cache_key=cache_key,
+    )
