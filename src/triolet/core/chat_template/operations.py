@@ -5,7 +5,7 @@ for every character of a text) have a guard, which works the size of the result 
 the same arguments as what it guards.
 
 Of Jinja's filters those are left out that no chat template needs: the ones for HTML (`forceescape`, `striptags`,
-`urlencode`, `urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordwrap`.
+`urlencode`, `urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordcount`, `wordwrap`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run_method(meter: Meter, method: Operation, *args: Any, **kwargs: Any) -> An
     owner, name = getattr(method, "__self__", None), method.__name__
     args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
     if isinstance(owner, str):
-        guard = _METHOD_GUARDS.get(name, _guard_weight)
+        guard: Guard = _METHOD_GUARDS.get(name, _guard_weight)
         guard(meter, owner, *args, **kwargs)
     elif name in ("index", "count"):
         meter.weigh(owner, *args)
@@ -161,7 +161,9 @@ def _guard_format(meter: Meter, template: Any, *args: Any, **kwargs: Any) -> Non
 def _guard_indent(meter: Meter, s: Any, width: Any = 4, first: Any = False, blank: Any = False) -> None:
     meter.weigh(s)
     if isinstance(s, str):
-        meter.charge_text((len(s.splitlines()) + 1) * _size_of(width))
+        num_lines = len(s.splitlines()) + 1
+        meter.charge(num_lines)
+        meter.charge_text(num_lines * _size_of(width))
 
 
 def _guard_join(meter: Meter, value: Any, d: Any = "", attribute: Any = None) -> None:
@@ -196,12 +198,21 @@ def _guard_round(meter: Meter, value: Any, precision: Any = 0, method: Any = "co
         raise LimitReached(f"it asked for a precision beyond the limit of {MAX_PRECISION} digits")
 
 
+def _guard_slice(meter: Meter, value: Any, slices: Any, fill_with: Any = None) -> None:
+    meter.charge(OPERATION_UNITS * _as_number(slices))
+
+
 def _guard_sum(meter: Meter, iterable: Any, attribute: Any = None, start: Any = 0) -> None:
     weight = meter.weigh(iterable, start)
     if isinstance(iterable, Sized):
         meter.charge(len(iterable) * _length_of_names([attribute], {}))
         if not isinstance(start, int | float):  # lists, each copied for each
             meter.charge(len(iterable) * weight)
+
+
+def _guard_title(meter: Meter, s: Any) -> None:
+    """Jinja goes word by word."""
+    meter.charge(meter.weigh(s) + _size_of(s))
 
 
 def _guard_tojson(
@@ -252,13 +263,13 @@ _METHOD_GUARDS: dict[str, Guard] = {
     "strip": _guard_trim,
 }
 
-# None: the filter looks at a constant number of items, or is an iterator, charged as it goes.
 _FILTER_GUARDS: dict[str, Guard | None] = {
+    # These look at no more than a few items, or take them one by one (see `_LAZY_FILTERS`).
     **dict.fromkeys(["abs", "count", "d", "default", "first", "items", "last", "length"]),
     **dict.fromkeys(["map", "reject", "rejectattr", "select", "selectattr"]),
     **dict.fromkeys(["capitalize", "e", "escape", "float", "int", "lower", "safe"], _guard_weight),
-    **dict.fromkeys(["string", "title", "truncate", "upper", "wordcount"], _guard_weight),
-    **dict.fromkeys(["list", "reverse", "slice"], _guard_length),
+    **dict.fromkeys(["string", "truncate", "upper"], _guard_weight),
+    **dict.fromkeys(["list", "reverse"], _guard_length),
     **dict.fromkeys(["dictsort", "groupby", "max", "min", "sort", "unique"], _guard_sorting),
     "batch": _guard_batch,
     "center": _guard_center,
@@ -267,10 +278,14 @@ _FILTER_GUARDS: dict[str, Guard | None] = {
     "join": _guard_join,
     "replace": _guard_replace,
     "round": _guard_round,
+    "slice": _guard_slice,
     "sum": _guard_sum,
+    "title": _guard_title,
     "tojson": _guard_tojson,
     "trim": _guard_trim,
 }
+
+_LAZY_FILTERS = frozenset(["batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"])
 
 
 # ----------------------------------------------------------------------------------- filters and tests
@@ -289,26 +304,26 @@ def to_json(
 
 def metered_filters(meter: Meter) -> dict[str, Any]:
     """The filters by name."""
-    return {
-        name: _metered_filter(meter, to_json if name == "tojson" else _FILTERS[name], guard)
-        for name, guard in _FILTER_GUARDS.items()
-    }
+    return {name: _metered_filter(meter, name, guard) for name, guard in _FILTER_GUARDS.items()}
 
 
-def _metered_filter(meter: Meter, run: Operation, guard: Guard | None) -> Operation:
+def _metered_filter(meter: Meter, name: str, guard: Guard | None) -> Operation:
+    run = to_json if name == "tojson" else _FILTERS[name]
     num_hidden = int(hasattr(run, "jinja_pass_arg"))  # Jinja hands some filters its context first
 
     @functools.wraps(run)
     def metered(*args: Any, **kwargs: Any) -> Any:
         hidden, shown = args[:num_hidden], args[num_hidden:]
         meter.charge(OPERATION_UNITS + len(shown))
-        if guard is not None:
+        if name in _LAZY_FILTERS and shown:
+            units = OPERATION_UNITS + _length_of_names(shown[1:], kwargs) // 4
+            shown = (meter.each(shown[0], units), *shown[1:])
+        elif guard is not None:
             shown = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in shown)
+        if guard is not None:
             guard(meter, *shown, **kwargs)
         result = run(*hidden, *shown, **kwargs)
-        if isinstance(result, Iterator):
-            return meter.each(result, 1 + _length_of_names(shown[1:], kwargs) // 4)
-        return meter.passed(result)
+        return meter.each(result, 1) if isinstance(result, Iterator) else meter.passed(result)
 
     return metered
 
@@ -330,7 +345,7 @@ _CONSTANT_TESTS = (
 )
 
 
-def metered_tests(meter: Meter) -> dict[str, Operation]:
+def metered_tests(meter: Meter) -> dict[str, Any]:
     """The tests by name."""
     return {
         **{

@@ -7,7 +7,7 @@ plain data and a handful of Jinja's own objects, so the list is short (`_ATTRIBU
 which climb from some object's attribute to its class and on, miss the first rung.
 
 *End*: every rendering has a `Meter`. The template is instrumented once, when it is compiled: each body that can run
-more than once (of a loop, a macro, a block) begins with a charge for as many nodes as stand in it, and operators
+more than once (of a loop, of a macro) begins with a charge for as many nodes as stand in it, and operators
 that Jinja would compile to plain Python become calls of `operations`. So whatever runs in constant time is paid
 for by the body it stands in, and whatever does not is charged by what it works on.
 
@@ -159,12 +159,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.meter = meter
         self.finalize = self._written
         self._depth = 0
-        self.filters = operations.metered_filters(meter) | {
-            _CHARGE: self._charged,
-            _WEIGH: self._weighed,
-            _COMPARE: functools.partial(operations.compare, meter),
-            _SLICE: functools.partial(operations.take_slice, meter),
-        }
+        self.filters = operations.metered_filters(meter)
+        self.filters[_CHARGE] = self._charged
+        self.filters[_WEIGH] = self._weighed
+        self.filters[_COMPARE] = functools.partial(operations.compare, meter)
+        self.filters[_SLICE] = functools.partial(operations.take_slice, meter)
         self.tests = operations.metered_tests(meter)
         self.globals = {
             "cycler": Cycler,
@@ -196,7 +195,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         template: str = value.__self__
 
         def safe_format(*args: Any, **kwargs: Any) -> str:
-            self.meter.charge_text(len(template))
+            self.meter.charge(len(template))  # Python's formatter goes piece by piece, however short
             return _Formatter(self).vformat(template, args, kwargs)
 
         return safe_format
@@ -244,16 +243,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
     @pass_context  # so that constants are not written while compiling
     def _written(self, context: Context, value: Any) -> Any:
         """What `{{ value }}` writes."""
+        return self._weighed(value)
+
+    def _weighed(self, value: Any) -> Any:
+        """A value that is about to become text; that of a function or an iterator would be its address."""
+        if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
+            raise TemplateRuntimeError(f"a value of type {type(value).__name__} has no text")
         self.meter.weigh(value)
         return value
 
     def _charged(self, units: int) -> bool:
         self.meter.charge(units)
         return True
-
-    def _weighed(self, value: Any) -> Any:
-        self.meter.weigh(value)
-        return value
 
     def _dict(self, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
@@ -310,7 +311,7 @@ class _Instrument(NodeTransformer):
             node.test = nodes.And(charge, node.test, lineno=node.lineno)
         return node
 
-    visit_For = visit_Macro = visit_CallBlock = visit_Block = _visit_body  # noqa: N815 - Jinja's names
+    visit_For = visit_Macro = visit_CallBlock = _visit_body  # noqa: N815 - Jinja's names
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -335,10 +336,12 @@ class _Instrument(NodeTransformer):
             node.key = _call(_WEIGH, node.key, lineno=node.lineno)
         return node
 
-    def _refuse_other_templates(self, node: nodes.Node) -> nodes.Node:
-        raise TemplateSyntaxError("a chat template can not refer to other templates", node.lineno)
+    def _refuse(self, node: nodes.Node) -> nodes.Node:
+        raise TemplateSyntaxError(
+            "a chat template can neither use other templates nor be used by them", node.lineno
+        )
 
-    visit_Extends = visit_Include = visit_Import = visit_FromImport = _refuse_other_templates  # noqa: N815
+    visit_Extends = visit_Include = visit_Import = visit_FromImport = visit_Block = _refuse  # noqa: N815
 
 
 def _call(name: str, value: nodes.Expr, *args: nodes.Expr, lineno: int) -> nodes.Filter:
