@@ -1,0 +1,142 @@
+"""Who reads a message should know which field is wrong, what the rule is, and what came."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from triolet import errors
+from triolet.errors import (
+    MAX_SHOWN_CHARS,
+    ConfigError,
+    EngineClosed,
+    EngineDead,
+    InvalidParams,
+    InvalidPrompt,
+    InvalidRequest,
+    InvariantViolated,
+    KernelShapeError,
+    ModelError,
+    ModelFileError,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+    RequestIdInUse,
+    StreamMisused,
+    TrioletError,
+    WeightsMismatch,
+    shown,
+)
+
+GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
+    "the request is wrong": (InvalidRequest,),
+    "the set-up is wrong": (ConfigError, ModelError),
+    "the engine can not serve now": (Overloaded, EngineClosed, EngineDead),
+    "the request was taken and failed": (RequestFailed,),
+    "the program that calls us is wrong": (StreamMisused,),
+    "we are wrong": (KernelShapeError, InvariantViolated),
+}
+CLASSES = [
+    value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__
+]
+
+
+def test_all_classes_are_seen_here() -> None:
+    assert {TrioletError, InvalidParams, WeightsMismatch} <= set(CLASSES)
+
+
+@pytest.mark.parametrize("error", [error for error in CLASSES if error is not TrioletError])
+def test_every_exception_is_in_exactly_one_group(error: type[BaseException]) -> None:
+    assert issubclass(error, TrioletError)
+    groups = [group for group, members in GROUPS.items() if issubclass(error, members)]
+    assert len(groups) == 1, groups
+
+
+@pytest.mark.parametrize("error", [InvalidRequest, ConfigError, KernelShapeError])
+def test_wrong_values_are_value_errors_too(error: type[Exception]) -> None:
+    assert issubclass(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            PromptTooLong(101, 100),
+            "prompt must be shorter than the maximum model length of 100 tokens; got 101 tokens",
+        ),
+        (RequestIdInUse("a"), "request_id must not belong to a live request; got 'a'"),
+        (ConfigError("block_size", "a power of 2", 3), "block_size must be a power of 2; got 3"),
+        (ModelFileError("m/config.json", "not JSON"), "m/config.json: not JSON"),
+        (
+            WeightsMismatch(missing=["a", "b"], misshapen=["c must be 1"]),
+            "the checkpoint does not fit the architecture; missing tensors: a, b; misshapen tensors: c must be 1",
+        ),
+        (
+            WeightsMismatch(unused=["d"]),
+            "the checkpoint does not fit the architecture; unused tensors: d",
+        ),
+        (
+            Overloaded("max_queued_requests", 8, 0.25),
+            "the engine is full (max_queued_requests=8); retry after 0.2 s",
+        ),
+        (RequestFailed("r1", "no numbers"), "request r1 failed: no numbers"),
+        (
+            KernelShapeError("head_dim", new=(2, 64), cache=(2, 32)),
+            "head_dim must agree; got new=(2, 64), cache=(2, 32)",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_message_names_the_field_the_rule_and_what_came(error: TrioletError, message: str) -> None:
+    assert str(error) == message
+
+
+@pytest.mark.parametrize(
+    ("error", "facts"),
+    [
+        (InvalidParams("m", field="n", got=0), {"field": "n", "got": 0, "parameter": "n", "value": 0}),
+        (InvalidPrompt("m"), {"field": None, "got": None}),
+        (PromptTooLong(9, 8), {"field": "prompt", "got": 9, "num_prompt_tokens": 9, "max_model_len": 8}),
+        (RequestIdInUse("a"), {"field": "request_id", "got": "a"}),
+        (ConfigError("f", "r", 3), {"field": "f", "rule": "r", "got": 3}),
+        (ModelFileError("p", "q"), {"path": "p"}),
+        (WeightsMismatch(unused=["d"]), {"missing": (), "unused": ("d",), "misshapen": ()}),
+        (Overloaded("l", 8, 0.25), {"limit": "l", "bound": 8, "retry_after_s": 0.25}),
+        (RequestFailed("a", "b"), {"request_id": "a", "reason": "b"}),
+        (KernelShapeError("w", new=1), {"what": "w", "got": {"new": 1}}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_what_a_message_says_can_be_read_by_a_program(error: TrioletError, facts: dict[str, object]) -> None:
+    assert {name: getattr(error, name) for name in facts} == facts
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_a_short_value_is_shown_whole() -> None:
+    assert [shown(value) for value in (3, 3.0, "a", ["a"], None)] == ["3", "3.0", "'a'", "['a']", "None"]
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    assert shown("a" * 78) == f"'{'a' * 78}'"
+    assert shown("a" * 79) == f"'{'a' * 76}..."
+    assert len(shown(list(range(10**5)))) == MAX_SHOWN_CHARS
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, [10**5000], nested(10**5), Unshowable()], ids=["int", "list", "deep", "own"]
+)
+def test_a_value_that_has_no_text_does_not_hide_the_error(value: object) -> None:
+    assert shown(value) == f"a {type(value).__name__} that can not be shown"
+    assert str(ConfigError("seed", "small", value)).startswith("seed must be small; got a ")
