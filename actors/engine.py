@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from triolet.actors.detokenizer import deliver
-from triolet.actors.model_runner import Executor, OnProgress, make_executor
+from triolet.actors.model_runner import Executor, make_executor
 from triolet.actors.stream import TokenStream
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadCodec, ask_tokenizer, make_codec_loader
@@ -35,6 +35,7 @@ from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.progress import OnProgress
 from triolet.core.prompt import ParsedPrompt, Prompt, check_prompt, parse_prompt
 from triolet.core.request import Request
 from triolet.core.statistics import EngineStatistics
@@ -406,7 +407,7 @@ def _check_type(field: str, value: object, kind: type, rule: str) -> None:
         raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
 
 
-def _seconds(field: str, value: float | None) -> float:
+def _seconds(field: str, value: object) -> float:
     """None is for ever; NaN would be neither before nor after anything."""
     if value is None:
         return math.inf

@@ -20,10 +20,9 @@ from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import StepPlan, StepResult
-from triolet.core.progress import LoadProgress
+from triolet.core.progress import LoadProgress, OnProgress
 
 T = TypeVar("T")
-OnProgress = Callable[[LoadProgress], None]
 
 
 class Runner(Protocol):

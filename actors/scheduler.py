@@ -21,6 +21,8 @@ async def scheduler_actor(
     core = wiring.new_scheduler(config)
     with wiring.scheduler_inbox.clone() as inbox:
         task_status.started()
+        if wiring.streams:  # the last life may have known something that it had not told
+            await wiring.to_detokenizer.send(Progressed(tuple(wiring.streams)))
         while True:
             # The next plan is on its way before anybody is told of the last result: the runner is what must not wait.
             core.expire(trio.current_time())

@@ -60,10 +60,11 @@ async def tokenizer_actor(
 async def _answer(codec: TextCodec | None, request: TokenizeRequest, run: Run) -> None:
     message, reply = request
     answers: list[TokenizeReply] = []
-    with foreign_errors_kept(lambda error: answers.append(_at_the_caller(error, message))):
-        answers.append(await run(lambda: _tokenize(codec, message)))
-    with reply, suppress(trio.BrokenResourceError):
-        reply.send_nowait(answers[0])
+    with reply:  # closed without an answer if this life ends here: then the asker asks the next one
+        with foreign_errors_kept(lambda error: answers.append(_at_the_caller(error, message))):
+            answers.append(await run(lambda: _tokenize(codec, message)))
+        with suppress(trio.BrokenResourceError):
+            reply.send_nowait(answers[0])
 
 
 def _tokenize(codec: TextCodec | None, message: Tokenize) -> Tokenized:
@@ -93,9 +94,7 @@ async def ask_tokenizer(wiring: Wiring, message: Tokenize) -> Tokenized:
             await wiring.to_tokenizer.send((message, reply_send))
             try:
                 answer = await reply.receive()
-            except (
-                trio.EndOfChannel
-            ):  # the actor died with the question in its hands; its next life knows nothing of it
+            except trio.EndOfChannel:  # the actor died with the question in its hands
                 continue
         if isinstance(answer, BaseException):
             raise answer

@@ -21,13 +21,14 @@ from functools import partial
 import trio
 
 from triolet.actors.detokenizer import detokenizer_actor
-from triolet.actors.model_runner import Executor, OnProgress, model_runner_actor
+from triolet.actors.model_runner import Executor, model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadCodec, tokenizer_actor
 from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
+from triolet.core.progress import OnProgress
 from triolet.core.scheduler import SchedulerConfig
 from triolet.core.supervision import CrashReport, Strategy
 

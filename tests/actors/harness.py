@@ -9,12 +9,12 @@ import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
 from triolet.actors.engine import Engine, run_engine
-from triolet.actors.model_runner import OnProgress
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.model_info import GenerationDefaults, ModelInfo
 from triolet.core.plan import StepPlan, StepResult
+from triolet.core.progress import OnProgress
 from triolet.errors import InvalidPrompt
 
 STEP_S = 0.01
@@ -39,6 +39,23 @@ class LetterCodec:
         return "".join(chr(65 + token_id) for token_id in token_ids)
 
 
+def model_info(num_blocks: int, block_size: int) -> ModelInfo:
+    """A model whose longest sequence fills the whole cache."""
+    return ModelInfo(
+        folder="/nowhere",
+        architecture="Fake",
+        backend="native",
+        vocab_size=VOCAB,
+        max_position=4096,
+        max_model_len=num_blocks * block_size,
+        num_kv_blocks=num_blocks,
+        block_size=block_size,
+        dtype="float32",
+        device="cpu",
+        generation=GenerationDefaults(),
+    )
+
+
 class FakeExecutor:
     """Fulfils the executor contract in virtual time; faults are planted by replacing `before_step`."""
 
@@ -56,19 +73,7 @@ class FakeExecutor:
         await trio.lowlevel.checkpoint()
         self.num_lives += 1
         self.model = FakeModel(self.num_blocks, self.block_size, VOCAB)
-        return ModelInfo(
-            folder="/nowhere",
-            architecture="Fake",
-            backend="native",
-            vocab_size=VOCAB,
-            max_position=4096,
-            max_model_len=self.num_blocks * self.block_size,
-            num_kv_blocks=self.num_blocks,
-            block_size=self.block_size,
-            dtype="float32",
-            device="cpu",
-            generation=GenerationDefaults(),
-        )
+        return model_info(self.num_blocks, self.block_size)
 
     async def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
+from triolet.actors import detokenizer, scheduler
 from triolet.actors.engine import Engine
 from triolet.core.plan import StepPlan
 from triolet.errors import EngineDead, InvalidPrompt
@@ -30,7 +33,7 @@ def crash_in_steps(executor: FakeExecutor, *steps: int) -> None:
 
 
 async def collect(
-    engine: Engine, prompt: list[int], seed: int, num_tokens: int, into: dict[int, object]
+    engine: Engine, prompt: list[int], seed: int, num_tokens: int, into: dict[int, tuple[object, object]]
 ) -> None:
     output = await engine.complete(prompt, SamplingParams(max_tokens=num_tokens, seed=seed))
     into[seed] = (output.outputs[0].token_ids, answer_of(prompt, seed, num_tokens))
@@ -52,26 +55,32 @@ async def test_streams_go_on_after_a_crash_of_the_runner(step: int, autojump_clo
     assert all(got == expected for got, expected in answers.values())
 
 
-@pytest.mark.parametrize("turn", range(1, 10))
-@pytest.mark.parametrize("actor", ["scheduler", "detokenizer"])
+@pytest.mark.parametrize("turn", range(1, 11))
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("module", "name"), [(scheduler, "_take_in"), (detokenizer, "deliver")], ids=["scheduler", "detokenizer"]
+)
 async def test_streams_go_on_after_a_crash_of_another_actor(
-    actor: str, turn: int, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType,
+    name: str,
+    when: str,
+    turn: int,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module, name = {
-        "scheduler": ("triolet.actors.scheduler", "_take_in"),
-        "detokenizer": ("triolet.actors.detokenizer", "deliver"),
-    }[actor]
     calls = 0
-    original = getattr(__import__(module, fromlist=[name]), name)
+    original = getattr(module, name)
 
     def planted(*args: object) -> None:
         nonlocal calls
         calls += 1
-        if calls == turn:
+        if calls == turn and when == "before":
             raise Planted
         original(*args)
+        if calls == turn and when == "after":
+            raise Planted
 
-    monkeypatch.setattr(f"{module}.{name}", planted)
+    monkeypatch.setattr(module, name, planted)
     answers: dict[int, tuple[object, object]] = {}
     async with fake_engine() as engine:
         async with trio.open_nursery() as nursery:

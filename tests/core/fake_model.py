@@ -1,7 +1,9 @@
-"""A model without numbers: its KV cache holds token ids, so that a wrong block, slot or position shows as a wrong token.
+"""A model without numbers: its KV cache holds token ids, so that a wrong block, slot or position shows as a
+wrong token.
 
-The next token is a hash of everything the request's block table leads to. Whoever frees a block too early, shares the wrong
-one, skips a token or computes one twice gets a different answer than `expected_answer`, which looks at no block at all.
+The next token is a hash of everything the request's block table leads to. Whoever frees a block too early,
+shares the wrong one, skips a token or computes one twice gets a different answer than `expected_answer`,
+which looks at no block at all.
 """
 
 from __future__ import annotations

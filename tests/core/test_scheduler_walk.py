@@ -1,4 +1,6 @@
-"""Random walks: any order of adding, stepping, aborting and expiring keeps every count and every answer right."""
+"""Random walks: any order of adding, stepping, aborting and expiring keeps every count and every answer
+right.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ VOCAB = 50
 
 @attrs.define
 class Walk:
-    """An engine's core without its actors: a scheduler, a journal and a model that remembers what is in which block."""
+    """An engine's core without its actors: a scheduler, a journal and a model that remembers what is in which
+    block.
+    """
 
     config: SchedulerConfig
     journal: Journal = attrs.field(factory=Journal)

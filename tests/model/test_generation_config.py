@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from triolet.errors import ModelFileError
-from triolet.model.generation_config import GenerationDefaults, read_generation_defaults
+from triolet.core.model_info import GenerationDefaults
+from triolet.model.generation_config import read_generation_defaults
 
 
 def read(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 
@@ -18,3 +20,7 @@ class LoadProgress:
     stage: str
     done_bytes: int
     total_bytes: int
+
+
+OnProgress = Callable[[LoadProgress], None]
+"""Who is told."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
-
+from triolet.core.model_info import GenerationDefaults
 from triolet.model.config_fields import Fields, read_json_object
 
 # What transformers' config classes say where a config.json says nothing, by model_type.
@@ -19,24 +18,6 @@ _CLASS_EOS = {
     "gemma3_text": 1,
     "gpt2": 50256,
 }
-
-
-@attrs.frozen(kw_only=True)
-class GenerationDefaults:
-    """How a model's makers want it to be sampled; None where they did not say.
-
-    Args:
-        eos_token_ids: any of them ends an answer.
-        max_new_tokens: length of an answer, tokens.
-    """
-
-    eos_token_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:

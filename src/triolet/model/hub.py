@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from triolet.core.progress import LoadProgress
+from triolet.core.progress import LoadProgress, OnProgress
 from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
-from triolet.model.progress import OnProgress
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts

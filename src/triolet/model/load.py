@@ -13,16 +13,16 @@ from typing import Any
 import attrs
 import torch
 
-from triolet.core.progress import LoadProgress
+from triolet.core.model_info import GenerationDefaults
+from triolet.core.progress import LoadProgress, OnProgress
 from triolet.errors import ConfigError
 from triolet.model.checkpoint import Checkpoint
 from triolet.model.decoder import Decoder, build_decoder
 from triolet.model.families import is_native, parse_decoder_config
-from triolet.model.generation_config import GenerationDefaults, read_generation_defaults
+from triolet.model.generation_config import read_generation_defaults
 from triolet.model.hub import resolve_folder
 from triolet.model.interface import CausalModel
 from triolet.model.model_config import DTYPES, architecture_of, checkpoint_dtype, read_config
-from triolet.model.progress import OnProgress
 from triolet.model.weights import WeightReader, check_fit, plan_tensors
 
 __all__ = ["LoadProgress", "LoadedModel", "load_model"]

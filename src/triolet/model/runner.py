@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import time
 
-import attrs
 import torch
 from torch import Tensor
 
-from triolet.core.model_info import GenerationDefaults, ModelInfo
+from triolet.core.model_info import ModelInfo
 from triolet.core.plan import RowFailure, SampledToken, StepPlan, StepResult
+from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.model.batch import Row, RowTable
 from triolet.model.interface import CausalModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
-from triolet.model.progress import OnProgress
 from triolet.model.sampler import SamplingBatch
 
 
@@ -224,5 +223,5 @@ def _model_info(
         block_size=block_size,
         dtype=str(spec.dtype).removeprefix("torch."),
         device=device.type,
-        generation=GenerationDefaults(**attrs.asdict(loaded.generation_defaults)),
+        generation=loaded.generation_defaults,
     )
