@@ -411,9 +411,15 @@ def _seconds(field: str, value: object) -> float:
     """None is for ever; NaN would be neither before nor after anything."""
     if value is None:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
-    return float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:  # a whole number beyond every float
+        return math.inf if value > 0 else -math.inf
+    if math.isnan(seconds):
+        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
+    return seconds
 
 
 @asynccontextmanager
@@ -461,6 +467,8 @@ async def run_engine(
             failure = error
         engine._close()
         nursery.cancel_scope.cancel()
+    if wiring.scheduler is not None:
+        wiring.scheduler.abandon_step()
     if failure is not None:
         raise failure
 

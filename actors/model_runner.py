@@ -180,16 +180,33 @@ class ThreadExecutor:
         return results[0]
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
-        """See `Executor`. `on_progress` is called in the Trio thread; a cancelled load ends at its next report."""
+        """See `Executor`. `on_progress` is called in the Trio thread; a load that was cancelled, or whose `on_progress`
+        raised, ends at its next report.
+        """
         token = trio.lowlevel.current_trio_token()
-        is_cancelled = threading.Event()
+        is_unwanted = threading.Event()
+        errors: list[BaseException] = []
+
+        def tell(progress: LoadProgress) -> None:
+            try:
+                on_progress(progress)
+            except BaseException as error:  # from here it would tear down Trio itself
+                errors.append(error)
+                is_unwanted.set()
 
         def report(progress: LoadProgress) -> None:
-            if is_cancelled.is_set():
+            if is_unwanted.is_set():
                 raise LoadCancelled
-            token.run_sync_soon(on_progress, progress)
+            token.run_sync_soon(tell, progress)
 
-        return await self._call(partial(self._kept.start, report), is_cancelled.set)
+        try:
+            info = await self._call(partial(self._kept.start, report), is_unwanted.set)
+        except Exception:
+            if not errors:
+                raise
+        if errors:
+            raise errors[0]
+        return info
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
