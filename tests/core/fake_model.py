@@ -58,12 +58,10 @@ class FakeModel:
             self.rows[start.row_id] = _Row(start, [*start.prompt_token_ids, *start.output_token_ids], [])
         for row in plan.rows:
             self._write(row)
-        tokens, failures = [], []
-        for planned in plan.rows:
-            if planned.sample:
-                sampled = self._sample(self.rows[planned.row_id])
-                (failures if isinstance(sampled, RowFailure) else tokens).append(sampled)
-        return StepResult(plan.step_id, tuple(tokens), tuple(failures))  # type: ignore[arg-type]
+        sampled = [self._sample(self.rows[planned.row_id]) for planned in plan.rows if planned.sample]
+        tokens = tuple(token for token in sampled if isinstance(token, SampledToken))
+        failures = tuple(failure for failure in sampled if isinstance(failure, RowFailure))
+        return StepResult(plan.step_id, tokens, failures)
 
     def _write(self, planned: PlanRow) -> None:
         row = self.rows[planned.row_id]

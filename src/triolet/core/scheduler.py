@@ -352,6 +352,14 @@ class Scheduler:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
 
+    def abandon_step(self) -> None:
+        """Nobody computes the step in flight any more: what it worked on is free, and nothing of it counts."""
+        if self._in_flight is not None:
+            self.pool.end_quarantine(self._in_flight.step_id)
+            for sequence in self._scheduled:
+                sequence.num_scheduled_tokens = 0
+            self._in_flight, self._scheduled = None, []
+
     def _publish(self, sequence: Sequence) -> None:
         """Register the blocks that this step filled."""
         if not self.config.enable_prefix_caching:
