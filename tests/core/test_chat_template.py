@@ -226,6 +226,7 @@ EXPRESSIONS = [
     "'%(a)s' % {'a': 1}",
     "'{} {0!r}'.replace('{}', '') ~ '{:>5}|{name}'.format('x', name='y')",
     "'a-b-c'.split('-', 1) ~ 'a-b-c'.rsplit('-')[-1] ~ 'abc'.partition('b')[2]",
+    "'a b c'.split(maxsplit=1) ~ 'a\nb'.splitlines(keepends=true) ~ 'a-b'.rsplit('-', maxsplit=1)",
     "'hello'.startswith(('x', 'h')) and 'hello'.endswith('o') and 'hello'.find('l') == 2",
     "'x'.join(['1', '2']) ~ 'xXx'.strip('x') ~ 'abc'.removeprefix('a') ~ 'abc'.upper().isupper()",
     "1 < 2 < 3 and not 1 > 2 and 3 >= 3 and 2 <= 2 and 1 != 2",
@@ -243,6 +244,7 @@ EXPRESSIONS = [
     "messages[0]['role'] ~ messages[-1].role ~ messages[0].missing ~ messages[0]['missing']",
     "messages | selectattr('content', 'string') | list | length",
     "messages | select('mapping') | list | count ~ messages | reject('mapping') | list | count",
+    "none | selectattr('a') | list ~ none | map('upper') | list ~ [] | reject | list",
     "range(3) | list ~ range(1, 10, 4) | list",
     "'\u00e9' | upper | lower | capitalize",
     "[1, 2] | abs if false else -3 | abs",
@@ -395,7 +397,7 @@ def test_a_value_that_the_template_does_not_read_is_refused() -> None:
         template.render([USER], enable_thinkin=True)
 
 
-@pytest.mark.parametrize("name", ["bos_token", "strftime_now", "raise_exception", "range", "namespace"])
+@pytest.mark.parametrize("name", ["bos_token", "strftime_now", "range", "namespace", "messages", "self"])
 def test_values_can_not_take_the_place_of_what_the_template_relies_on(name: str) -> None:
     template = ChatTemplate("{{ " + name + " }}")
     with pytest.raises(ChatTemplateError, match="reads no value named"):

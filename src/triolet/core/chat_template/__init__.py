@@ -75,6 +75,7 @@ class ChatTemplate:
     def render(
         self,
         messages: object,
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: object = None,

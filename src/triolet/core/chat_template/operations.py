@@ -173,14 +173,14 @@ def _guard_join(meter: Meter, value: Any, d: Any = "", attribute: Any = None) ->
         meter.charge_text(len(value) * _size_of(d))
 
 
-def _guard_search(meter: Meter, s: Any, part: Any = None, *args: Any) -> None:
+def _guard_search(meter: Meter, s: Any, part: Any = None, *args: Any, **kwargs: Any) -> None:
     """Python finds long texts in linear time, short ones perhaps letter by letter."""
     meter.weigh(s, part)
     if isinstance(s, str) and isinstance(part, str):
         meter.charge_text(len(s) * min(len(part), 100) // 8)
 
 
-def _guard_search_from_the_end(meter: Meter, s: Any, part: Any = None, *args: Any) -> None:
+def _guard_search_from_the_end(meter: Meter, s: Any, part: Any = None, *args: Any, **kwargs: Any) -> None:
     """Here it may look at every letter of the part at every place, however long both are."""
     meter.weigh(s, part)
     if isinstance(s, str) and isinstance(part, str):
@@ -315,7 +315,7 @@ def _metered_filter(meter: Meter, name: str, guard: Guard | None) -> Operation:
     def metered(*args: Any, **kwargs: Any) -> Any:
         hidden, shown = args[:num_hidden], args[num_hidden:]
         meter.charge(OPERATION_UNITS + len(shown))
-        if name in _LAZY_FILTERS and shown:
+        if name in _LAZY_FILTERS and shown and shown[0]:
             units = OPERATION_UNITS + _length_of_names(shown[1:], kwargs) // 4
             shown = (meter.each(shown[0], units), *shown[1:])
         elif guard is not None:
