@@ -151,7 +151,8 @@ def test_a_flag_is_true_or_false_and_nothing_like_it(field: str, value: object) 
 def test_a_choice_is_one_of_those_there_are(field: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
         assert taken(field, choice) == choice
-    for value in ("", "other", choices[0].upper(), None, 1, [], float("nan")):
+    wrong: tuple[object, ...] = ("", "other", choices[0].upper(), None, 1, [], float("nan"))
+    for value in wrong:
         assert str(refusal(**{field: value})) == f"{field} must be one of {', '.join(choices)}; got {value!r}"
 
 
