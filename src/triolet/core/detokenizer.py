@@ -87,11 +87,10 @@ class IncrementalDetokenizer:
         return self._show(self._text)
 
     def _has_no_text(self, token_id: int) -> bool:
-        """Whether a token that changed nothing is not a byte amid a character, nor the space that a text loses."""
-        is_surely_empty = self._text != "" and self._text == self._shown
-        return (
-            is_surely_empty or self._decode([token_id, token_id]) == ""
-        )  # only one of the two can lose its space
+        """Whether a token that changed nothing is neither a byte amid a character nor the space that a text loses."""
+        if self._text and self._text == self._shown:
+            return True
+        return self._decode([token_id, token_id]) == ""  # twice, for one of them may lose its space
 
     def _begin_anew(self) -> None:
         """Forget the tokens that were shown."""
@@ -123,12 +122,9 @@ class IncrementalDetokenizer:
 
     def _without_prompt(self, new: str) -> str:
         """Leave out the unfinished character that the prompt ended with, if the answer did not complete it."""
-        while self._num_broken_of_prompt and new:
-            if not new.startswith(BROKEN):
-                self._num_broken_of_prompt = 0
-                break
-            self._num_broken_of_prompt -= 1
-            new = new[1:]
+        while new and self._num_broken_of_prompt:
+            self._num_broken_of_prompt = self._num_broken_of_prompt - 1 if new.startswith(BROKEN) else 0
+            new = new.removeprefix(BROKEN)
         return new
 
 
