@@ -179,6 +179,14 @@ def test_history_outlives_the_chat(start: START, tmp_path: Path) -> None:
     assert (tmp_path / "triolet" / "history").stat().st_mode & 0o077 == 0
 
 
+def test_what_is_typed_during_a_reply_is_not_echoed_into_it_and_is_sent_after_it(chat: Terminal) -> None:
+    chat.type("slowly count to 30" + ENTER)
+    chat.expect("4, 5")
+    chat.type("hello" + ENTER)
+    assert "hello" not in chat.expect("prompt 10")
+    chat.expect("You said: hello\n")
+
+
 def test_without_colour_nothing_is_painted_and_nothing_turns(start: START) -> None:
     chat = start(NO_COLOR="1")
     chat.expect(PROMPT)

@@ -56,6 +56,7 @@ def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConf
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:
+            stack.enter_context(quiet_keyboard())
             engine = await opened(stack, config)
             nursery = await stack.enter_async_context(trio.open_nursery())
             state = ChatState(
@@ -152,7 +153,7 @@ class Chat:
     async def _stream(self, reply: Reply) -> bool:
         """Show the reply as it comes; whether Ctrl-C stopped it."""
         messages, params, scope = self.state.conversation.messages(), self.state.params(), trio.CancelScope()
-        with quiet_keyboard(), self.interrupts.stopping(scope), scope:
+        with self.interrupts.stopping(scope), scope:
             await receive_on(self.screen, self.nursery, self.engine, messages, params, reply)
         return scope.cancelled_caught
 

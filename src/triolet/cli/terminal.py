@@ -43,7 +43,7 @@ class KeyboardMode:
 
 @contextlib.contextmanager
 def quiet_keyboard() -> Iterator[None]:
-    """Meanwhile, keys are not echoed into the reply, and Ctrl-C prints no ^C; what was typed is read afterwards."""
+    """Meanwhile, keys that nobody reads yet are not echoed, and Ctrl-C prints no ^C; they are read afterwards."""
     before = KeyboardMode.current()
     if before.attributes is not None:
         tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)  # signals stay on, unlike in raw mode
