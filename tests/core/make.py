@@ -12,7 +12,7 @@ from triolet.core.request import Request
 
 
 def make_request(
-    prompt: Sequence[int] = (1, 2, 3),
+    token_ids: Sequence[int] = (1, 2, 3),
     *,
     params: SamplingParams | None = None,
     max_tokens: int = 16,
@@ -20,7 +20,7 @@ def make_request(
 ) -> Request:
     defaults: dict[str, Any] = {"request_id": "r", "seed": 0}
     return Request(
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=tuple(token_ids),
         params=params or SamplingParams(max_tokens=max_tokens),
         max_tokens=max_tokens,
         **(defaults | fields),
