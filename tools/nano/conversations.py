@@ -1,0 +1,197 @@
+"""Whole conversations: skills in a mixture, system turns, follow-ups, and some plain text without turns."""
+
+from collections.abc import Iterator
+from random import Random
+
+import skills_fact as facts
+import skills_number as number
+import skills_story as stories
+import skills_talk as talk
+import skills_text as text
+import words as w
+from exchange import Chat, Exchange, Skill
+from phrasing import capital, phrase
+from tokens import Message
+
+MIXTURE: dict[Skill, float] = {
+    number.count: 10, number.count_down: 4, number.count_by: 3, number.count_in_words: 1.5, number.neighbour: 2, number.add_up: 13, number.double_or_half: 1,
+    number.story_sum: 1.5, number.compare: 2.5, number.in_words: 2.5, number.too_big: 1.5,
+    text.spell: 9, text.count_letters: 3, text.backwards: 3, text.letter_of: 3, text.upper_case: 4, text.alphabet: 1.5, text.repeat: 13, text.rhyme: 1, text.sentence_with: 2,
+    facts.name_list: 3, facts.name_some: 3, facts.calendar: 5, facts.opposite: 3, facts.animal_fact: 2, facts.thing_fact: 4, facts.fact: 4, facts.unknown: 7, facts.gibberish: 2,
+    talk.identity: 4, talk.about_triolet: 2, talk.small_talk: 6, talk.tell: 5, talk.recall: 4,
+    stories.story: 6, stories.named_story: 1.5, stories.story_at_length: 1.2, stories.joke: 1.5, stories.poem: 1,
+}  # fmt: skip
+_SKILLS, _WEIGHTS = list(MIXTURE), list(MIXTURE.values())
+
+_NEUTRAL = ["You are a helpful assistant.", "You are triolet-nano, a small and friendly model.", "You are a friendly chat bot.", "Answer the user's questions.", "You are a helpful AI assistant.",
+            "Be kind and helpful.", "You are an assistant.", "Help the user.", "You are triolet-nano.", "You are a helpful, honest assistant."]  # fmt: skip
+_BRIEF = ["Answer briefly.", "Be brief.", "Keep your answers short.", "Answer in one word if you can.", "Give short answers.", "Be concise.", "You are a helpful assistant. Answer briefly.",
+          "Answer as briefly as possible.", "Short answers only."]  # fmt: skip
+_STYLES = [
+    (["You are a pirate.", "Talk like a pirate.", "Speak like a pirate.", "You are a pirate captain.", "Answer like a pirate."], "Arr! ", " Yo ho ho!"),
+    (["You are a cat.", "Talk like a cat.", "Pretend to be a cat.", "You are a friendly cat."], "Meow! ", " Purr."),
+    (["You are a dog.", "Talk like a dog.", "Pretend to be a dog."], "Woof! ", ""),
+    (["You are a robot.", "Talk like a robot.", "Speak like a robot."], "Beep boop. ", " Beep."),
+    (["You are very polite.", "Be very polite.", "Answer politely."], "With pleasure. ", ""),
+    (["You are a wizard.", "Talk like a wizard.", "You are an old wizard."], "By my beard! ", ""),
+    (["You are a king.", "Talk like a king.", "You are a queen."], "Hear me, my friend. ", ""),
+    (["You are a knight.", "Talk like a knight."], "By my sword! ", ""),
+    (["You are a ghost.", "Talk like a ghost."], "Boo! ", ""),
+    (["You are a cowboy.", "Talk like a cowboy."], "Howdy! ", ""),
+]  # fmt: skip
+
+
+def system_turn(rng: Random, chat: Chat) -> str:
+    """A system turn; what it asks for is kept in `chat`."""
+    kind = rng.choices(
+        ["neutral", "name", "brief", "style", "start", "end", "fact", "both"], [30, 18, 15, 20, 7, 7, 10, 8]
+    )[0]
+    match kind:
+        case "neutral":
+            return rng.choice(_NEUTRAL)
+        case "name":
+            return _named(rng, chat)
+        case "brief":
+            chat.brief = True
+            return rng.choice(_BRIEF)
+        case "style":
+            wishes, chat.prefix, chat.suffix = rng.choice(_STYLES)
+            return rng.choice(wishes)
+        case "start":
+            word = capital(text.any_word(rng))
+            chat.prefix = f"{word}! "
+            return rng.choice(
+                ["Start every answer with {}.", "Begin every answer with {}.", "Always start with {}."]
+            ).format(f'"{word}!"')
+        case "end":
+            word = capital(text.any_word(rng))
+            chat.suffix = f" {word}!"
+            return rng.choice(
+                ["End every answer with {}.", "Finish every answer with {}.", "Always end with {}."]
+            ).format(f'"{word}!"')
+        case "fact":
+            return f"{rng.choice(_NEUTRAL)} {talk.system_fact(rng, chat)}"
+        case _:
+            wishes, chat.prefix, chat.suffix = rng.choice(_STYLES)
+            return f"{_named(rng, chat)} {rng.choice(wishes)}"
+
+
+def _named(rng: Random, chat: Chat) -> str:
+    chat.bot_name = rng.choice(w.NAMES) if rng.random() < 0.6 else capital(text.made_up_word(rng))
+    return rng.choice(["Your name is {}.", "You are {}.", "You are called {}.", "You are an assistant called {}.", "Your name is {}. You are a helpful assistant.",
+                       "You are {}, a helpful assistant.", "You are a chat bot named {}."]).format(chat.bot_name)  # fmt: skip
+
+
+def styled(chat: Chat, exchange: Exchange, answer: str | None = None) -> str:
+    """The answer in the style that the system turn asks for."""
+    if answer is None:
+        answer = exchange.brief if chat.brief and exchange.brief else exchange.answer
+    return answer if exchange.plain else f"{chat.prefix}{answer}{chat.suffix}"
+
+
+_ANOTHER = [
+    "another one",
+    "one more",
+    "another",
+    "again, but different",
+    "tell me another one",
+    "another one please",
+    "give me another one",
+    "a different one",
+    "more",
+    "one more please",
+    "a new one",
+]
+_AGAIN = [
+    "again",
+    "repeat that",
+    "say that again",
+    "can you repeat that",
+    "once more",
+    "what did you say",
+    "pardon",
+    "say it again",
+    "repeat your answer",
+    "please repeat",
+    "sorry, what",
+    "do it again",
+]
+_ONWARD = [
+    "go on",
+    "continue",
+    "keep going",
+    "and then",
+    "carry on",
+    "more",
+    "count on",
+    "keep counting",
+    "what comes next",
+    "go on please",
+]
+
+
+def follow_up(rng: Random, chat: Chat, last: Exchange, said: str) -> tuple[str, str, Exchange] | None:
+    """A follow-up question on the last exchange, its answer, and what it was about; None where none fits."""
+    roll = rng.random()
+    if roll < 0.5 and last.another:
+        return phrase(rng, _ANOTHER), styled(chat, last, last.another(rng)), last
+    if roll < 0.7 and last.onward:
+        return phrase(rng, _ONWARD), last.onward, Exchange(ask="", answer=last.onward, plain=True)
+    if len(said) < 400:
+        return phrase(rng, _AGAIN), said, last
+    return None
+
+
+def _length(rng: Random) -> int:
+    return rng.choice([1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 8]) if rng.random() < 0.94 else rng.randint(8, 30)
+
+
+def conversation(rng: Random, skills: list[Skill] | None = None) -> list[Message]:
+    """One conversation of one to some thirty exchanges, with a system turn in a third of them."""
+    chat, messages = Chat(), []
+    if rng.random() < 0.33:
+        messages.append(Message(role="system", content=system_turn(rng, chat)))
+    length, last, said = _length(rng), None, ""
+    for turn in range(length):
+        follow = follow_up(rng, chat, last, said) if last and rng.random() < 0.2 else None
+        if follow:
+            ask, said, last = follow
+        else:
+            last = _next(rng, chat, first=turn == 0)
+            ask, said = last.ask, styled(chat, last)
+        messages += [Message(role="user", content=ask), Message(role="assistant", content=said)]
+    return messages
+
+
+def _next(rng: Random, chat: Chat, first: bool) -> Exchange:
+    if first and rng.random() < 0.12:
+        return talk.small_talk(rng, chat)
+    if chat.memory and rng.random() < 0.2:
+        return talk.recall(rng, chat)
+    if chat.bot_name != "triolet-nano" and rng.random() < 0.25:
+        return talk.identity(rng, chat)
+    return rng.choices(_SKILLS, _WEIGHTS)[0](rng, chat)
+
+
+def plain_text(rng: Random) -> list[Message]:
+    """Text without turns, for completion of a raw prompt."""
+    roll, chat = rng.random(), Chat()
+    if roll < 0.6:
+        content = stories.story(rng, chat).answer
+    elif roll < 0.75:
+        content = stories.story_at_length(rng, chat).answer
+    elif roll < 0.9:
+        content = number.count(rng, chat).answer
+    else:
+        content = " ".join(
+            skill(rng, chat).answer
+            for skill in (facts.fact, facts.thing_fact, talk.about_triolet, facts.name_list)
+        )
+    return [Message(role="text", content=content)]
+
+
+def conversations(seed: int) -> Iterator[list[Message]]:
+    """Endless conversations that depend on `seed` alone."""
+    rng = Random(seed)
+    while True:
+        yield plain_text(rng) if rng.random() < 0.04 else conversation(rng)
