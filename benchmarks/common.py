@@ -1,0 +1,108 @@
+"""What the benchmarks share: the machine they ran on, the models they make themselves, and honest percentiles."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import triolet
+
+# The models of the project's CPU figures; weights are random, so nothing is downloaded and every answer has full
+# length.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-15m": {
+        "config": "LlamaConfig",
+        "hidden_size": 288,
+        "intermediate_size": 768,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "vocab_size": 32_000,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    },
+    "llama-160m": {
+        "config": "LlamaConfig",
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "vocab_size": 32_000,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    },
+    "qwen3-0.6b": {
+        "config": "Qwen3Config",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    },
+}
+
+
+def make_model(name: str, folder: Path, *, dtype: torch.dtype) -> Path:
+    """Write a model of random weights as a Hugging Face folder."""
+    fields = dict(MODELS[name])
+    config = getattr(transformers, fields.pop("config"))(
+        **fields, bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(folder)
+    return folder
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """The 50th, 90th and 99th percentile, by nearest rank."""
+    ordered = sorted(values)
+    return {f"p{rank}": ordered[min(len(ordered) - 1, len(ordered) * rank // 100)] for rank in (50, 90, 99)}
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory and versions, for every line of results."""
+    return {
+        "cpu": _cpu_name(),
+        "num_cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "triolet": triolet.__version__,
+        "commit": _commit(),
+    }
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

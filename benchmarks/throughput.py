@@ -1,0 +1,231 @@
+"""Tokens per second of triolet and of transformers' `generate`, on the same model and the same requests, in one run.
+
+    python benchmarks/throughput.py [--model llama-15m] [--workload batch] [--rounds 3] [--output results.jsonl]
+
+Workloads: `single` is one request, 128 tokens in, 128 out. `batch` is 32 requests at once, 32 to 256 tokens in and 32
+to 256 out. `prefix` is 32 requests that share their first 512 tokens, 32 tokens of their own, 32 out. All greedy.
+
+The two take turns, round by round, so that a machine that gets slower gets slower for both; a line gives the median
+of the rounds, and the fastest and the slowest. transformers gets its requests as one left-padded batch, the fastest
+way it has: it ends when the longest answer does, and only the tokens that were asked for count. Its time to first
+token and between tokens are those of the batch. One JSON line per engine, then a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+import attrs
+import torch
+import transformers
+import trio
+from common import MODELS, machine, make_model, median, percentiles
+
+import triolet
+from triolet import Engine, RequestOutputKind, SamplingParams
+
+
+@attrs.frozen
+class Job:
+    """One request: the prompt's ids, and how many tokens are wanted."""
+
+    prompt: list[int]
+    num_tokens: int
+
+
+@attrs.frozen
+class Round:
+    """What one run through a workload took.
+
+    Args:
+        elapsed_s: from the first request to the last token, seconds.
+        ttft_s: per request, from the start to its first token.
+        itl_s: gaps between a request's tokens.
+    """
+
+    elapsed_s: float
+    ttft_s: list[float]
+    itl_s: list[float]
+
+
+def make_jobs(workload: str, vocab_size: int) -> list[Job]:
+    """The workload's requests, the same in every run."""
+    dice = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [dice.randrange(vocab_size) for _ in range(count)]
+
+    match workload:
+        case "single":
+            return [Job(ids(128), 128)]
+        case "batch":
+            return [Job(ids(dice.randint(32, 256)), dice.randint(32, 256)) for _ in range(32)]
+        case "prefix":
+            shared = ids(512)
+            return [Job(shared + ids(32), 32) for _ in range(32)]
+        case _:
+            raise ValueError(f"workload must be single, batch or prefix; got {workload!r}")
+
+
+async def run_triolet(engine: Engine, jobs: Sequence[Job]) -> Round:
+    """All requests at once."""
+    begin = time.perf_counter()
+    ttft_s: list[float] = []
+    itl_s: list[float] = []
+
+    async def one(job: Job) -> None:
+        params = SamplingParams(
+            temperature=0, max_tokens=job.num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        last = None
+        async with engine.generate(job.prompt, params) as stream:
+            async for _ in stream:
+                now = time.perf_counter()
+                if last is None:
+                    ttft_s.append(now - begin)
+                else:
+                    itl_s.append(now - last)
+                last = now
+
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(one, job)
+    return Round(time.perf_counter() - begin, ttft_s, itl_s)
+
+
+class _Clock(transformers.StoppingCriteria):
+    """Notes when each of the batch's tokens was there; stops nothing."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def run_transformers(model: Any, jobs: Sequence[Job]) -> Round:
+    """All requests as one batch, padded on the left."""
+    width = max(len(job.prompt) for job in jobs)
+    ids = torch.zeros(len(jobs), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, job in enumerate(jobs):
+        ids[row, width - len(job.prompt) :] = torch.tensor(job.prompt)
+        mask[row, width - len(job.prompt) :] = 1
+    clock = _Clock()
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max(job.num_tokens for job in jobs),
+            do_sample=False,
+            pad_token_id=0,
+            stopping_criteria=transformers.StoppingCriteriaList([clock]),
+        )
+    end = time.perf_counter()
+    gaps = [later - earlier for earlier, later in zip(clock.times, clock.times[1:], strict=False)]
+    return Round(end - begin, [clock.times[0] - begin] * len(jobs), gaps)
+
+
+def summary(jobs: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:
+    """Medians over the rounds, with the spread."""
+    num_out = sum(job.num_tokens for job in jobs)
+    num_all = num_out + sum(len(job.prompt) for job in jobs)
+    seconds = [each.elapsed_s for each in rounds]
+    itl_s = [gap for each in rounds for gap in each.itl_s] or [0.0]
+    return {
+        "output_tokens_per_s": num_out / median(seconds),
+        "output_tokens_per_s_min": num_out / max(seconds),
+        "output_tokens_per_s_max": num_out / min(seconds),
+        "total_tokens_per_s": num_all / median(seconds),
+        "ttft_s": percentiles([first for each in rounds for first in each.ttft_s]),
+        "itl_s": percentiles(itl_s),
+        "rounds": len(rounds),
+    }
+
+
+async def measure(folder: Path, jobs: Sequence[Job], arguments: argparse.Namespace) -> dict[str, list[Round]]:
+    """Rounds by engine, taken in turns after one that does not count."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    rounds: dict[str, list[Round]] = {"triolet": [], "transformers": []}
+    # The same work in every round: without a prefix cache, unless sharing is what is measured.
+    caching = arguments.workload == "prefix"
+    async with triolet.open_engine(
+        model=str(folder), enable_prefix_caching=caching, max_num_seqs=32, runner=arguments.runner
+    ) as engine:
+        for number in range(arguments.rounds + 1):
+            for name, run in _sides(engine, model, jobs):
+                taken = await run()
+                if number > 0:
+                    rounds[name].append(taken)
+    return rounds
+
+
+def _sides(engine: Engine, model: Any, jobs: Sequence[Job]) -> list[tuple[str, Callable[[], Any]]]:
+    async def ours() -> Round:
+        return await run_triolet(engine, jobs)
+
+    async def theirs() -> Round:
+        return await trio.to_thread.run_sync(run_transformers, model, jobs)
+
+    return [("triolet", ours), ("transformers", theirs)]
+
+
+def report(lines: Sequence[dict[str, Any]], output: TextIO | None) -> None:
+    """JSON lines first, a table for people last."""
+    for line in lines:
+        text = json.dumps(line)
+        print(text)
+        if output is not None:
+            output.write(text + "\n")
+    print(
+        f"\n{'engine':14}{'out tok/s':>12}{'(min-max)':>20}{'total tok/s':>14}{'TTFT p50 ms':>14}{'ITL p50 ms':>12}"
+    )
+    for line in lines:
+        spread = f"({line['output_tokens_per_s_min']:.0f}-{line['output_tokens_per_s_max']:.0f})"
+        print(
+            f"{line['engine']:14}{line['output_tokens_per_s']:12.1f}{spread:>20}{line['total_tokens_per_s']:14.1f}"
+            f"{1e3 * line['ttft_s']['p50']:14.1f}{1e3 * line['itl_s']['p50']:12.2f}"
+        )
+
+
+def main() -> None:
+    """Parse, measure, report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=MODELS, default="llama-15m")
+    parser.add_argument("--workload", choices=("single", "batch", "prefix"), default="batch")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--runner", default="thread", help="triolet's runner")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
+        make_model(arguments.model, folder, dtype=getattr(torch, arguments.dtype))
+        jobs = make_jobs(arguments.workload, MODELS[arguments.model]["vocab_size"])
+        rounds = trio.run(measure, folder, jobs, arguments)
+        output = stack.enter_context(arguments.output.open("a")) if arguments.output else None
+        facts = {name: getattr(arguments, name) for name in ("model", "workload", "dtype", "runner")}
+        report(
+            [
+                {"bench": "throughput", "engine": name, **facts, **summary(jobs, taken), **machine()}
+                for name, taken in rounds.items()
+            ],
+            output,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
