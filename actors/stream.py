@@ -62,12 +62,18 @@ class TokenStream:
             raise StreamMisused("a stream has one reader; another task is waiting for its next output")
         self._is_read = True
         try:
-            await trio.lowlevel.checkpoint()
-            while not (stream.error or self._is_over or self._was_left or stream.feed.collector.has_output()):
+            if self._has_news(stream):
+                await trio.lowlevel.checkpoint()  # parking would have been one
+            while not self._has_news(stream):
                 await stream.readers.park()
         finally:
             self._is_read = False
         return self._next_output(self._readable())
+
+    def _has_news(self, stream: Stream) -> bool:
+        return (
+            stream.feed.collector.has_output() or self._is_over or self._was_left or stream.error is not None
+        )
 
     def _readable(self) -> Stream:
         if self._stream is None or self._was_left:
