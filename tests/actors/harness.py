@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
+from triolet.actors import wiring
 from triolet.actors.engine import Engine, run_engine
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
@@ -15,7 +17,8 @@ from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.model_info import GenerationDefaults, ModelInfo
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.progress import OnProgress
-from triolet.errors import InvalidPrompt
+from triolet.core.scheduler import Scheduler
+from triolet.errors import InvalidPrompt, InvariantViolated
 
 STEP_S = 0.01
 VOCAB = 50
@@ -87,14 +90,38 @@ class FakeExecutor:
 async def fake_engine(
     executor: FakeExecutor | None = None, codec: TextCodec | None = None, **fields: object
 ) -> AsyncGenerator[Engine]:
-    """An engine over the fake model, with every count checked when it is idle at the end."""
+    """An engine over the fake model, with every count of its scheduler checked after every step."""
     config = EngineConfig.create(
         EngineConfig(runner="inline", max_num_seqs=4, max_num_batched_tokens=16), **fields
     )
     executor = executor or FakeExecutor(num_blocks=64, block_size=4)
-    async with run_engine(config, executor, lambda: codec or LetterCodec()) as engine:
-        yield engine
-        check(engine)
+    violations: list[InvariantViolated] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wiring, "Scheduler", _checked_scheduler(violations))
+        async with run_engine(config, executor, lambda: codec or LetterCodec()) as engine:
+            yield engine
+            check(engine)
+    assert violations == []
+
+
+def _checked_scheduler(violations: list[InvariantViolated]) -> type[Scheduler]:
+    class CheckedScheduler(Scheduler):
+        def plan_step(self, now_s: float) -> StepPlan | None:
+            plan = super().plan_step(now_s)
+            self._note_violations()
+            return plan
+
+        def apply(self, result: StepResult, now_s: float) -> None:
+            super().apply(result, now_s)
+            self._note_violations()
+
+        def _note_violations(self) -> None:
+            try:
+                self.check()
+            except InvariantViolated as violation:  # raised, it would be one more crash to recover from
+                violations.append(violation)
+
+    return CheckedScheduler
 
 
 def check(engine: Engine) -> None:
