@@ -1,0 +1,108 @@
+"""Each program in examples/, run as a person would run it, on triolet-nano."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT
+from triolet.errors import ModelNotFound
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs an example, by name, with arguments; returns what it printed."""
+
+    def run_example(name: str, *arguments: object) -> str:
+        path = ROOT / "examples" / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_example
+
+
+def numbers(pattern: str, text: str) -> tuple[int, ...]:
+    found = re.search(pattern, text)
+    assert found is not None, f"no {pattern!r} in {text!r}"
+    return tuple(map(int, found.groups()))
+
+
+def test_embed_prints_a_story(run: Run) -> None:
+    assert len(run("embed").split()) > 10
+
+
+def test_streaming_prints_the_answer_piece_by_piece_and_its_times(run: Run) -> None:
+    text, _, report = run("streaming", "Count from 1 to 5.").partition("\n\n")
+    assert text == "1, 2, 3, 4, 5."
+    num_tokens, num_outputs = numbers(r"(\d+) tokens in (\d+) outputs, ended by stop", report)
+    assert num_tokens >= num_outputs > 1
+    assert numbers(r"first token after (\d+) ms, the last (\d+) ms later", report)
+
+
+def test_concurrent_requests_share_their_steps(run: Run) -> None:
+    text = run("concurrent_requests")
+    assert "List the days of the week.\n  The days of the week are Monday, Tuesday" in text
+    num_answers, num_tokens, num_steps = numbers(r"(\d+) answers, (\d+) tokens, (\d+) steps", text)
+    assert num_answers == 8
+    assert num_steps < num_tokens / 1.5
+
+
+def test_a_deadline_ends_an_answer_and_keeps_what_there_is_of_it(run: Run) -> None:
+    text = run("deadline", "--seconds", "0.5")
+    assert numbers(r"cancelled=True, kept (\d+) characters", text) > (0,)
+    assert numbers(r"finish_reason=deadline, kept (\d+) characters", text) > (0,)
+    assert "requests still alive: 0" in text
+
+
+def test_cancelling_gives_every_block_back(run: Run) -> None:
+    counts = r"requests (\d+)   blocks: (\d+) in use, (\d+) quarantined, (\d+) of (\d+) available"
+    seen = {line[:28].strip(): numbers(counts, line) for line in run("cancel").splitlines()}
+    total = seen["before"][-1]
+    assert seen["in the middle of the answer"] == (1, 1, 0, total - 1, total)
+    assert seen["four readers in a nursery"][0] == 4
+    for when in ("before", "one step later", "after the nursery's cancel", "after an exception"):
+        assert seen[when] == (0, 0, 0, total, total)
+
+
+def test_a_chat_remembers_its_system_turn_and_reuses_what_was_computed(run: Run) -> None:
+    text = run("chat")
+    assert "Marvin" in text
+    cached = [int(number) for number in re.findall(r"(\d+) of them cached", text)]
+    assert cached[0] == 0 < cached[1] <= cached[2]
+
+
+def test_a_batch_answers_every_line_and_says_which_can_not_be_answered(run: Run, tmp_path: Path) -> None:
+    prompts = ["Count from 1 to 5.", "again " * 3000, "Spell cat.", "What is 1 plus 1?"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    lines = map(json.loads, run("batch", "--workers", 2, tmp_path / "prompts.txt").splitlines())
+    results = {result["line"]: result for result in lines}
+    assert [results[line]["prompt"] for line in (1, 2, 3, 4)] == prompts
+    assert results[1]["answer"] == "1, 2, 3, 4, 5."
+    assert "prompt must be shorter than the maximum model length of 2048 tokens" in results[2]["error"]
+    assert results[3]["finish_reason"] == results[4]["finish_reason"] == "stop"
+
+
+def test_an_urgent_request_overtakes_those_that_wait(run: Run) -> None:
+    lines = re.findall(r"(background \d|urgent) +priority +\d+   waited +(\d+) ms", run("priorities"))
+    waited_ms = {name: int(waited) for name, waited in lines}
+    assert len(waited_ms) == 7
+    assert all(waited_ms["urgent"] < waited_ms[f"background {number}"] for number in (3, 4, 5, 6))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_takes_a_model_and_has_a_test(run: Run, path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="/no/such/model"):
+        run(path.stem, "--model", "/no/such/model")
+    tests = "".join(test.read_text(encoding="utf-8") for test in (ROOT / "tests").rglob("test_*.py"))
+    assert f'run("{path.stem}"' in tests or f"examples/{path.name}" in tests
