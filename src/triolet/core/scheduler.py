@@ -216,39 +216,38 @@ class Scheduler:
             tuple(starts),
             tuple(map(self._row, self._scheduled)),
         )
-        for sequence in self._scheduled:
-            sequence.last_step_id = plan.step_id
         self._ended_rows.clear()
         self._in_flight = plan
         return plan
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
-        """Give every running request its tokens, as far as budget and blocks go."""
+        """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
+
+        Nobody starves: a request is let in only where budget is left over, so no more run than the budget has
+        tokens, and at most one of them, the last to be served, is still at its prompt.
+
+        Returns:
+            What is left of the budget, and whether anybody was preempted.
+        """
         preempted = False
-        for sequence in self._in_turn():
-            if budget == 0:
-                break
+        for sequence in sorted(self._running, key=lambda s: s.num_pending_tokens > 1):
             if sequence.row_id is None:  # lost its blocks to one before it
                 continue
             num_tokens = min(sequence.num_pending_tokens, budget)
             missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
             while missing > self.pool.num_available and sequence.row_id is not None:
                 preempted = True
-                budget += self._preempt(max(self._running, key=_order))
+                self._preempt(self._running[-1])
             if sequence.row_id is not None:
                 self._schedule(sequence, num_tokens, missing)
                 budget -= num_tokens
         return budget, preempted
 
-    def _in_turn(self) -> list[Sequence]:
-        """Whom a small budget left out comes first, then decodes (cheap, and somebody reads along), then policy."""
-        return sorted(self._running, key=lambda s: (s.last_step_id, s.num_pending_tokens > 1, s.order))
-
-    def _preempt(self, victim: Sequence) -> int:
-        """Send a running request back to wait; returns the tokens that it gives back to the budget."""
-        refund = victim.num_scheduled_tokens
-        if refund:
-            self._scheduled.remove(victim)
+    def _preempt(self, victim: Sequence) -> None:
+        """Send the worst running request back to wait, at its old place."""
+        # Decodes are served in order, and a prompt got all its blocks when it was let in: none of them takes
+        # a block from one that was served before it.
+        assert victim.num_scheduled_tokens == 0
         self._running.remove(victim)
         self._take_back(victim)
         del self._by_epoch[victim.entry.epoch]
@@ -256,7 +255,6 @@ class Scheduler:
         insort(self._waiting, victim, key=_order)
         victim.entry.num_preemptions += 1
         self.counters.num_preemptions += 1
-        return refund
 
     def _admit(self, budget: int, now_s: float) -> list[RowStart]:
         """Let waiting requests in, in order, as long as rows, budget and blocks last."""
@@ -399,6 +397,10 @@ class Scheduler:
             )
         if {sequence.entry.epoch: sequence for sequence in self._sequences.values()} != self._by_epoch:
             raise InvariantViolated("epochs do not name the live sequences")
+        if self.num_running > self.config.max_num_batched_tokens:
+            raise InvariantViolated(
+                f"{self.num_running} running requests share {self.config.max_num_batched_tokens} tokens"
+            )
         rows = sorted([*self._free_rows, *(s.row_id for s in self._running if s.row_id is not None)])
         if rows != list(range(self.config.max_num_seqs)):
             raise InvariantViolated(f"free rows and running requests must be each row once; got {rows}")

@@ -20,7 +20,6 @@ class Sequence:
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
         block_hashes: of the leading full blocks that have been computed.
-        last_step_id: the latest step that it took part in.
     """
 
     entry: JournalEntry
@@ -31,7 +30,6 @@ class Sequence:
     block_table: list[int] = attrs.field(factory=list)
     num_planned_blocks: int = 0
     block_hashes: list[bytes] = attrs.field(factory=list)
-    last_step_id: int = 0
 
     @property
     def num_pending_tokens(self) -> int:
