@@ -18,7 +18,7 @@ from triolet.actors.wiring import TokenizeReply, TokenizeRequest, Wiring
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
 from triolet.core.messages import Tokenize, Tokenized
-from triolet.errors import InvalidPrompt, TrioletError, UnsupportedFeature
+from triolet.errors import ConfigError, InvalidPrompt, TrioletError, UnsupportedFeature
 
 NUM_THREADS = 2
 
@@ -108,7 +108,12 @@ def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
         from triolet.model.tokenizer import load_tokenizer
 
         assert wiring.model_info is not None, "the runner starts before the tokenizer"
-        folder = Path(config.tokenizer or wiring.model_info.folder)
-        return load_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+        folder = config.tokenizer or wiring.model_info.folder
+        codec = load_tokenizer(Path(folder), trust_remote_code=config.trust_remote_code)
+        if (
+            codec is None and config.tokenizer is not None
+        ):  # a model may come without one; what was named must be there
+            raise ConfigError("tokenizer", "a folder with a tokenizer", config.tokenizer)
+        return codec
 
     return load

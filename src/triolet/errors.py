@@ -144,7 +144,7 @@ class ModelFileError(ModelError):
 
     def __init__(self, path: object, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
-        self.path = str(path)
+        self.path, self.problem = str(path), problem
 
 
 class UnsupportedModel(ModelError):
@@ -169,7 +169,7 @@ class WeightsMismatch(ModelError):
     ) -> None:
         self.missing, self.unused, self.misshapen = tuple(missing), tuple(unused), tuple(misshapen)
         parts = [
-            f"{label}: {', '.join(names)}"
+            f"{label}: {_listed(names)}"
             for label, names in (
                 ("missing tensors", self.missing),
                 ("unused tensors", self.unused),
@@ -178,6 +178,11 @@ class WeightsMismatch(ModelError):
             if names
         ]
         super().__init__("the checkpoint does not fit the architecture; " + "; ".join(parts))
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    """The first names, and how many more there are: a wrong checkpoint has thousands."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ----------------------------------------------------------------------------- the engine's state
@@ -203,6 +208,43 @@ class EngineClosed(TrioletError):
 
 class EngineDead(TrioletError):
     """The engine gave up after repeated crashes; `__cause__` is the real one."""
+
+
+class EngineUnhealthy(TrioletError):
+    """Work is pending and no step has finished for too long; all may be well again later.
+
+    Args:
+        actor: the one that the others wait for.
+        waiting_s: since when, seconds.
+    """
+
+    def __init__(self, actor: str, waiting_s: float) -> None:
+        super().__init__(
+            f"{actor} is stuck: requests are waiting and no step has finished for {waiting_s:.1f} s"
+        )
+        self.actor, self.waiting_s = actor, waiting_s
+
+
+class RunnerDied(TrioletError):
+    """The process of the model runner has ended, or had to be ended; its supervisor starts another one.
+
+    Args:
+        reason: completing "the model runner's process ...".
+        exit_status: if it ended by itself.
+        signal: number of the signal that ended it, otherwise.
+    """
+
+    def __init__(self, reason: str, *, exit_status: int | None = None, signal: int | None = None) -> None:
+        super().__init__(f"the model runner's process {reason}")
+        self.reason, self.exit_status, self.signal = reason, exit_status, signal
+
+
+class RunnerFailed(TrioletError):
+    """Computing a step raised an exception in the process of the model runner; the message has its kind and text."""
+
+
+class FrameError(TrioletError, ValueError):
+    """Bytes between the engine and the process of the model runner are not what both have agreed on."""
 
 
 class StreamMisused(TrioletError, RuntimeError):

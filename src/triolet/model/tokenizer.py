@@ -18,7 +18,7 @@ import tokenizers
 
 from triolet.core.chat_template import ChatTemplate
 from triolet.core.messages import Tokenize, Tokenized
-from triolet.errors import InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 
@@ -29,11 +29,11 @@ class TextTokenizer:
 
     Args:
         backend: does the work; its calls may run in any thread.
-        chat_template: None for a model that has none.
+        chat_template: None for a model that has none; the error, for one whose template can not be compiled.
     """
 
     backend: tokenizers.Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: ChatTemplate | ChatTemplateError | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with the special tokens that the model wants around a prompt, or without."""
@@ -56,6 +56,8 @@ class TextTokenizer:
             raise UnsupportedFeature(
                 "prompt must be text or token ids: the model has no chat template", field="prompt"
             )
+        if isinstance(self.chat_template, ChatTemplateError):
+            raise ChatTemplateError(*self.chat_template.args)
         return self.chat_template.render(messages, add_generation_prompt=True)
 
     def tokenize(self, message: Tokenize) -> Tokenized:
@@ -124,7 +126,8 @@ def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokeni
     return backend
 
 
-def _load_chat_template(folder: Path) -> ChatTemplate | None:
+def _load_chat_template(folder: Path) -> ChatTemplate | ChatTemplateError | None:
+    """A template that is wrong fails the conversations that need it, and not the model: texts need none."""
     settings = _read_json(folder / "tokenizer_config.json")
     source = _template_source(folder, settings)
     if source is None:
@@ -132,7 +135,10 @@ def _load_chat_template(folder: Path) -> ChatTemplate | None:
     texts = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
     tokens = {name: text for name, text in texts.items() if text is not None}
     # The system clock is read here, and not in the core: a template may ask for today's date.
-    return ChatTemplate(source, special_tokens=tokens, strftime_now=time.strftime)
+    try:
+        return ChatTemplate(source, special_tokens=tokens, strftime_now=time.strftime)
+    except ChatTemplateError as error:
+        return error
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
+from triolet.core.messages import Tokenize
+from triolet.errors import ChatTemplateError, ModelFileError, UnsupportedFeature
+from triolet.model.tokenizer import TextTokenizer, load_tokenizer
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüß Gott 👋"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_model("llama-plain", tmp_path / "model", with_tokenizer=True)
+
+
+def load(folder: Path) -> TextTokenizer:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def test_text_and_conversations_become_the_ids_that_transformers_gives(folder: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load(folder)
+    assert list(ours.tokenize(Tokenize("Hello, Wörld")).token_ids) == theirs("Hello, Wörld")["input_ids"]
+    answer = ours.tokenize(Tokenize(MESSAGES))
+    assert answer.text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    assert list(answer.token_ids) == expected
+
+
+def test_special_tokens_are_shown_or_skipped(folder: Path) -> None:
+    tokenizer = load(folder)
+    ids = tokenizer.encode(f"a{SPECIAL_TOKENS[1]}b", add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"a{SPECIAL_TOKENS[1]}b"
+
+
+def test_ids_beyond_the_tokenizer_have_no_text(folder: Path) -> None:
+    assert load(folder).decode([65, 319], skip_special_tokens=True) == load(folder).decode(
+        [65], skip_special_tokens=True
+    )
+
+
+def test_a_bad_word_is_meant_with_and_without_a_space(folder: Path) -> None:
+    answer = load(folder).tokenize(Tokenize(None, ("ab",)))
+    assert answer.token_ids == ()
+    assert answer.text is None
+    assert answer.bad_words_token_ids == (tuple(load(folder).encode("ab", add_special_tokens=False)),)
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
+    assert load_tokenizer(make_model("llama-plain", tmp_path / "model")) is None
+
+
+def test_a_file_that_is_no_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: is not a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_a_model_without_a_template_takes_no_conversation(folder: Path) -> None:
+    change_json(folder / "tokenizer_config.json", chat_template=...)
+    with pytest.raises(UnsupportedFeature, match="no chat template"):
+        load(folder).render(MESSAGES)
+
+
+def test_a_broken_template_fails_conversations_and_not_texts(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for")
+    tokenizer = load(folder)
+    assert tokenizer.tokenize(Tokenize("text")).token_ids
+    with pytest.raises(ChatTemplateError, match="line 1"):
+        tokenizer.render(MESSAGES)
+
+
+def test_the_default_of_several_templates_is_used(folder: Path) -> None:
+    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    change_json(folder / "tokenizer_config.json", chat_template=templates)
+    assert load(folder).render(MESSAGES) == "plain"
+
+
+def test_a_tokenizer_of_vocabulary_and_merges_is_converted(tmp_path: Path) -> None:
+    vocab = {chr(97 + index): index for index in range(26)} | {"ab": 26, "<|endoftext|>": 27}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert load(tmp_path).encode("abc", add_special_tokens=False) == [26, 2]
