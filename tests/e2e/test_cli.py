@@ -1,4 +1,4 @@
-"""The `triolet` command on a real engine."""
+"""The `triolet` command on real models: a small random one, and the triolet-nano that ships with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import trio
 from click.testing import CliRunner, Result
 
 import triolet
+from tests.cli.terminal import terminal
 from tests.model.tiny import make_model
 from triolet.cli import main
 
@@ -94,3 +95,19 @@ def test_a_folder_that_is_not_there_is_an_error_that_names_it() -> None:
     assert result.exit_code == 1
     assert "/no/such/model" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_conversation_with_nano_can_be_interrupted_and_goes_on(tmp_path: Path) -> None:
+    with terminal("triolet", "chat", home=tmp_path) as chat:
+        assert "triolet-nano · native · " in chat.expect("› ")
+        chat.type("count from 1 to 200\r")
+        chat.expect("12")
+        chat.type("\x03")
+        chat.expect("Stopped; what there is of the reply stays in the conversation.")
+        chat.expect("› ")
+        chat.type("hello\r")
+        chat.expect(" cached)")  # this prompt begins with the first one, whose blocks are still there
+        chat.expect("› ")
+        chat.type("\x04")
+        assert chat.expect_exit() == 0
+        assert chat.mode() == chat.mode_before
