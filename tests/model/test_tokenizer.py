@@ -31,7 +31,7 @@ def test_text_and_conversations_become_the_ids_that_transformers_gives(folder: P
     assert list(ours.tokenize(Tokenize("Hello, Wörld")).token_ids) == theirs("Hello, Wörld")["input_ids"]
     answer = ours.tokenize(Tokenize(MESSAGES))
     assert answer.text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     assert list(answer.token_ids) == expected
 
 
