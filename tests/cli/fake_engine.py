@@ -29,14 +29,13 @@ class FakeEngine:
         config: what it was opened with.
         step_s: seconds from one token to the next.
         asked: every prompt that came, in order.
-        aborted: how many streams were left before their end.
+        params: the sampling parameters that came with each.
     """
 
     config: EngineConfig
     step_s: float = 0.002
     asked: list[Prompt] = attrs.field(factory=list)
     params: list[SamplingParams] = attrs.field(factory=list)
-    aborted: int = 0
     max_model_len: int = 1024
 
     @property
@@ -73,18 +72,9 @@ class FakeEngine:
             raise PromptTooLong(1100, self.max_model_len)
         if "kill the engine" in question:
             raise EngineDead("the engine gave up after 3 crashes")
-        ended = False
-
-        async def outputs() -> AsyncIterator[RequestOutput]:
-            nonlocal ended
-            async for output in self._outputs(prompt, question, params):
-                ended = output.finished
-                yield output
-
         try:
-            yield outputs()
+            yield self._outputs(prompt, question, params)
         finally:
-            self.aborted += not ended
             if "stubborn" in question:
                 with trio.CancelScope(shield=True):
                     await trio.sleep(60.0)
