@@ -143,7 +143,7 @@ class Engine:
             num_restarts=self._num_restarts,
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
-            steps=counters.steps - scheduler.is_step_in_flight,
+            steps=counters.num_steps_done,
         )
 
     def status(self, request_id: str) -> RequestStatus | None:

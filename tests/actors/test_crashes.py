@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.actors.harness import FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
+from tests.actors.harness import FakeExecutor, LetterCodec, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
 from triolet.actors import detokenizer, scheduler
 from triolet.actors.engine import Engine
+from triolet.actors.stream import TokenStream
+from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
+from triolet.actors.wiring import Wiring
+from triolet.core.admission import Admission
+from triolet.core.journal import Journal
+from triolet.core.messages import Tokenize, Tokenized
+from triolet.core.model_info import ModelInfo
+from triolet.core.outputs import FinishReason, RequestOutput
 from triolet.core.plan import StepPlan
+from triolet.core.progress import OnProgress
 from triolet.errors import EngineDead, InvalidPrompt
 
 
@@ -114,3 +128,129 @@ async def test_a_tokenizer_panic_fails_one_request_and_no_other(autojump_clock: 
             await engine.complete("panic", SamplingParams(max_tokens=1))
         await engine.complete("FINE", SamplingParams(max_tokens=1))
     assert answers[1][0] == answers[1][1]
+
+
+async def test_whoever_is_being_tokenised_when_the_engine_dies_is_told_why(
+    autojump_clock: MockClock, stuck_tokenizer: None
+) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+    crash_in_steps(executor, *range(1, 100))
+    async with fake_engine(executor) as engine, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with pytest.raises(EngineDead) as caught:
+                await engine.complete("HELLO")
+            assert isinstance(caught.value.__cause__, Planted)
+
+        for _ in range(30):  # more than the tokenizer's channel holds
+            nursery.start_soon(ask)
+        with pytest.raises(EngineDead):
+            await engine.complete([1], SamplingParams(max_tokens=5))
+
+
+async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
+    may_go_on = threading.Event()
+
+    class SlowCodec(LetterCodec):
+        def tokenize(self, message: Tokenize) -> Tokenized:
+            assert may_go_on.wait(5)
+            return super().tokenize(message)
+
+    wiring = Wiring(Admission(Journal(), 1, 1, 1))
+    answers: list[tuple[int, ...]] = []
+
+    async def ask(prompt: str) -> None:
+        answers.append((await ask_tokenizer(wiring, Tokenize(prompt))).token_ids)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for prompt in "ABC":  # one more than there are threads
+                nursery.start_soon(ask, prompt)
+            for _ in range(2):
+                async with trio.open_nursery() as life:
+                    await life.start(partial(tokenizer_actor, wiring, SlowCodec, inline=False))
+                    await wait_all_tasks_blocked()
+                    life.cancel_scope.cancel()
+                    may_go_on.set()
+    assert sorted(answers) == [(0,), (1,), (2,)]
+
+
+# --------------------------------------------------------------------------- while the runner is away
+
+
+class SlowToStartAgain(FakeExecutor):
+    """Its later lives take a second to begin."""
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        if self.num_lives:
+            await trio.sleep(1)
+        return await super().start(on_progress)
+
+
+@asynccontextmanager
+async def runner_away(**arguments: Any) -> AsyncGenerator[tuple[Engine, TokenStream]]:
+    """A request has four tokens, its runner has just crashed and needs a second to come back."""
+    executor = SlowToStartAgain(num_blocks=64, block_size=4)
+    crash_in_steps(executor, 5)
+    async with fake_engine(executor) as engine:
+        async with engine.generate([9], PARAMS, request_id="r", **arguments) as stream:
+            await trio.sleep(0.5)
+            assert engine.statistics().num_restarts == 1
+            yield engine, stream
+        await trio.sleep(1)
+        assert_all_blocks_back(engine)
+
+
+PARAMS = SamplingParams(max_tokens=30, seed=1)
+ANSWER = answer_of([9], 1, 30)
+
+
+async def last_of(stream: TokenStream) -> RequestOutput:
+    return [output async for output in stream][-1]
+
+
+async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: MockClock) -> None:
+    async with runner_away() as (engine, stream):
+        output = await engine.complete([1, 2, 3], PARAMS)
+        assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 30)
+        assert trio.current_time() > 1
+        assert (await last_of(stream)).outputs[0].token_ids == ANSWER
+
+
+async def test_who_is_aborted_while_the_runner_is_away_gets_what_there_is(autojump_clock: MockClock) -> None:
+    async with runner_away() as (engine, stream):
+        engine.abort("r")
+        output = await last_of(stream)
+        assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.ABORT, ANSWER[:4])
+
+
+async def test_who_is_late_while_the_runner_is_away_gets_what_there_is(autojump_clock: MockClock) -> None:
+    async with runner_away(deadline=trio.current_time() + 0.8) as (_, stream):
+        output = await last_of(stream)
+        assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.DEADLINE, ANSWER[:4])
+
+
+async def test_who_leaves_while_the_runner_is_away_is_not_computed_again(autojump_clock: MockClock) -> None:
+    async with runner_away() as (engine, stream):
+        assert engine.statistics().steps == 4
+        await stream.__aexit__(None, None, None)
+    assert engine.statistics().steps == 4
+
+
+async def test_a_drain_while_the_runner_is_away_waits_for_it(autojump_clock: MockClock) -> None:
+    async with runner_away() as (engine, stream):
+        await engine.drain(trio.current_time() + 10)
+        assert 1 < trio.current_time() < 2
+        assert (await last_of(stream)).outputs[0].token_ids == ANSWER
+
+
+async def test_an_engine_closes_at_once_while_the_runner_is_away(autojump_clock: MockClock) -> None:
+    executor = SlowToStartAgain(num_blocks=64, block_size=4)
+    crash_in_steps(executor, 5)
+    async with AsyncExitStack() as stack:
+        async with fake_engine(executor) as engine:
+            stream = await stack.enter_async_context(engine.generate([9], PARAMS))
+            await trio.sleep(0.5)
+        assert trio.current_time() == pytest.approx(0.5)
+        output = await last_of(stream)
+    assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.SHUTDOWN, ANSWER[:4])

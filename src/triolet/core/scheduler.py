@@ -63,9 +63,15 @@ class SchedulerConfig:
 
 @attrs.define
 class SchedulerCounters:
-    """Totals since the engine started; a scheduler that is built anew goes on with them."""
+    """Totals since the engine started; a scheduler that is built anew goes on with them.
+
+    Args:
+        steps: planned; numbers them, too.
+        num_steps_done: whose result came; the others were lost to a crash.
+    """
 
     steps: int = 0
+    num_steps_done: int = 0
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -330,6 +336,7 @@ class Scheduler:
         if self._in_flight is None or result.step_id != self._in_flight.step_id:
             return
         self._in_flight = None
+        self.counters.num_steps_done += 1
         self.pool.end_quarantine(result.step_id)
         failed_epochs = {failure.epoch for failure in result.failures}
         for sequence in self._scheduled:
