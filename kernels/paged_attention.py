@@ -12,6 +12,8 @@ from torch import Tensor
 
 from triolet.errors import KernelShapeError
 from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2
+from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.paged_attention import DTYPES, paged_attention_cpp
 from triolet.kernels.gathered_attention import GatherPlan, gathered_attention
 
 if TYPE_CHECKING:
@@ -239,6 +241,10 @@ def paged_attention(
         return paged_attention_triton(
             query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
         )
+    if (cpp := library()) is not None and query.dtype in DTYPES and query.device.type == "cpu":
+        return paged_attention_cpp(
+            cpp, query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+        )
     plan = metadata.gather_plan(keys.shape[1], sliding_window)
     return gathered_attention(query, keys, values, plan, scale=scale, soft_cap=soft_cap)
 
@@ -420,5 +426,14 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetad
             "num_seqs",
             query_lens=num_seqs, seq_lens=len(metadata.seq_lens_host), block_tables=len(metadata.block_tables),
         )  # fmt: skip
+    tables = metadata.cu_query_lens, metadata.seq_lens, metadata.block_tables
+    if any(table.dtype != torch.int32 or table.stride(-1) != 1 for table in tables):
+        raise KernelShapeError(
+            "int32 and contiguous rows", tables=[(table.dtype, table.stride()) for table in tables]
+        )
+    if len(metadata.cu_query_lens) != num_seqs + 1 or len(metadata.seq_lens) != num_seqs:
+        raise KernelShapeError(
+            "num_seqs", cu_query_lens=len(metadata.cu_query_lens), seq_lens=len(metadata.seq_lens)
+        )
     if sum(metadata.query_lens_host) > len(query):
         raise KernelShapeError("num_tokens", query=len(query), query_lens=metadata.query_lens_host)

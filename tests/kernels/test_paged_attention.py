@@ -15,6 +15,12 @@ MIXED = [(7, 7), (1, 65), (16, 80), (1, 1), (0, 3), (1, 64), (63, 63), (1, 300),
 EXACT: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-6}
 
 
+@pytest.fixture(autouse=True)
+def torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is torch's way; the compiled one is in test_cpu_paged_attention.py."""
+    monkeypatch.setattr(paged_attention, "library", lambda: None)
+
+
 def run(case: PagedCase, **options: Any) -> torch.Tensor:
     return paged_attention.paged_attention(
         case.query, case.keys, case.values, case.metadata, scale=case.scale, **options

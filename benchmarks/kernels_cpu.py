@@ -1,0 +1,142 @@
+"""Time the compiled CPU kernels against torch's way: `python benchmarks/kernels_cpu.py [--kernel NAME] [--seconds S]`.
+
+Both sides run in turns, a few milliseconds each, so that whatever else the machine does hits both alike; what counts is
+the ratio of their medians. One JSON line per kernel and shape. Layers are changed at every call, as in a model, so that
+keys and values come from memory where a model's would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median, quantiles
+
+import attrs
+import torch
+
+from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.paged_attention import paged_attention_cpp
+from triolet.kernels.gathered_attention import gathered_attention
+from triolet.kernels.paged_attention import AttentionMetadata
+
+BLOCK_SIZE = 16
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B
+KV_BYTES = 100e6  # of all layers together: more than most caches hold
+TURN_S = 0.02
+
+
+@attrs.frozen(eq=False)
+class Trial:
+    """One kernel on one shape, both ways.
+
+    Args:
+        kernel: the operation's name.
+        shape: what tells this trial from its neighbours.
+        ours: one call of the compiled kernel.
+        torchs: one call of torch's way.
+    """
+
+    kernel: str
+    shape: dict[str, int | str]
+    ours: Callable[[], object]
+    torchs: Callable[[], object]
+
+
+def attention_trials() -> Iterator[Trial]:
+    """Decodes of one and of many sequences, and whole prompts."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for batch, context in ((1, 512), (32, 128), (32, 512), (32, 2048)):
+            yield attention_trial(dtype, [(1, context)] * batch)
+        for length, context in ((128, 128), (512, 512), (128, 2048), (2048, 2048)):
+            yield attention_trial(dtype, [(length, context)])
+
+
+def attention_trial(dtype: torch.dtype, lens: list[tuple[int, int]]) -> Trial:
+    """One layer over sequences of (query length, sequence length), their blocks scattered over the cache."""
+    query_lens, seq_lens = zip(*lens, strict=True)
+    blocks_each = [-(-seq_len // BLOCK_SIZE) for seq_len in seq_lens]
+    shape = sum(blocks_each), BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM
+    layer_bytes = 2 * torch.Size(shape).numel() * dtype.itemsize
+    num_layers = max(1, min(12, int(KV_BYTES / layer_bytes)))
+    layers = [(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(num_layers)]
+    tables = torch.randperm(sum(blocks_each)).int().view(len(lens), -1)
+    metadata = AttentionMetadata(
+        cu_query_lens=torch.tensor((0, *query_lens)).cumsum(0).int(),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        query_lens_host=query_lens,
+        seq_lens_host=seq_lens,
+    )
+    query = torch.randn(sum(query_lens), NUM_HEADS, HEAD_DIM).to(dtype)
+    plan = metadata.gather_plan(BLOCK_SIZE, None)  # once per step, so that no layer pays for it
+    cpp = library()
+    if cpp is None:
+        raise SystemExit("the CPU kernels are not built here: there is nothing to compare")
+    mine, theirs = itertools.cycle(layers), itertools.cycle(layers)
+    attend = functools.partial(paged_attention_cpp, cpp, scale=HEAD_DIM**-0.5)
+    gather = functools.partial(gathered_attention, scale=HEAD_DIM**-0.5, soft_cap=None)
+    return Trial(
+        "paged_attention",
+        {"dtype": str(dtype), "sequences": len(lens), "queries": query_lens[0], "context": max(seq_lens)},
+        lambda: attend(query, *next(mine), metadata),
+        lambda: gather(query, *next(theirs), plan),
+    )
+
+
+def measure(trial: Trial, seconds: float) -> dict[str, object]:
+    """Run both in turns for `seconds`; microseconds of one call."""
+    samples: tuple[list[float], list[float]] = ([], [])
+    sides = list(zip((trial.ours, trial.torchs), samples, strict=True))
+    for run, _ in sides:
+        run()
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(samples[0]) < 3:
+        for run, times in sides:
+            turn = time.perf_counter()
+            run()  # what the other side left in the cache is not this side's to count
+            while (start := time.perf_counter()) - turn < TURN_S or not times:
+                run()
+                times.append((time.perf_counter() - start) * 1e6)
+    ours, torchs = map(median, samples)
+    low, *_, high = quantiles(samples[0], n=5)
+    return {
+        "bench": trial.kernel, **trial.shape,
+        "us": round(ours, 1), "p20_us": round(low, 1), "p80_us": round(high, 1),
+        "torch_us": round(torchs, 1), "speedup": round(torchs / ours, 2),
+    }  # fmt: skip
+
+
+def machine() -> dict[str, object]:
+    """What the figures belong to."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    return {"cpu": cpu, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+TRIALS: dict[str, Callable[[], Iterator[Trial]]] = {"paged_attention": attention_trials}
+
+
+def main() -> None:
+    """Measure what was asked for, and print a line for each shape."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernel", choices=[*TRIALS], action="append", help="only this one; may be repeated")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each shape")
+    options = parser.parse_args()
+    with torch.inference_mode():
+        for kernel in options.kernel or TRIALS:
+            for trial in TRIALS[kernel]():
+                print(json.dumps({**measure(trial, options.seconds), **machine()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The launcher of paged_attention.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from triolet.kernels.paged_attention import AttentionMetadata
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Storage types that the kernels know, by the numbers they have in C++."""
+
+
+class AttentionCall(ctypes.Structure):
+    """The struct of that name in paged_attention.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out")),
+        *((name, ctypes.c_void_p) for name in ("cu_query_lens", "seq_lens", "block_tables")),
+        *((name, ctypes.c_int64) for name in ("query_stride_t", "query_stride_h", "block_tables_stride")),
+        *((name, ctypes.c_int32) for name in ("num_seqs", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("block_size", "sliding_window", "dtype", "num_threads")),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
+    )
+
+
+def paged_attention_cpp(
+    library: ctypes.CDLL,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """`paged_attention` in C++, without its checks; on torch's number of threads."""
+    allocate = torch.empty if sum(metadata.query_lens_host) == len(query) else torch.zeros
+    out = allocate(query.shape, dtype=query.dtype)
+    call = AttentionCall(
+        query=query.data_ptr(),
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        out=out.data_ptr(),
+        cu_query_lens=metadata.cu_query_lens.data_ptr(),
+        seq_lens=metadata.seq_lens.data_ptr(),
+        block_tables=metadata.block_tables.data_ptr(),
+        query_stride_t=query.stride(0),
+        query_stride_h=query.stride(1),
+        block_tables_stride=metadata.block_tables.stride(0),
+        num_seqs=len(metadata.query_lens_host),
+        num_heads=query.shape[1],
+        num_kv_heads=keys.shape[2],
+        head_dim=query.shape[2],
+        block_size=keys.shape[1],
+        sliding_window=sliding_window or 0,
+        dtype=DTYPES[query.dtype],
+        num_threads=torch.get_num_threads(),
+        scale=scale,
+        soft_cap=soft_cap or 0.0,
+    )
+    library.triolet_paged_attention(ctypes.byref(call))
+    return out

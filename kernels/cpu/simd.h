@@ -1,0 +1,240 @@
+// Vectors of float32, as wide as the machine's registers, and the storage types that become them.
+//
+// These sources are compiled on the machine that runs them (-march=native), so the width is chosen here, at compile
+// time: AVX-512, AVX2, or 128 bits (SSE2, NEON). All arithmetic goes through GCC's vector extensions, which clang has
+// too; intrinsics appear only where the extensions have no word for an instruction, each beside a portable spelling.
+//
+// All arithmetic is in float32. bfloat16 and float16 are formats of storage: widened when loaded, rounded to nearest
+// even when stored.
+
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
+// aligned: a row may begin anywhere, so that no load or store may ask for more than an element's alignment.
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * LANES), aligned(2)));
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+INLINE int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// ------------------------------------------------------------------------------- loading and storing
+
+INLINE Floats splat(float x) { return Floats{} + x; }
+
+INLINE Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+
+INLINE Floats load(const BFloat16* from) {
+  const Shorts bits = *reinterpret_cast<const Shorts*>(from);
+  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+}
+
+INLINE float widen(float x) { return x; }
+
+INLINE float widen(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  return wide;
+}
+
+INLINE float widen(Float16 x) {
+  // Moving exponent and fraction into place leaves the exponent 112 too small; a product mends it, subnormals included.
+  const uint32_t bits = (x.bits & 0x7fffu) << 13;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  wide *= 0x1p112f;
+  if ((x.bits & 0x7c00) == 0x7c00) {
+    const uint32_t infinite = bits | 0x7f800000u;
+    std::memcpy(&wide, &infinite, 4);
+  }
+  return x.bits & 0x8000 ? -wide : wide;
+}
+
+INLINE Floats load(const Float16* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__F16C__)
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  Floats wide;
+  for (int lane = 0; lane < LANES; ++lane) wide[lane] = widen(from[lane]);
+  return wide;
+#endif
+}
+
+INLINE void store(float* to, Floats x) { *reinterpret_cast<Floats*>(to) = x; }
+
+INLINE void store(BFloat16* to, Floats x) {
+  const Words bits = reinterpret_cast<Words>(x);
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Words quiet = (bits >> 16) | 0x40u;  // rounding could carry a NaN into infinity
+  *reinterpret_cast<Shorts*>(to) = __builtin_convertvector(x == x ? rounded : quiet, Shorts);
+}
+
+INLINE void narrow(float x, float* to) { *to = x; }
+
+INLINE void narrow(float x, BFloat16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  to->bits = static_cast<uint16_t>((x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u) >> 16);
+}
+
+INLINE void narrow(float x, Float16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
+  const float size = std::fabs(x);
+  uint16_t half;
+  if (!(size == size)) {
+    half = 0x7e00;
+  } else if (size >= 65520.0f) {  // halfway from the largest number to the next power of two
+    half = 0x7c00;
+  } else if (size < 0x1p-14f) {  // subnormal: adding 0.5 leaves the steps of 2**-24 in the lowest bits, rounded
+    const float shifted = size + 0.5f;
+    uint32_t steps;
+    std::memcpy(&steps, &shifted, 4);
+    half = static_cast<uint16_t>(steps - 0x3f000000u);
+  } else {
+    bits &= 0x7fffffffu;
+    half = static_cast<uint16_t>((bits + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u) >> 13);
+  }
+  to->bits = sign | half;
+}
+
+INLINE void store(Float16* to, Floats x) {
+#if defined(__AVX512F__)
+  const __m256i half = _mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
+#elif defined(__F16C__)
+  const __m128i half = _mm256_cvtps_ph(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), half);
+#else
+  for (int lane = 0; lane < LANES; ++lane) narrow(x[lane], to + lane);
+#endif
+}
+
+// A row of `count` elements as float32, the last vector filled up with zeros.
+template <class T>
+INLINE void widen_row(const T* from, int count, float* to) {
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = widen(from[i]);
+  for (; i % LANES; ++i) to[i] = 0.0f;
+}
+
+// `count` float32 elements, times `factor`, as a row of T.
+template <class T>
+INLINE void narrow_row(const float* from, int count, float factor, T* to) {
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) store(to + i, load(from + i) * factor);
+  for (; i < count; ++i) narrow(from[i] * factor, to + i);
+}
+
+// ---------------------------------------------------------------------------------------- arithmetic
+
+INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+INLINE Floats magnitude(Floats x) { return reinterpret_cast<Floats>(reinterpret_cast<Words>(x) & 0x7fffffffu); }
+
+// exp of numbers up to 0, within 2e-7 of the truth; from -87 down it is exp(-87), about 1e-38. NaN stays NaN.
+// The polynomial is that of Cephes' expf (Moshier), on [-log(2) / 2, log(2) / 2].
+INLINE Floats exp_nonpositive(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: added to a small number, it rounds it to an integer
+  x = x < -87.0f ? splat(-87.0f) : x;
+  const Floats shifted = x * 1.44269504f + magic;
+  const Floats n = shifted - magic;
+  const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Ints exponent = reinterpret_cast<Ints>(shifted) - reinterpret_cast<Ints>(magic);
+  return p * reinterpret_cast<Floats>((exponent + 127) << 23);
+}
+
+INLINE Floats sigmoid(Floats x) {
+  const Floats small = exp_nonpositive(-magnitude(x));
+  return (x < 0.0f ? small : splat(1.0f)) / (1.0f + small);
+}
+
+INLINE Floats tanh(Floats x) {
+  const Floats small = exp_nonpositive(-2.0f * magnitude(x));
+  const Floats size = (1.0f - small) / (1.0f + small);
+  return x < 0.0f ? -size : size;
+}
+
+// -------------------------------------------------------------------------------------- across lanes
+
+template <int... Lane>
+INLINE Floats pick(Floats a, Floats b, std::integer_sequence<int, Lane...>, int) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, Lane...);
+#else
+  return __builtin_shuffle(a, b, Ints{Lane...});
+#endif
+}
+
+template <int SEGMENT, int SHIFT, int... Lane>
+INLINE Floats pick_halves(Floats a, Floats b, std::integer_sequence<int, Lane...>) {
+  return pick(a, b, std::integer_sequence<int, ((Lane % SEGMENT < SEGMENT / 2 ? Lane : LANES + Lane - SEGMENT / 2) + SHIFT)...>{}, 0);
+}
+
+// Within each segment of the lanes: the folded segment of `a`, then that of `b`.
+template <int SEGMENT>
+INLINE Floats fold(Floats a, Floats b) {
+  const auto lanes = std::make_integer_sequence<int, LANES>{};
+  return pick_halves<SEGMENT, 0>(a, b, lanes) + pick_halves<SEGMENT, SEGMENT / 2>(a, b, lanes);
+}
+
+// The sums of LANES vectors, one in each lane; `rows` is used up.
+template <int SEGMENT = LANES>
+INLINE Floats sum_each(Floats* rows) {
+  for (int i = 0; i < SEGMENT / 2; ++i) rows[i] = fold<SEGMENT>(rows[i], rows[i + SEGMENT / 2]);
+  if constexpr (SEGMENT > 2) return sum_each<SEGMENT / 2>(rows);
+  return rows[0];
+}
+
+INLINE float sum_lanes(Floats x) {
+  float lane[LANES];
+  store(lane, x);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  return lane[0];
+}
+
+INLINE float largest_lane(Floats x) {
+  float largest = x[0];
+  for (int lane = 1; lane < LANES; ++lane) largest = x[lane] > largest ? x[lane] : largest;
+  return largest;
+}
