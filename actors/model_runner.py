@@ -1,7 +1,8 @@
 """The model-runner actor, and where the model runs.
 
 Three executors fulfil one contract: `start` brings up a model with no memory of requests, `execute` computes one
-plan, and leaving `running()` leaves no thread behind. The actor around them is the same.
+plan, and leaving `running()` leaves no thread or process behind. The actor around them is the same. Two are here; the
+one whose model has a process of its own is in `process_runner`.
 """
 
 from __future__ import annotations
@@ -215,25 +216,18 @@ class ThreadExecutor:
 
 def make_executor(config: EngineConfig) -> Executor:
     """The executor that the configuration names, with a real model."""
+    config = attrs.evolve(config, model=model_source(config))
+    if config.runner == "process":
+        from triolet.actors.process_runner import ProcessExecutor
+
+        return ProcessExecutor(config)
 
     def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
         # Here, and not above: torch takes a second to import, and whoever only names an engine should not wait for
         # it.
-        from triolet.model.runner import load_runner
+        from triolet.model.configured import load_configured_runner
 
-        return load_runner(
-            model=model_source(config),
-            dtype=config.dtype,
-            device=config.device,
-            trust_remote_code=config.trust_remote_code,
-            revision=config.revision,
-            max_model_len=config.max_model_len,
-            block_size=config.block_size,
-            num_kv_blocks=config.num_kv_blocks,
-            kv_cache_bytes=config.kv_cache_bytes,
-            max_num_seqs=config.max_num_seqs,
-            on_progress=on_progress,
-        )
+        return load_configured_runner(config, on_progress)
 
     return InlineExecutor(load) if config.runner == "inline" else ThreadExecutor(load)
 

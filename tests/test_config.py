@@ -26,7 +26,8 @@ MINIMA = {
     "max_queued_tokens": 1,
     "seed": 0,
 }
-OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None}
+SECONDS = ("step_timeout",)
+OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None} | {"step_timeout"}
 
 FIELDS: dict[str, Any] = {
     "model": "folder/of/model",
@@ -47,6 +48,7 @@ FIELDS: dict[str, Any] = {
     "enable_prefix_caching": False,
     "seed": 7,
     "served_model_name": "mine",
+    "step_timeout": 2.5,
     "trust_remote_code": True,
 }
 
@@ -65,7 +67,7 @@ def refusal(**fields: Any) -> ConfigError:
 def test_the_tables_of_this_file_name_every_field() -> None:
     names = [field.name for field in attrs.fields(EngineConfig)]
     assert set(FIELDS) == set(names)
-    assert {*CHOICES, *TEXTS, *FLAGS, *MINIMA} == set(names)
+    assert {*CHOICES, *TEXTS, *FLAGS, *MINIMA, *SECONDS} == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
 
@@ -135,6 +137,23 @@ def test_a_number_is_not_something_like_it(field: str, value: object) -> None:
     assert str(error).endswith(f"; got {shown(value)}")
 
 
+@pytest.mark.parametrize("field", SECONDS)
+def test_seconds_are_a_finite_number_above_0_or_none(field: str) -> None:
+    for value in (1e-3, 1, 2.5, 1e9, None):
+        assert taken(field, value) == value
+        assert taken(field, EngineConfig.from_texts({field: str(value)}).step_timeout) == value
+    for wrong in (0, -1.0, float("nan"), float("inf"), 1e10, 10**5000, True, "5", [5]):
+        assert str(refusal(**{field: wrong})).startswith(
+            f"{field} must be above 0 and at most 1e+09 seconds; got "
+        )
+
+
+@pytest.mark.parametrize("field", SECONDS)
+def test_a_text_that_is_no_number_of_seconds_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} must be a number of seconds, or none; got 'soon'$"):
+        EngineConfig.from_texts({field: "soon"})
+
+
 @pytest.mark.parametrize("field", TEXTS)
 @pytest.mark.parametrize("value", ["", 5, True, b"a", ["a"]], ids=shown)
 def test_a_text_is_not_empty_and_nothing_else(field: str, value: object) -> None:
@@ -157,12 +176,12 @@ def test_a_choice_is_one_of_those_there_are(field: str, choices: tuple[str, ...]
 
 
 @pytest.mark.parametrize("field", sorted(OPTIONAL))
-def test_what_has_no_default_may_be_left_open(field: str) -> None:
+def test_what_is_optional_may_be_left_open(field: str) -> None:
     assert taken(field, None) is None
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS.keys() - OPTIONAL))
-def test_what_has_a_default_may_not(field: str) -> None:
+def test_what_is_not_may_not(field: str) -> None:
     assert refusal(**{field: None}).field == field
 
 

@@ -12,6 +12,8 @@ from triolet.errors import (
     ConfigError,
     EngineClosed,
     EngineDead,
+    EngineUnhealthy,
+    FrameError,
     InvalidParams,
     InvalidPrompt,
     InvalidRequest,
@@ -23,6 +25,8 @@ from triolet.errors import (
     PromptTooLong,
     RequestFailed,
     RequestIdInUse,
+    RunnerDied,
+    RunnerFailed,
     StreamMisused,
     TrioletError,
     WeightsMismatch,
@@ -32,9 +36,10 @@ from triolet.errors import (
 GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the request is wrong": (InvalidRequest,),
     "the set-up is wrong": (ConfigError, ModelError),
-    "the engine can not serve now": (Overloaded, EngineClosed, EngineDead),
+    "the engine can not serve now": (Overloaded, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
     "the program that calls us is wrong": (StreamMisused,),
+    "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),
     "we are wrong": (KernelShapeError, InvariantViolated),
 }
 CLASSES = [

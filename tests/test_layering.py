@@ -35,11 +35,14 @@ LAYERS = {
     "core": Layer("attrs", "errors"),
     "wire": Layer("attrs cattrs", "core errors"),
     "config": Layer("attrs cattrs", "core errors"),
+    "ipc": Layer("attrs cattrs msgpack", "core config errors"),
     "kernels": Layer("attrs torch triton", "errors"),
     "model": Layer(
         "attrs huggingface_hub numpy safetensors tokenizers torch transformers", "kernels core config errors"
     ),
-    "actors": Layer("attrs trio", "core wire config errors"),
+    "actors": Layer("attrs trio", "core wire ipc config errors"),
+    # The program of the runner's process: what `actors` is to the engine's, without Trio.
+    "worker": Layer("attrs", "ipc model core config errors"),
 }
 
 # These put the others together and may import what they need.
@@ -57,7 +60,7 @@ EXCEPTIONS = {
 }
 
 # A pure module does not ask for the time, draw from shared randomness, or speak to the world.
-PURE_LAYERS = words("core wire")
+PURE_LAYERS = words("core wire ipc")
 BARRED_FROM_PURE_LAYERS = words(
     "asyncio logging multiprocessing os random secrets selectors signal socket subprocess threading time uuid"
 )

@@ -17,8 +17,9 @@ from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
-RUNNERS: Final = ("thread", "inline")
+RUNNERS: Final = ("thread", "process", "inline")
 POLICIES: Final = ("fcfs", "priority")
+MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
 ENVIRONMENT_PREFIX: Final = "TRIOLET_"
 
 
@@ -40,6 +41,17 @@ def _whole(minimum: int, *, optional: bool = False) -> Any:
             return
         if not _is_whole(value) or not minimum <= value < 2**63:  # type: ignore[operator]
             raise ConfigError(attribute.name, f"a whole number of at least {minimum}", value)
+
+    return check
+
+
+def _seconds(*, optional: bool = False) -> Any:
+    def check(_config: EngineConfig, attribute: attrs.Attribute[float], value: object) -> None:
+        if optional and value is None:
+            return
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= MAX_SECONDS:  # type: ignore[operator]
+            raise ConfigError(attribute.name, f"above 0 and at most {MAX_SECONDS:g} seconds", value)
 
     return check
 
@@ -92,7 +104,8 @@ class EngineConfig:
     runner: str = _option(
         # inline blocks the loop for the length of a step; it is for tests, which want one deterministic
         # thread.
-        "Where the model runs: in a thread of its own, or inline in the event loop (for tests).",
+        "Where the model runs: in a thread, in a process of its own (whose crash costs streams a pause), or inline "
+        "in the event loop (for tests).",
         default="thread",
         validator=_one_of(RUNNERS),
     )
@@ -156,6 +169,14 @@ class EngineConfig:
         default=None,
         validator=_text(optional=True),
     )
+    step_timeout: float | None = _option(
+        # Twice what a step of 512 tokens takes a model of a few billion parameters on a few CPU cores, and more than
+        # compiling kernels adds to a first one. Killing a step that would have ended is worse than a late rescue.
+        "Seconds after which a step counts as hung: health turns bad, and a runner process is killed and started "
+        "again; none is never.",
+        default=60.0,
+        validator=_seconds(optional=True),
+    )
     trust_remote_code: bool = _option(
         "Let a model folder run Python code of its own.", default=False, validator=_flag
     )
@@ -218,6 +239,11 @@ def _from_text(name: str, text: str, type_name: str) -> object:
             return int(text)
         except ValueError:
             raise ConfigError(name, "a whole number", text) from None
+    if "float" in type_name:
+        try:
+            return None if text.lower() == "none" else float(text)
+        except ValueError:
+            raise ConfigError(name, "a number of seconds, or none", text) from None
     if "bool" in type_name:
         if text.lower() not in _TRUTHS:
             raise ConfigError(name, "true or false", text)

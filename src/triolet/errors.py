@@ -5,10 +5,11 @@ Four groups, so that a caller can tell at a glance what to do:
 * `InvalidRequest`: this request is wrong; the engine never took it. Change it.
 * `ConfigError` and `ModelError`: the engine can not start like this. Change the configuration or the model
 folder.
-* `Overloaded`, `EngineClosed`, `EngineDead`: the request was fine, the engine can not serve it now.
+* `Overloaded`, `EngineClosed`, `EngineUnhealthy`, `EngineDead`: the request was fine, the engine can not serve it now.
 * `RequestFailed`: the request was taken and could not be finished; its neighbours go on.
 
-`InvariantViolated` is our own mistake. Messages name the field, the rule and what came.
+`RunnerDied` and its kin are crashes, which a supervisor mends: a caller meets them while the engine starts, or as the
+cause of an `EngineDead`. `InvariantViolated` is our own mistake. Messages name the field, the rule and what came.
 """
 
 from __future__ import annotations
@@ -225,28 +226,6 @@ class EngineUnhealthy(TrioletError):
         self.actor, self.waiting_s = actor, waiting_s
 
 
-class RunnerDied(TrioletError):
-    """The process of the model runner has ended, or had to be ended; its supervisor starts another one.
-
-    Args:
-        reason: completing "the model runner's process ...".
-        exit_status: if it ended by itself.
-        signal: number of the signal that ended it, otherwise.
-    """
-
-    def __init__(self, reason: str, *, exit_status: int | None = None, signal: int | None = None) -> None:
-        super().__init__(f"the model runner's process {reason}")
-        self.reason, self.exit_status, self.signal = reason, exit_status, signal
-
-
-class RunnerFailed(TrioletError):
-    """Computing a step raised an exception in the process of the model runner; the message has its kind and text."""
-
-
-class FrameError(TrioletError, ValueError):
-    """Bytes between the engine and the process of the model runner are not what both have agreed on."""
-
-
 class StreamMisused(TrioletError, RuntimeError):
     """A stream was iterated outside of its `async with`, entered twice, or read by two tasks."""
 
@@ -257,6 +236,40 @@ class RequestFailed(TrioletError):
     def __init__(self, request_id: str, reason: str) -> None:
         super().__init__(f"request {request_id} failed: {reason}")
         self.request_id, self.reason = request_id, reason
+
+
+# --------------------------------------------------------------------- a crash, which a supervisor mends
+
+
+class RunnerDied(TrioletError):
+    """The process of the model runner has ended, or had to be ended; its supervisor starts another one.
+
+    Args:
+        reason: completing "the model runner's process ...".
+        returncode: its exit status, or, negative, the number of the signal that ended it.
+    """
+
+    def __init__(self, reason: str, returncode: int) -> None:
+        super().__init__(f"the model runner's process {reason}")
+        self.reason, self.returncode = reason, returncode
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status, if it ended by itself."""
+        return self.returncode if self.returncode >= 0 else None
+
+    @property
+    def signal(self) -> int | None:
+        """The number of the signal that ended it, if one did."""
+        return -self.returncode if self.returncode < 0 else None
+
+
+class RunnerFailed(TrioletError):
+    """Computing a step raised an exception in the process of the model runner; the message has its kind and text."""
+
+
+class FrameError(TrioletError, ValueError):
+    """Bytes between the engine and the process of the model runner are not what both have agreed on."""
 
 
 # ------------------------------------------------------------------------------------ our mistakes

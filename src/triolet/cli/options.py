@@ -168,6 +168,8 @@ def _engine_option(field: attrs.Attribute[Any]) -> Callable[[Callable[..., Any]]
 def _metavar(name: str, kind: str) -> str | None:
     if "bool" in kind:
         return None
+    if "float" in kind:
+        return "SECONDS"
     return "N" if "int" in kind else "|".join(CHOICES.get(name, ["TEXT"]))
 
 

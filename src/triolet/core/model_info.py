@@ -39,6 +39,7 @@ class ModelInfo:
         dtype: of weights and KV.
         device: where they are.
         generation: the model's defaults.
+        process_id: of the process that the model lives in, if it is not the engine's own.
     """
 
     folder: str
@@ -52,3 +53,4 @@ class ModelInfo:
     dtype: str
     device: str
     generation: GenerationDefaults = GenerationDefaults()
+    process_id: int | None = None

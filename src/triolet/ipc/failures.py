@@ -1,0 +1,90 @@
+"""An exception as a value: its kind, its message, and the arguments it can be made from again.
+
+Only exceptions of triolet's own, and only those named here, are made again; of anything else the text is enough.
+Nothing that comes over a pipe names code to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from triolet import errors
+from triolet.errors import (
+    ConfigError,
+    InvariantViolated,
+    ModelError,
+    ModelFileError,
+    TrioletError,
+    WeightsMismatch,
+    shown,
+)
+
+MAX_MESSAGE_CHARS = 4_000  # some libraries put whole tensors into their messages
+
+Argument = str | int | float | bool | tuple[str, ...] | None
+
+# Exceptions that are made from one message, and those that are made from named arguments, kept under the same names.
+_FROM_MESSAGE: tuple[type[TrioletError], ...] = (
+    ModelError,
+    errors.ModelNotFound,
+    errors.HubUnreachable,
+    errors.UnsupportedModel,
+    errors.RemoteCodeRefused,
+    InvariantViolated,
+)
+_FROM_ARGUMENTS: dict[type[TrioletError], tuple[str, ...]] = {
+    ConfigError: ("field", "rule", "got"),
+    ModelFileError: ("path", "problem"),
+    WeightsMismatch: ("missing", "unused", "misshapen"),
+}
+_KINDS = {kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ARGUMENTS)}
+
+
+@attrs.frozen
+class Failure:
+    """What the runner's process could not do.
+
+    Args:
+        kind: name of the exception's class.
+        message: its text.
+        arguments: what it can be made from again, by name.
+    """
+
+    kind: str
+    message: str
+    arguments: Mapping[str, Argument] = attrs.field(factory=dict, hash=False)
+
+
+def describe(error: BaseException) -> Failure:
+    """The exception as a value."""
+    names = _FROM_ARGUMENTS.get(type(error), ()) if isinstance(error, TrioletError) else ()
+    return Failure(
+        type(error).__name__,
+        str(error)[:MAX_MESSAGE_CHARS],
+        {name: _as_argument(getattr(error, name)) for name in names},
+    )
+
+
+def _as_argument(value: object) -> Argument:
+    """Plain values as they are, so that the rebuilt message is the same; of others, their look."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, tuple):
+        return tuple(map(str, value))
+    return shown(value)
+
+
+def rebuild(failure: Failure, otherwise: type[TrioletError]) -> TrioletError:
+    """The exception that a failure tells of.
+
+    Args:
+        otherwise: made, with kind and message as its text, for an exception that is not triolet's own.
+    """
+    kind = _KINDS.get(failure.kind)
+    if kind in _FROM_MESSAGE:
+        return kind(failure.message)
+    if kind is not None and failure.arguments.keys() == set(_FROM_ARGUMENTS[kind]):
+        return kind(**failure.arguments)
+    return otherwise(f"{failure.kind}: {failure.message}")

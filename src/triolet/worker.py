@@ -1,0 +1,147 @@
+"""The process of the model runner: `python -m triolet.worker`, started by `actors.process_runner` and by nobody else.
+
+It reads requests from what was its standard input and writes replies to what was its standard output: an `EngineConfig`
+to load, then one `StepPlan` after the other (`ipc.messages`). It ends when the requests end, and after the first
+exception: half a step may be in its tables, and whatever a driver or a library has broken is best left behind with the
+process.
+
+It never outlives its parent. Linux kills it when the thread that started it ends, however that ends. Elsewhere, and
+should that fail, a thread here watches the pipe: once nobody can send requests any more, nobody waits for replies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import attrs
+
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+from triolet.core.plan import StepPlan, StepResult
+from triolet.core.progress import OnProgress
+from triolet.ipc.failures import describe
+from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
+
+READ_BYTES = 2**16  # what a pipe holds on Linux
+ORPHAN_GRACE_S = 0.5  # for the main thread to see the end of the requests by itself
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+class Runner(Protocol):
+    """What the process drives: `model.runner.ModelRunner`, or a fake."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+        ...
+
+
+Load = Callable[[EngineConfig, OnProgress], tuple[Runner, ModelInfo]]
+
+
+@attrs.frozen
+class Pipe:
+    """The process's side of the conversation; it waits where the other side does not.
+
+    Args:
+        requests_fd: to read from.
+        replies_fd: to write to.
+    """
+
+    requests_fd: int
+    replies_fd: int
+
+    def requests(self) -> Iterator[Request]:
+        """What is asked, until the other side has closed its end.
+
+        Raises:
+            FrameError: what came is no request.
+        """
+        reader = REQUESTS.reader()
+        while data := os.read(self.requests_fd, READ_BYTES):
+            reader.feed(data)
+            yield from REQUESTS.messages(reader)
+        reader.close()
+
+    def reply(self, reply: Reply) -> None:
+        """Say something; returns when all of it is on its way."""
+        rest = memoryview(REPLIES.pack(reply))
+        while rest:
+            rest = rest[os.write(self.replies_fd, rest) :]
+
+
+def serve(load: Load) -> None:
+    """Load, then compute what is asked, until nobody asks any more.
+
+    Args:
+        load: makes the runner; its exceptions, like those of the runner, end the process and are told before.
+    """
+    pipe = _take_over_standard_streams()
+    _die_with_parent(pipe.requests_fd)
+    faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
+    try:
+        for reply in _replies(load, pipe):
+            pipe.reply(reply)
+    except BrokenPipeError:
+        pass  # nobody listens any more
+    except BaseException as error:
+        traceback.print_exc()
+        pipe.reply(describe(error))
+        sys.exit(1)
+
+
+def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
+    runner: Runner | None = None
+    for request in pipe.requests():
+        if isinstance(request, EngineConfig):
+            runner, info = load(request, pipe.reply)
+            yield attrs.evolve(info, process_id=os.getpid())
+        elif runner is None:
+            raise RuntimeError("a model must be loaded before the first step")
+        else:
+            yield runner.execute(request)
+
+
+def _take_over_standard_streams() -> Pipe:
+    """Whatever prints from now on prints into the log; a stray `print` can not be taken for a reply."""
+    pipe = Pipe(os.dup(0), os.dup(1))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return pipe
+
+
+def _die_with_parent(requests_fd: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that died before this line has left the pipe behind, closed.
+    threading.Thread(target=_watch_parent, args=[requests_fd], name="triolet-parent", daemon=True).start()
+
+
+def _watch_parent(requests_fd: int) -> None:
+    poll = select.poll()
+    poll.register(requests_fd, 0)  # nothing but the end, which is always reported
+    poll.poll()
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(1)
+
+
+def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    """Load a real model; torch is first imported here."""
+    from triolet.model.configured import load_configured_runner
+
+    return load_configured_runner(config, on_progress)
+
+
+if __name__ == "__main__":
+    serve(load_model)
