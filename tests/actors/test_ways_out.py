@@ -125,6 +125,16 @@ async def ambient_deadline(scene: Scene) -> None:
     assert scope.cancelled_caught
 
 
+async def ambient_deadline_behind_a_shield(scene: Scene) -> None:
+    with trio.move_on_after(scene.state.after_s):
+        async with scene.subject() as stream:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(scene.state.after_s)
+                await wait_all_tasks_blocked()
+                await scene.assert_nothing_is_held()
+                scene.assert_ended_early(await anext(stream), FinishReason.DEADLINE)
+
+
 async def deadline(scene: Scene) -> None:
     async with scene.subject(deadline=trio.current_time() + scene.state.after_s) as stream:
         output = await last_of(stream)
@@ -173,6 +183,7 @@ WAYS_OUT: list[Callable[[Scene], Awaitable[None]]] = [
     cancelled_while_the_consumer_awaits_elsewhere,
     timeout,
     ambient_deadline,
+    ambient_deadline_behind_a_shield,
     deadline,
     deadline_while_nobody_reads,
     never_iterated,
