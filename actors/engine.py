@@ -94,6 +94,7 @@ class Engine:
         self._seeds = random.Random(config.seed)
         self._refusal: EngineClosed | EngineDead | None = None
         self._num_restarts = 0
+        self._was_death_told = False
 
     # ---------------------------------------------------------------------------------------- facts
 
@@ -342,6 +343,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if isinstance(self._refusal, EngineDead):
+            self._was_death_told = True
             # A fresh one each: tracebacks grow where exceptions are shared.
             raise _died(self._refusal.__cause__)
         if self._refusal is not None:
@@ -385,12 +387,18 @@ class Engine:
     def _die(self, cause: BaseException) -> None:
         """The root has given up: tell everybody why."""
         self._refuse(_died(cause))
+        self._was_death_told = bool(self._wiring.streams)
         for entry in list(self._wiring.journal):
             self._wiring.finish(entry.serial, FinishReason.ERROR)
         for stream in self._wiring.streams.values():
             stream.fail(_died(cause))
         self._wiring.streams.clear()
         self._wiring.idle.unpark_all()
+
+    def _check_death_told(self) -> None:
+        """A death that no stream and no caller has seen must not pass in silence."""
+        if isinstance(self._refusal, EngineDead) and not self._was_death_told:
+            raise _died(self._refusal.__cause__)
 
     def _note_report(self, report: CrashReport) -> None:
         self._num_restarts += report.context == "child_terminated"
@@ -471,6 +479,7 @@ async def run_engine(
         wiring.scheduler.abandon_step()
     if failure is not None:
         raise failure
+    engine._check_death_told()
 
 
 async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:

@@ -120,6 +120,18 @@ async def test_past_the_roots_patience_every_stream_gets_the_real_cause(autojump
     assert executor.num_lives == 4 * 6
 
 
+async def test_a_death_that_nobody_saw_is_raised_where_the_engine_ends(autojump_clock: MockClock) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+    crash_in_steps(executor, *range(1, 100))
+    with pytest.raises(EngineDead) as caught:
+        async with fake_engine(executor) as engine:
+            with trio.move_on_after(0.001):
+                await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
+            executor.before_step = lambda plan: None
+            engine._die(Planted("while nobody looked"))
+    assert isinstance(caught.value.__cause__, Planted)
+
+
 async def test_a_tokenizer_panic_fails_one_request_and_no_other(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, trio.open_nursery() as nursery:
         answers: dict[int, tuple[object, object]] = {}
