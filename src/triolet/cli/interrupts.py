@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from triolet.cli.failures import INTERRUPTED, TERMINATED
-from triolet.cli.terminal import KeyboardMode
+from triolet.cli.terminal import KeyboardMode, show_cursor
 
 TWICE_WITHIN_S: Final = 1.0
 
@@ -121,6 +121,7 @@ class Interrupts:
             async for number in signals:
                 if self.exit_code is not None:  # somebody has waited for the end long enough
                     keyboard.restore()
+                    show_cursor()
                     os._exit(self.exit_code)
                 if number == signal.SIGTERM:
                     self.leave(TERMINATED)

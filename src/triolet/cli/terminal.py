@@ -51,3 +51,9 @@ def quiet_keyboard() -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+def show_cursor() -> None:
+    """Begin a new line with a visible cursor, in case something is left that had hidden it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print("\x1b[?25h", file=sys.stderr, flush=True)
