@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from triolet.actors.detokenizer import deliver
+from triolet.actors.health import check_health
 from triolet.actors.model_runner import Executor, make_executor
 from triolet.actors.stream import TokenStream
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
@@ -146,6 +147,18 @@ class Engine:
             prefix_cache_hits=counters.prefix_cache_hits,
             steps=counters.num_steps_done,
         )
+
+    def check_health(self) -> None:
+        """Find out whether requests are being served; what is wrong now may be mended a moment later.
+
+        Raises:
+            EngineUnhealthy: work has been pending for `step_timeout` and no step has finished; names the actor that the
+                others wait for.
+            EngineDead: nothing is going to be served any more.
+        """
+        if isinstance(self._refusal, EngineDead):
+            raise _died(self._refusal.__cause__)
+        check_health(self._wiring, self.config.step_timeout)
 
     def status(self, request_id: str) -> RequestStatus | None:
         """Where a request is; of ended ones the latest thousand are remembered. None for an unknown id."""
@@ -277,8 +290,7 @@ class Engine:
         wiring = self._wiring
         entry = wiring.journal.open(request)
         stream = submission.stream = Stream(Feed.open(entry, wiring.codec, arrival_time=time.time()))
-        wiring.streams[entry.serial] = stream
-        wiring.wake_scheduler()
+        wiring.open_stream(entry.serial, stream)
         if submission.was_aborted:
             wiring.finish(entry.serial, FinishReason.ABORT)
         return stream

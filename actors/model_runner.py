@@ -68,9 +68,13 @@ async def model_runner_actor(
     with wiring.runner_inbox.clone() as inbox:
         async with executor.running():
             wiring.model_info = await executor.start(on_progress)
+            wiring.pulse.is_runner_ready = True
             task_status.started()
-            async for plan in inbox:
-                wiring.step_done(await executor.execute(plan))
+            try:
+                async for plan in inbox:
+                    wiring.step_done(await executor.execute(plan))
+            finally:
+                wiring.pulse.is_runner_ready = False
 
 
 @attrs.define(eq=False)

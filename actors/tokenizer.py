@@ -88,17 +88,24 @@ async def ask_tokenizer(wiring: Wiring, message: Tokenize) -> Tokenized:
     Raises:
         InvalidRequest: the prompt can not be encoded.
     """
+    question = object()
+    wiring.pulse.asked_s[question] = trio.current_time()
+    try:
+        answer = await _ask(wiring, message)
+    finally:
+        del wiring.pulse.asked_s[question]
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+async def _ask(wiring: Wiring, message: Tokenize) -> TokenizeReply:
     while True:
         reply_send, reply = trio.open_memory_channel[TokenizeReply](1)
-        with reply:
+        # Without an answer, the actor died with the question in its hands: the next one is asked.
+        with reply, suppress(trio.EndOfChannel):
             await wiring.to_tokenizer.send((message, reply_send))
-            try:
-                answer = await reply.receive()
-            except trio.EndOfChannel:  # the actor died with the question in its hands
-                continue
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+            return await reply.receive()
 
 
 def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:

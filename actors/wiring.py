@@ -61,6 +61,21 @@ class Stream:
         self.readers.unpark_all()
 
 
+@attrs.define(eq=False)
+class Pulse:
+    """What `health` goes by.
+
+    Args:
+        is_runner_ready: the model is loaded, and computes what it is given.
+        progressed_s: when the last step finished, or work began after there had been none.
+        asked_s: since when each question to the tokenizer waits, oldest first.
+    """
+
+    is_runner_ready: bool = False
+    progressed_s: float = 0.0
+    asked_s: dict[object, float] = attrs.field(factory=dict)
+
+
 class Wiring:
     """What the actors of one engine share.
 
@@ -77,6 +92,7 @@ class Wiring:
         self.codec: TextCodec | None = None
         self.scheduler: Scheduler | None = None
         self.idle = trio.lowlevel.ParkingLot()
+        self.pulse = Pulse()
         self._is_woken = False
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
@@ -88,6 +104,13 @@ class Wiring:
         self.to_tokenizer, self.tokenizer_inbox = trio.open_memory_channel[TokenizeRequest](
             TOKENIZER_CAPACITY
         )
+
+    def open_stream(self, serial: int, stream: Stream) -> None:
+        """A request of the journal gets its stream, and the scheduler hears of it."""
+        if not self.streams:
+            self.pulse.progressed_s = trio.current_time()
+        self.streams[serial] = stream
+        self.wake_scheduler()
 
     def wake_scheduler(self) -> None:
         """Have it look into the journal. Never waits."""
@@ -101,6 +124,7 @@ class Wiring:
 
     def step_done(self, result: StepResult) -> None:
         """Hand a result to the scheduler. Never waits."""
+        self.pulse.progressed_s = trio.current_time()
         self.to_scheduler.send_nowait(StepDone(result))
 
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
