@@ -6,7 +6,8 @@ exception: half a step may be in its tables, and whatever a driver or a library 
 process.
 
 It never outlives its parent. Linux kills it when the thread that started it ends, however that ends. Elsewhere, and
-should that fail, a thread here watches the pipe: once nobody can send requests any more, nobody waits for replies.
+should that fail, a thread here watches the pipe: once nobody can send requests any more, nobody waits for replies, and
+the process ends, also in the middle of a step.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import attrs
 
@@ -33,7 +33,6 @@ from triolet.ipc.failures import describe
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
-ORPHAN_GRACE_S = 0.5  # for the main thread to see the end of the requests by itself
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
@@ -79,7 +78,7 @@ class Pipe:
             rest = rest[os.write(self.replies_fd, rest) :]
 
 
-def serve(load: Load) -> None:
+def serve(load: Load) -> NoReturn:
     """Load, then compute what is asked, until nobody asks any more.
 
     Args:
@@ -92,11 +91,18 @@ def serve(load: Load) -> None:
         for reply in _replies(load, pipe):
             pipe.reply(reply)
     except BrokenPipeError:
-        pass  # nobody listens any more
+        _leave(0)  # nobody listens any more
     except BaseException as error:
         traceback.print_exc()
         pipe.reply(describe(error))
-        sys.exit(1)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    # There is nothing to save, and taking down an interpreter with torch in it takes a second.
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
@@ -132,8 +138,7 @@ def _watch_parent(requests_fd: int) -> None:
     poll = select.poll()
     poll.register(requests_fd, 0)  # nothing but the end, which is always reported
     poll.poll()
-    time.sleep(ORPHAN_GRACE_S)
-    os._exit(1)
+    _leave(0)
 
 
 def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
