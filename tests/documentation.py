@@ -1,0 +1,175 @@
+"""The README and the pages in docs/: their code blocks, their links, and the tables that are made from the code.
+
+A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tests hold it to the code;
+`python -m tests.documentation` writes the tables anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.source_tree import ROOT
+from triolet import errors
+from triolet.cli.options import CHOICES, SAMPLING_OPTIONS
+from triolet.cli.slash import COMMANDS
+from triolet.config import EngineConfig
+from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from triolet.core.params import SamplingParams
+from triolet.core.statistics import EngineStatistics
+
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_ARGUMENTS = re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+_ARGUMENT = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^# -+ (.+)$")
+_CLASS = re.compile(r"^class (\w+)\(")
+
+
+@attrs.frozen
+class Block:
+    """A fenced block of a page, and the line on which its text begins."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(language: str) -> Iterator[Block]:
+    """Every block of that language, in all pages."""
+    for page in PAGES:
+        source = page.read_text(encoding="utf-8")
+        for match in _BLOCK.finditer(source):
+            if match[1] == language:
+                yield Block(page, source.count("\n", 0, match.start()) + 2, match[1], match[2])
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links, code blocks left out."""
+    return _LINK.findall(_BLOCK.sub("", page.read_text(encoding="utf-8")))
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind a `#`: the headings, written as their anchors."""
+    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def table_names(page: Path) -> list[str]:
+    """The tables of a page."""
+    return [match[2] for match in _TABLE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def with_tables(source: str) -> str:
+    """A page's text with every table as the code would have it now."""
+    return _TABLE.sub(lambda match: match[1] + "\n".join(TABLES[match[2]]()) + "\n" + match[3], source)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _code(text: object) -> str:
+    return f"`{text}`"
+
+
+def _described(cls: type) -> dict[str, str]:
+    """What a class's docstring says of its arguments."""
+    found = _ARGUMENTS.search(inspect.getdoc(cls) or "")
+    assert found is not None, f"{cls.__name__} does not describe its arguments"
+    return {match[1]: " ".join(match[2].split()) for match in _ARGUMENT.finditer(found[1])}
+
+
+def _fields(cls: type) -> list[str]:
+    """The documented fields of an attrs class."""
+    rows = [(_code(name), text) for name, text in _described(cls).items()]
+    return _table(("field", "what it is"), rows)
+
+
+def _fields_with_defaults(cls: type) -> list[str]:
+    defaults = {field.name: field.default for field in attrs.fields(cls)}
+    rows = [(_code(name), _code(_shown(defaults[name])), text) for name, text in _described(cls).items()]
+    return _table(("field", "default", "what it is"), rows)
+
+
+def _shown(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _engine_config() -> list[str]:
+    rows = [
+        (_code(field.name), _kind(field), _code(field.default), field.metadata["help"])
+        for field in attrs.fields(EngineConfig)
+    ]
+    return _table(("field", "type", "default", "what it is"), rows)
+
+
+def _kind(field: attrs.Attribute[Any]) -> str:
+    choices = CHOICES.get(field.name)
+    return ", ".join(map(_code, choices)) if choices else _code(field.type)
+
+
+def _sampling_flags() -> list[str]:
+    rows = [(_code("--" + option.name.replace("_", "-")), option.help) for option in SAMPLING_OPTIONS]
+    return _table(("flag", "what it does"), rows)
+
+
+def _slash_commands() -> list[str]:
+    return _table(("command", "what it does"), [(_code(c.usage), c.help) for c in COMMANDS.values()])
+
+
+def _errors() -> list[str]:
+    """The classes of errors.py in their order, under the headings that stand between them."""
+    rows, section = [], "all"
+    for line in inspect.getsource(errors).splitlines():
+        if heading := _SECTION.match(line):
+            section = heading[1]
+        elif name := _CLASS.match(line):
+            text = (inspect.getdoc(getattr(errors, name[1])) or "").partition("\n\n")[0]
+            rows.append((section, _code(name[1]), " ".join(text.split())))
+    return _table(("whose", "error", "what it means"), rows)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "EngineConfig": _engine_config,
+    "SamplingParams": lambda: _fields_with_defaults(SamplingParams),
+    "RequestOutput": lambda: _fields(RequestOutput),
+    "CompletionOutput": lambda: _fields(CompletionOutput),
+    "RequestMetrics": lambda: _fields(RequestMetrics),
+    "EngineStatistics": lambda: _fields(EngineStatistics),
+    "errors": _errors,
+    "sampling_flags": _sampling_flags,
+    "slash_commands": _slash_commands,
+}
+
+
+def _write_tables() -> None:
+    for page in PAGES:
+        source = page.read_text(encoding="utf-8")
+        if (written := with_tables(source)) != source:
+            page.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write_tables()

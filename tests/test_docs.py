@@ -1,0 +1,88 @@
+"""The README and docs/ say what is so: their programs run, their tables are the code's, their links lead somewhere."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import textwrap
+from pathlib import Path
+
+import attrs
+import pytest
+
+import triolet
+from tests.documentation import PAGES, TABLES, Block, anchors, blocks, links, table_names, with_tables
+from tests.source_tree import ROOT
+from triolet.config import EngineConfig
+from triolet.model.families import _FAMILIES
+
+PYTHON = list(blocks("python"))
+PROGRAMS = [block for block in PYTHON if "trio.run(" in block.text]
+SNIPPETS = [block for block in PYTHON if "trio.run(" not in block.text]
+SNIPPET_HEAD = (
+    "import attrs, trio, triolet\nfrom triolet import SamplingParams\n\nasync def snippet(engine):\n"
+)
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_a_program_of_the_documentation_runs(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(block.text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("block", SNIPPETS, ids=str)
+async def test_a_snippet_of_the_documentation_runs_with_an_engine(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "snippet.py"
+    path.write_text(SNIPPET_HEAD + textwrap.indent(block.text, "    "), encoding="utf-8")
+    snippet = runpy.run_path(str(path))["snippet"]
+    async with triolet.open_engine() as engine:
+        await snippet(engine)
+        assert engine.statistics().num_requests_live == 0
+
+
+def test_the_readme_shows_the_heart_of_the_embedding_example() -> None:
+    readme = next(block.text for block in PROGRAMS if block.page.name == "README.md")
+    example = (ROOT / "examples" / "embed.py").read_text(encoding="utf-8")
+    lines = readme[readme.index("with trio.move_on_after") : readme.index("trio.run(")].split("\n")
+    assert [line.strip() for line in lines if line.strip() and line.strip() not in example] == []
+    assert len([line for line in readme.splitlines() if line]) <= 12
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if table_names(page)], ids=lambda page: page.name)
+def test_a_table_says_what_the_code_says(page: Path) -> None:
+    source = page.read_text(encoding="utf-8")
+    assert source == with_tables(source), "write the tables anew: python -m tests.documentation"
+
+
+def test_every_table_is_used_and_every_field_of_the_configuration_is_in_one() -> None:
+    assert {name for page in PAGES for name in table_names(page)} == TABLES.keys()
+    table = "\n".join(TABLES["EngineConfig"]())
+    assert [field.name for field in attrs.fields(EngineConfig) if f"`{field.name}`" not in table] == []
+
+
+def test_every_family_of_the_native_decoder_is_named() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert [architecture for architecture in _FAMILIES if f"`{architecture}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_of_the_documentation_can_be_reached() -> None:
+    linked = {(page.parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)}
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.resolve() not in linked] == []
