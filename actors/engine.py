@@ -8,7 +8,6 @@ checkpoint in it, and neither has the way out.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import time
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from triolet.actors.detokenizer import deliver
 from triolet.actors.health import check_health
 from triolet.actors.model_runner import Executor, make_executor
 from triolet.actors.stream import TokenStream
+from triolet.actors.submission import Submission, check_type, seconds
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadCodec, ask_tokenizer, make_codec_loader
 from triolet.actors.tree import plant_tree
@@ -44,40 +44,11 @@ from triolet.core.supervision import CrashReport
 from triolet.errors import (
     EngineClosed,
     EngineDead,
-    InvalidRequest,
     RequestIdInUse,
     UnsupportedFeature,
 )
 
 MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
-
-
-@attrs.define(eq=False, kw_only=True)
-class Submission:
-    """A call of `generate`, before and after its admission.
-
-    Args:
-        stream: once it is in the journal.
-        was_aborted: somebody aborted it before that.
-        admission: around the wait before that; cancelled when the engine takes nothing new any more.
-    """
-
-    prompt: ParsedPrompt
-    params: SamplingParams | None
-    request_id: str
-    priority: int
-    client: str | None
-    deadline_s: float
-    queue_timeout_s: float
-    cache_salt: str | None
-    stream: Stream | None = None
-    was_aborted: bool = False
-    admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it waits for its admission, or has not ended since."""
-        return self.stream is None or self.stream.feed.entry.finish_reason is None
 
 
 class Engine:
@@ -123,9 +94,9 @@ class Engine:
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""
         wishes = attrs.asdict(self.model_info.generation)
-        eos = {"eos_token_ids", "max_new_tokens"}
-        fields = {name: value for name, value in wishes.items() if value is not None and name not in eos}
-        return SamplingParams(max_tokens=self.model_info.generation.max_new_tokens, **fields)
+        del wishes["eos_token_ids"]
+        max_tokens = wishes.pop("max_new_tokens")
+        return SamplingParams(max_tokens=max_tokens, **{k: v for k, v in wishes.items() if v is not None})
 
     def statistics(self) -> EngineStatistics:
         """Counts that belong together, taken now."""
@@ -207,17 +178,17 @@ class Engine:
         if lora is not None:
             raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
         if sampling_params is not None:
-            _check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+            check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
             if sampling_params.n > 1:
                 raise UnsupportedFeature(f"n must be 1 for now, got {sampling_params.n}", field="n")
         if request_id is not None:
-            _check_type("request_id", request_id, str, "a string")
+            check_type("request_id", request_id, str, "a string")
         for field, text in (("client", client), ("cache_salt", cache_salt)):
             if text is not None:
-                _check_type(field, text, str, "a string")
-        _check_type("priority", priority, int, "an integer")
-        deadline_s = _seconds("deadline", deadline)
-        queue_timeout_s = _seconds("queue_timeout", queue_timeout)
+                check_type(field, text, str, "a string")
+        check_type("priority", priority, int, "an integer")
+        deadline_s = seconds("deadline", deadline)
+        queue_timeout_s = seconds("queue_timeout", queue_timeout)
         if request_id is None:
             request_id = next(name for name in self._ids if name not in self._submissions)
         return TokenStream(
@@ -243,7 +214,7 @@ class Engine:
             RequestFailed: it could not be finished.
         """
         if sampling_params is not None:
-            _check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+            check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
         params = sampling_params or self.default_sampling_params()
         params = attrs.evolve(params, output_kind=RequestOutputKind.FINAL_ONLY)
         async with self.generate(prompt, params, **arguments) as stream:
@@ -252,8 +223,7 @@ class Engine:
         raise AssertionError("a stream ends with an output or an error")
 
     def abort(self, request_id: str) -> None:
-        """End a request; its reader gets what there is, with finish_reason `abort`. Unknown and ended ids are
-        ignored.
+        """End a request; its reader gets what there is, with finish_reason `abort`. Other ids are ignored.
 
         Synchronous and idempotent: its blocks are free when this returns, or when the step in flight ends.
         """
@@ -376,7 +346,7 @@ class Engine:
             deadline: absolute `trio.current_time()`; what has not finished by then ends with finish_reason
                 `shutdown`.
         """
-        deadline_s = _seconds("deadline", deadline)
+        deadline_s = seconds("deadline", deadline)
         self._refuse(EngineClosed("the engine is draining and takes nothing new"))
         with trio.move_on_at(deadline_s):
             while self._wiring.journal:
@@ -420,26 +390,6 @@ def _died(cause: BaseException | None) -> EngineDead:
     error = EngineDead(f"the engine gave up after repeated crashes; the last one was: {cause!r}")
     error.__cause__ = cause
     return error
-
-
-def _check_type(field: str, value: object, kind: type, rule: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
-
-
-def _seconds(field: str, value: object) -> float:
-    """None is for ever; NaN would be neither before nor after anything."""
-    if value is None:
-        return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
-    try:
-        seconds = float(value)
-    except OverflowError:  # a whole number beyond every float
-        return math.inf if value > 0 else -math.inf
-    if math.isnan(seconds):
-        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
-    return seconds
 
 
 @asynccontextmanager

@@ -17,7 +17,8 @@ from triolet.core.outputs import FinishReason, RequestOutput
 from triolet.errors import RequestFailed, StreamMisused
 
 if TYPE_CHECKING:
-    from triolet.actors.engine import Engine, Submission
+    from triolet.actors.engine import Engine
+    from triolet.actors.submission import Submission
     from triolet.actors.wiring import Stream
 
 

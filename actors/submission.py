@@ -1,0 +1,70 @@
+"""A call of `generate` on its way to the journal, and the checks that need neither a model nor an engine."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import trio
+
+from triolet.actors.wiring import Stream
+from triolet.core.params import SamplingParams
+from triolet.core.prompt import ParsedPrompt
+from triolet.errors import InvalidRequest
+
+
+@attrs.define(eq=False, kw_only=True)
+class Submission:
+    """A call of `generate`, before and after its admission.
+
+    Args:
+        stream: once it is in the journal.
+        was_aborted: somebody aborted it before that.
+        admission: around the wait before that; cancelled when the engine takes nothing new any more.
+    """
+
+    prompt: ParsedPrompt
+    params: SamplingParams | None
+    request_id: str
+    priority: int
+    client: str | None
+    deadline_s: float
+    queue_timeout_s: float
+    cache_salt: str | None
+    stream: Stream | None = None
+    was_aborted: bool = False
+    admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it waits for its admission, or has not ended since."""
+        return self.stream is None or self.stream.feed.entry.finish_reason is None
+
+
+def check_type(field: str, value: object, kind: type, rule: str) -> None:
+    """Refuse an argument of another type.
+
+    Raises:
+        InvalidRequest: naming the field, the rule and what came.
+    """
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
+
+
+def seconds(field: str, value: object) -> float:
+    """A time in seconds; None is for ever, and NaN would be neither before nor after anything.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    if value is None:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond every float
+        return math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
+    return number
