@@ -457,6 +457,15 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
     assert reports[-1].done_bytes == reports[-1].total_bytes > 0
 
 
+def test_the_kernels_are_compiled_while_the_model_is_loaded_and_not_in_the_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    monkeypatch.setattr(runner_module, "library", lambda: compiled.append("kernels"))
+    load_runner(model=str(folder), device="cpu", num_kv_blocks=4)
+    assert compiled == ["kernels"]
+
+
 def test_without_numbers_the_cache_holds_what_all_sequences_could_need(folder: Path) -> None:
     _, info = load_runner(model=str(folder), device="cpu", max_num_seqs=2)
     assert (info.max_model_len, info.num_kv_blocks) == (256, 2 * 256 // 16)

@@ -15,6 +15,7 @@ from triolet.core.model_info import ModelInfo
 from triolet.core.plan import RowFailure, SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
+from triolet.kernels.cpu.library import library
 from triolet.model.batch import Row, RowTable
 from triolet.model.interface import CausalModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
@@ -136,6 +137,8 @@ def load_runner(
         ModelError: the model can not be loaded.
     """
     place = choose_device(device)
+    if place.type == "cpu":
+        library()  # compiled now, if it must be: in a first step it would use up some request's time
     loaded = load_model(
         model,
         dtype=dtype,
