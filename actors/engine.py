@@ -41,12 +41,7 @@ from triolet.core.prompt import ParsedPrompt, Prompt, check_prompt, parse_prompt
 from triolet.core.request import Request
 from triolet.core.statistics import EngineStatistics
 from triolet.core.supervision import CrashReport
-from triolet.errors import (
-    EngineClosed,
-    EngineDead,
-    RequestIdInUse,
-    UnsupportedFeature,
-)
+from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
 
 MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
 
