@@ -342,6 +342,14 @@ def test_a_hit_leaves_a_token_to_compute(num_tokens: int, start: int) -> None:
     assert stage.step() == [("b", start, num_tokens - start)]
 
 
+def test_a_block_is_found_as_soon_as_it_is_full() -> None:
+    stage = Stage(max_num_batched_tokens=16)
+    stage.add("a", range(8), max_tokens=1)
+    stage.step()
+    stage.add("b", range(9))
+    assert stage.step() == [("b", 8, 1)]
+
+
 def test_only_blocks_that_are_full_and_computed_are_found() -> None:
     stage = Stage(max_num_batched_tokens=6)
     stage.add("a", range(12))
@@ -452,10 +460,14 @@ def test_a_new_scheduler_goes_on_counting_and_computes_everything_again() -> Non
     successor.check()
 
 
-def test_steps_are_numbered_from_one() -> None:
+def test_steps_are_numbered_from_one_and_counted_when_their_result_comes() -> None:
     stage = Stage()
     stage.add("a", 2)
-    assert [stage.in_flight().step_id, stage.scheduler.counters.steps] == [1, 1]
+    counters = stage.scheduler.counters
+    plan = stage.in_flight()
+    assert (plan.step_id, counters.steps, counters.num_steps_done) == (1, 1, 0)
+    stage.end(plan)
+    assert (stage.in_flight().step_id, counters.steps, counters.num_steps_done) == (2, 2, 1)
 
 
 @pytest.mark.parametrize("step_id", [0, 2, 99])
@@ -470,6 +482,7 @@ def test_a_result_of_another_step_changes_nothing(step_id: int) -> None:
     stage.end(plan, {"a": 8})
     stage.scheduler.apply(result, 0.0)  # the right one, a second time
     assert entry.output_token_ids == [8]
+    assert stage.scheduler.counters.num_steps_done == 1
 
 
 def test_a_token_twice_in_one_result_is_committed_once() -> None:

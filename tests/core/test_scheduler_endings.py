@@ -40,11 +40,10 @@ def waiting(**fields: Any) -> Scene:
 
 
 def prefilling(**fields: Any) -> Scene:
-    scene = waiting(max_tokens=40, **fields)
-    scene.stage.scheduler.abort(scene.entry.serial)
-    entry = scene.stage.add("x", 20, **fields)
-    scene.stage.step()
-    return Scene(scene.stage, entry)
+    stage = Stage()
+    entry = stage.add("x", 20, **fields)
+    stage.step()
+    return Scene(stage, entry)
 
 
 def decoding(**fields: Any) -> Scene:
@@ -222,6 +221,20 @@ def test_the_row_of_an_aborted_request_is_named_before_it_is_filled_again() -> N
     second = stage.in_flight()  # the stage refuses to fill a row that was not named
     assert second.ended == (plan.rows[0].row_id,)
     assert [start.request_id for start in second.starts] == ["b"]
+
+
+def test_a_step_that_nobody_computes_any_more_holds_nothing_and_gives_nothing() -> None:
+    stage = Stage()
+    a, b = stage.add("a", 3), stage.add("b", range(4))
+    plan = stage.in_flight()
+    stage.scheduler.abort(a.serial)
+    stage.scheduler.abandon_step()
+    stage.scheduler.abandon_step()  # there is none left
+    assert (stage.pool.num_quarantined, stage.scheduler.is_step_in_flight) == (0, False)
+    stage.end(plan, {"b": 7})
+    assert b.output_token_ids == []
+    stage.scheduler.abort(b.serial)
+    assert stage.pool.num_free == stage.pool.num_blocks
 
 
 # ------------------------------------------------------------------------- what ends an answer

@@ -167,12 +167,10 @@ class Scheduler:
         self._progress[entry.serial] = None
 
     def _take_back(self, sequence: Sequence) -> None:
-        """Free the row and the blocks; those that the step in flight works on when it ends."""
+        """Free the row and the blocks; while a step is in flight, which all that run take part in, when it ends."""
         assert sequence.row_id is not None
-        busy = self._in_flight is not None and sequence.num_scheduled_tokens > 0
-        self.pool.release(
-            sequence.block_table, step_id=self._in_flight.step_id if busy and self._in_flight else None
-        )
+        step_id = self._in_flight.step_id if self._in_flight else None
+        self.pool.release(sequence.block_table, step_id=step_id)
         self._free_rows.append(sequence.row_id)
         self._ended_rows.append(sequence.row_id)
         sequence.forget_computed()
