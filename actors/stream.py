@@ -104,5 +104,4 @@ class TokenStream:
         stream = self._readable()
         async for _ in self:
             pass
-        await trio.lowlevel.checkpoint()
         return stream.feed.collector.text

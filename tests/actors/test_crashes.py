@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -123,12 +124,16 @@ async def test_past_the_roots_patience_every_stream_gets_the_real_cause(autojump
 async def test_a_death_that_nobody_saw_is_raised_where_the_engine_ends(autojump_clock: MockClock) -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
     crash_in_steps(executor, *range(1, 100))
-    with pytest.raises(EngineDead) as caught:
+
+    async def die_alone() -> None:
         async with fake_engine(executor) as engine:
             with trio.move_on_after(0.001):
                 await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
             executor.before_step = lambda plan: None
             engine._die(Planted("while nobody looked"))
+
+    with pytest.raises(EngineDead) as caught:
+        await die_alone()
     assert isinstance(caught.value.__cause__, Planted)
 
 
@@ -227,6 +232,7 @@ async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: M
         assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 30)
         assert trio.current_time() > 1
         assert (await last_of(stream)).outputs[0].token_ids == ANSWER
+        assert (await engine.complete([4], PARAMS)).outputs[0].token_ids == answer_of([4], 1, 30)
 
 
 async def test_who_is_aborted_while_the_runner_is_away_gets_what_there_is(autojump_clock: MockClock) -> None:
@@ -259,9 +265,10 @@ async def test_a_drain_while_the_runner_is_away_waits_for_it(autojump_clock: Moc
 async def test_an_engine_closes_at_once_while_the_runner_is_away(autojump_clock: MockClock) -> None:
     executor = SlowToStartAgain(num_blocks=64, block_size=4)
     crash_in_steps(executor, 5)
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         async with fake_engine(executor) as engine:
             stream = await stack.enter_async_context(engine.generate([9], PARAMS))
+            nursery.start_soon(engine.drain, math.inf)
             await trio.sleep(0.5)
         assert trio.current_time() == pytest.approx(0.5)
         output = await last_of(stream)

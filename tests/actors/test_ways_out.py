@@ -215,6 +215,20 @@ async def test_leaving_is_not_a_checkpoint(state: State, autojump_clock: MockClo
         await scene.assert_nothing_is_held()
 
 
+@pytest.mark.parametrize("state", [state for state in STATES if state.name in ("prefilling", "decoding")])
+async def test_what_a_step_works_on_is_quarantined_until_it_ends(
+    state: State, autojump_clock: MockClock
+) -> None:
+    async with open_scene(state) as scene:
+        async with scene.subject():
+            await scene.in_its_state()
+            sequence = scene.sequence()
+            assert sequence is not None
+            num_blocks = len(sequence.block_table)
+        assert scene.engine.statistics().kv_blocks_quarantined == num_blocks
+        await scene.assert_nothing_is_held()
+
+
 # -------------------------------------------------------------------------- ways on, and other ends
 
 
@@ -327,6 +341,19 @@ async def test_a_request_that_is_aborted_before_its_first_step_gets_none(autojum
             output = await last_of(stream)
         assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.ABORT, ())
         assert engine.statistics().steps == 0
+
+
+async def test_a_request_that_is_aborted_while_its_prompt_is_tokenised_ends_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    outputs: list[RequestOutput] = []
+    async with fake_engine() as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(read, engine.generate("HELLO", request_id="r"), outputs)
+        while engine.status("r") is None:
+            await trio.lowlevel.checkpoint()
+        assert engine.statistics().num_requests_live == 0
+        engine.abort("r")
+    assert (outputs[0].finish_reason, outputs[0].text) == (FinishReason.ABORT, "")
 
 
 async def test_an_abort_after_the_finish_changes_nothing(autojump_clock: MockClock) -> None:
