@@ -11,7 +11,7 @@ import trio
 
 import triolet
 
-LONG = triolet.SamplingParams(max_tokens=1000, ignore_eos=True)  # nobody waits for the end of this
+LONG = triolet.SamplingParams(max_tokens=2000, ignore_eos=True)  # nobody waits for the end of this
 ONE_TOKEN = triolet.SamplingParams(max_tokens=1)
 
 
@@ -46,7 +46,7 @@ async def main(model: str | None) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(4):
                 nursery.start_soon(read, engine, 10_000)
-            await trio.sleep(0.5)
+            await trio.sleep(0.3)
             show("four readers in a nursery", engine)
             nursery.cancel_scope.cancel()
         await engine.complete("Hello", ONE_TOKEN)

@@ -12,7 +12,7 @@ import trio
 
 import triolet
 
-LONG = triolet.SamplingParams(max_tokens=1000, ignore_eos=True)  # would go on for much longer
+LONG = triolet.SamplingParams(max_tokens=2000, ignore_eos=True)  # would go on for much longer
 
 
 async def with_a_scope(engine: triolet.Engine, seconds: float) -> None:
@@ -39,6 +39,6 @@ async def main(model: str | None, seconds: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="folder or hub id; by default triolet-nano")
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=0.5)
     arguments = parser.parse_args()
     trio.run(main, arguments.model, arguments.seconds)

@@ -59,7 +59,7 @@ def test_concurrent_requests_share_their_steps(run: Run) -> None:
 
 
 def test_a_deadline_ends_an_answer_and_keeps_what_there_is_of_it(run: Run) -> None:
-    text = run("deadline", "--seconds", "0.5")
+    text = run("deadline", "--seconds", 0.5)
     assert numbers(r"cancelled=True, kept (\d+) characters", text) > (0,)
     assert numbers(r"finish_reason=deadline, kept (\d+) characters", text) > (0,)
     assert "requests still alive: 0" in text
