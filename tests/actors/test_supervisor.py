@@ -94,8 +94,6 @@ async def live_through(
                 break
         assert (not tasks.child_tasks) == reference.is_over
         tasks.cancel_scope.cancel()
-    reference.stop(NAMES)
-    assert nursery.events == reference.events
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -117,6 +115,8 @@ def test_every_life_and_death_is_as_the_reference_says(
     )
     reference = Reference(types, strategy, max_restarts, period_s=10.0)
     trio.run(live_through, boss, nursery, reference, story, clock=MockClock(autojump_threshold=0))
+    reference.stop(NAMES)
+    assert nursery.events == reference.events
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
