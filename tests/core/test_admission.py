@@ -51,14 +51,15 @@ def test_a_place_that_is_reserved_is_nobody_elses() -> None:
     assert refusal(admission).limit == "max_queued_requests"
 
 
-def test_a_refused_request_takes_nothing() -> None:
-    admission = make_admission()
+@pytest.mark.parametrize("limit", ["max_queued_requests", "max_queued_tokens"])
+def test_a_refused_request_takes_nothing(limit: str) -> None:
+    admission = make_admission(tokens=9 if limit == "max_queued_tokens" else 100)
     entries = [admit(admission) for _ in range(3)]
-    for _ in range(10):
-        refusal(admission)
+    if limit == "max_queued_tokens":
+        admission.max_queued_requests = 2
+    assert {refusal(admission).limit for _ in range(10)} == {limit}
     admission.journal.close(entries[0])
-    admission.reserve(0.0)
-    assert refusal(admission).limit == "max_queued_requests"
+    assert admit(admission).serial == 4
 
 
 def test_an_ended_request_makes_room_for_one() -> None:

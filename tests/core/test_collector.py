@@ -192,8 +192,12 @@ def test_without_logprobs_there_are_none() -> None:
             TokenLogprobs((9, 8, 9), (-1.5, -0.5, -1.5), 2),
             {9: Logprob(-1.5, 2, "<9>"), 8: Logprob(-0.5, 1, "<8>")},
         ),
+        (
+            TokenLogprobs((7, 7, 8), (-0.5, -0.5, -0.5), 2),
+            {7: Logprob(-0.5, 2, "<7>"), 8: Logprob(-0.5, 2, "<8>")},
+        ),
     ],
-    ids=["the chosen alone", "the chosen is likeliest", "the chosen is unlikely", "the chosen is second"],
+    ids=["alone", "likeliest", "unlikely", "second", "one of two equals"],
 )
 def test_the_chosen_token_comes_first_then_the_likeliest(
     logprobs: TokenLogprobs, described: dict[int, Logprob]
