@@ -13,10 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 import attrs
+import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, VOCAB, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
+from tests.actors.scene import STATES, State, open_scene
 from triolet import SamplingParams
 from triolet.actors.engine import Engine
 from triolet.actors.stream import TokenStream
@@ -151,6 +153,36 @@ class Client:
             async with self.ask():
                 scope.deadline = trio.current_time() + self.a_while()
                 await trio.sleep_forever()
+
+
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels a task's scope when the task has run from one checkpoint to the next this many times."""
+
+    def __init__(self, scope: trio.CancelScope, num_steps: int) -> None:
+        self.scope, self.num_steps = scope, num_steps
+        self.task = trio.lowlevel.current_task()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self.task:
+            self.num_steps -= 1
+            if self.num_steps == 0:
+                self.scope.cancel()
+
+
+@pytest.mark.parametrize("num_steps", range(1, 31))
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
+async def test_a_cancel_at_any_checkpoint_leaks_nothing(
+    state: State, num_steps: int, autojump_clock: MockClock
+) -> None:
+    async with open_scene(state) as scene:
+        with trio.CancelScope() as scope:
+            cancel = CancelAtStep(scope, num_steps)
+            trio.lowlevel.add_instrument(cancel)
+            async with scene.subject() as stream:
+                await stream.text()
+        trio.lowlevel.remove_instrument(cancel)
+        assert scope.cancelled_caught == (cancel.num_steps <= 0)
+        await scene.assert_nothing_is_held()
 
 
 async def let_them_come(num_requests: int, executor: FakeExecutor, policy: str) -> EngineStatistics:
