@@ -16,7 +16,11 @@ import trio
 
 import triolet
 
-PROMPTS = [f"What is {first} plus {second}?" for first in range(1, 6) for second in range(1, 6)]
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+WORDS = ("hot", "big", "old", "fast", "light", "happy", "open")
+PROMPTS = [f"Which day comes after {day}?" for day in DAYS] + [
+    f"What is the opposite of {word}?" for word in WORDS
+]
 
 Numbered = tuple[int, str]
 
@@ -53,7 +57,7 @@ async def main(model: str | None, prompts: Iterable[str], num_workers: int) -> N
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, help="by default, some sums")
+    parser.add_argument("file", nargs="?", type=Path, help="by default, questions about days and words")
     parser.add_argument("--model", help="folder or hub id; by default triolet-nano")
     parser.add_argument("--workers", type=int, default=8)
     arguments = parser.parse_args()

@@ -11,7 +11,7 @@ import trio
 import triolet
 
 SYSTEM = "Your name is Marvin. You are a helpful assistant."
-QUESTIONS = ("Hello! My name is Nora.", "What is your name?", "And what is mine?")
+QUESTIONS = ("Hello! My name is Nora.", "What is your name?", "What is my name?")
 
 
 async def main(model: str | None) -> None:

@@ -11,8 +11,8 @@ import trio
 import triolet
 
 QUESTIONS = (
-    "What is the opposite of hot?", "Count from 1 to 20.", "List the days of the week.", "Spell house.",
-    "Which month comes after May?", "What is 3 plus 4?", "Name three animals.", "Tell me a story.",
+    "What is the opposite of hot?", "Count from 1 to 20.", "List the days of the week.", "What does a cow say?",
+    "Which month comes after May?", "What is ice?", "What is the capital of France?", "Tell me a story.",
 )  # fmt: skip
 
 
