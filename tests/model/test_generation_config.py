@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from triolet.errors import ModelFileError
 from triolet.core.model_info import GenerationDefaults
+from triolet.errors import ModelFileError
 from triolet.model.generation_config import read_generation_defaults
 
 
