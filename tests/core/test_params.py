@@ -528,3 +528,11 @@ def test_any_value_is_taken_or_refused_by_name(fields: dict[str, Any], vocab_siz
     else:
         assert outcome(attrs.asdict(got, recurse=False), vocab_size) == got
         assert hash(attrs.evolve(got)) == hash(got)
+
+
+def test_a_bad_word_has_a_longest_length() -> None:
+    assert SamplingParams(bad_words=["x" * 4096]).bad_words == ("x" * 4096,)
+    with pytest.raises(
+        InvalidParams, match="bad_words must contain words of at most 4096 characters, got 4097"
+    ):
+        SamplingParams(bad_words=["fine", "x" * 4097])

@@ -328,3 +328,15 @@ def test_a_book_that_disagrees_is_found(corrupt: Callable[[PrefixCache], object]
     corrupt(cache)
     with pytest.raises(InvariantViolated, match="published blocks must agree"):
         cache.check()
+
+
+def test_hashes_that_are_known_are_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache(8, 2, key=b"k")
+    known: list[bytes] = []
+    block_ids = cache.pool.allocate(2)
+    first = cache.publish(block_ids[0], cache.root(None), (1, 2))
+    cache.publish(block_ids[1], first, (3, 4))
+    assert cache.find((1, 2, 3, 4, 5), None, known) == cache.find((1, 2, 3, 4, 5), None)
+    assert len(known) == 2
+    monkeypatch.setattr(cache, "chain", lambda parent, token_ids: pytest.fail("worked out again"))
+    assert cache.find((1, 2, 3, 4, 5), None, known)[0] == block_ids

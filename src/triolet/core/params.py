@@ -154,6 +154,10 @@ def _bad_words(value: Any) -> tuple[str, ...]:
             field="bad_words",
             got=value,
         )
+    if longest := max((len(word) for word in words if len(word) > MAX_STOP_STRING_CHARS), default=0):
+        raise _refuse(
+            "bad_words", f"must contain words of at most {MAX_STOP_STRING_CHARS} characters", longest
+        )
     return words
 
 

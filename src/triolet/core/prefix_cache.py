@@ -55,23 +55,30 @@ class PrefixCache:
     def _digest(self, parent: bytes, content: bytes) -> bytes:
         return hashlib.blake2b(parent + content, digest_size=16, key=self._key).digest()
 
-    def find(self, token_ids: Sequence[int], salt: str | None) -> tuple[list[int], list[bytes]]:
+    def find(
+        self, token_ids: Sequence[int], salt: str | None, known: list[bytes] | None = None
+    ) -> tuple[list[int], list[bytes]]:
         """Look up the longest beginning that is cached, and leave at least one token to compute.
 
         Args:
             token_ids: prompt and, after a preemption, the answer so far.
             salt: of the request.
+            known: hashes of its leading blocks that an earlier call worked out; this one adds to them. A request that
+                waits for room is looked up in every step, and its tokens only ever grow at the end.
         Returns:
             Block ids in order, and their hashes. No reference is taken.
         """
         block_ids: list[int] = []
         hashes: list[bytes] = []
+        known = [] if known is None else known
         if not self.enabled:
             return block_ids, hashes
         parent, size = self.root(salt), self.block_size
-        for start in range(0, len(token_ids) - size, size):
+        for index, start in enumerate(range(0, len(token_ids) - size, size)):
             content = tuple(token_ids[start : start + size])
-            block_hash = self.chain(parent, content)
+            if index == len(known):
+                known.append(self.chain(parent, content))
+            block_hash = known[index]
             published = self._by_hash.get(block_hash)
             if published is None or published.token_ids != content or published.parent != parent:
                 break

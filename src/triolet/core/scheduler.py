@@ -266,7 +266,9 @@ class Scheduler:
         while self._waiting and self._free_rows and budget > 0:
             sequence = self._waiting[0]
             entry = sequence.entry
-            block_ids, hashes = self.cache.find(entry.tokens(0, entry.num_tokens), entry.request.cache_salt)
+            block_ids, hashes = self.cache.find(
+                entry.tokens(0, entry.num_tokens), entry.request.cache_salt, sequence.known_hashes
+            )
             num_cached = len(block_ids) * self.config.block_size
             if not self._has_room(entry, block_ids):
                 break

@@ -20,6 +20,7 @@ class Sequence:
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
         block_hashes: of the leading full blocks that have been computed.
+        known_hashes: of leading full blocks, computed or not: a look-up need not work them out twice.
     """
 
     entry: JournalEntry
@@ -30,6 +31,7 @@ class Sequence:
     block_table: list[int] = attrs.field(factory=list)
     num_planned_blocks: int = 0
     block_hashes: list[bytes] = attrs.field(factory=list)
+    known_hashes: list[bytes] = attrs.field(factory=list)
 
     @property
     def num_pending_tokens(self) -> int:
