@@ -41,7 +41,7 @@ GRACE_S = 1.0  # from the end of its requests until a process is killed
 ZOMBIE_S = 0.02  # from the end of its replies until the system knows that a process is dead
 LAST_WORDS_S = 0.02  # for what a dead process has left in its pipes
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
-NUM_LAST_WORDS = 5  # lines that are told with a death
+NUM_LAST_WORDS, MAX_LAST_WORDS_CHARS = 5, 200  # lines that are told with a death
 
 
 class ProcessExecutor:
@@ -200,23 +200,28 @@ class RunnerProcess:
         if timeout_s is not None:
             scope.deadline = trio.current_time() + timeout_s
         try:
-            with scope:
-                yield
-        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-            raise await self._death() from None
-        except FrameError as error:
-            raise await self._death(f"and the engine do not understand each other ({error})") from error
+            async with self._told_as_death():
+                with scope:
+                    yield
+            if scope.cancelled_caught:
+                late = f"took more than {timeout_s} s for a step (step_timeout)"
+                raise await self._death(None if self._exited.is_set() else late) from None
         except BaseException:
             self._popen.kill()
             raise
         finally:
             self._talk = None
-        if scope.cancelled_caught and self._exited.is_set():
-            raise await self._death()
-        if scope.cancelled_caught:
-            raise await self._death(f"took more than {timeout_s} s for a step (step_timeout)")
         if self._exited.is_set():
             self._idle.cancel()
+
+    @asynccontextmanager
+    async def _told_as_death(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+            raise await self._death() from None
+        except FrameError as error:
+            raise await self._death(f"and the engine do not understand each other ({error})") from error
 
     async def ask(self, request: Request) -> None:
         """Send a request, within a conversation."""
@@ -288,7 +293,7 @@ class RunnerProcess:
 
     def _log(self, line: bytes) -> None:
         if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
-            self._last_words.append(text)
+            self._last_words.append(text[:MAX_LAST_WORDS_CHARS])
             logger.warning("process %d: %s", self._popen.pid, text)
 
 
