@@ -13,9 +13,10 @@ import itertools
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import attrs
 import torch
@@ -24,6 +25,13 @@ from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import paged_attention_cpp
 from triolet.kernels.gathered_attention import gathered_attention
 from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.cpu_plan import build_cpu_decoder
+from triolet.model.decoder import build_decoder
+from triolet.model.families import parse_decoder_config
+from triolet.model.interface import ModelSpec
+from triolet.model.kv_cache import allocate_kv_cache
+from triolet.model.model_config import DecoderConfig
+from triolet.model.weights import plan_tensors
 
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B
@@ -90,6 +98,85 @@ def attention_trial(dtype: torch.dtype, lens: list[tuple[int, int]]) -> Trial:
     )
 
 
+class RandomWeights:
+    """In the place of a checkpoint's `WeightReader`: the decoder's tensors, of the right shapes."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+        self.dtype, self.device = dtype, torch.device("cpu")
+        self._shapes = {
+            name: (sum(shape[0] for _, shape in plan.sources), *plan.sources[0][1][1:])
+            for name, plan in plan_tensors(config, ()).items()
+        }
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return (torch.randn(self._shapes[name]) * 0.05).to(self.dtype)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self[name] if name in self._shapes else None
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-15m": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 288, "num_hidden_layers": 6,
+        "num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 768, "vocab_size": 32000,
+        "tie_word_embeddings": True, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    },
+    "llama-160m": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 2048, "vocab_size": 32000,
+        "tie_word_embeddings": False, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    },
+}  # fmt: skip
+
+
+def step_trials(models: Sequence[str]) -> Iterator[Trial]:
+    """A decoder's whole step: decodes at a context of 256 tokens, and prompts."""
+    for name, dtype in itertools.product(models, (torch.bfloat16, torch.float32)):
+        config = parse_decoder_config(MODELS[name], Path(name))
+        cpp = build_cpu_decoder(config, RandomWeights(config, dtype))  # type: ignore[arg-type]
+        in_torch = build_decoder(config, RandomWeights(config, dtype))  # type: ignore[arg-type]
+        for sequences, query_len, context in (
+            (1, 1, 256),
+            (8, 1, 256),
+            (32, 1, 256),
+            (1, 128, 128),
+            (1, 512, 512),
+        ):
+            inputs = step_inputs(cpp.spec, sequences, query_len, context)
+            shape: dict[str, int | str] = {"model": name, "dtype": str(dtype)}
+            shape |= {"sequences": sequences, "queries": query_len, "context": context}
+            ours, torchs = (functools.partial(model.forward, *inputs) for model in (cpp, in_torch))
+            yield Trial("step", shape, ours, torchs)
+
+
+def step_inputs(spec: ModelSpec, sequences: int, query_len: int, context: int) -> tuple[Any, ...]:
+    """The arguments of `CausalModel.forward`: the last `query_len` tokens of as many sequences of `context`."""
+    blocks_each = -(-context // BLOCK_SIZE)
+    tables = torch.randperm(sequences * blocks_each).int().view(sequences, -1)
+    positions = torch.arange(context - query_len, context)
+    slots = (tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).long().flatten()
+    cache = allocate_kv_cache(
+        spec, num_blocks=sequences * blocks_each, block_size=BLOCK_SIZE, device=torch.device("cpu")
+    )
+    metadata = AttentionMetadata(
+        cu_query_lens=torch.arange(sequences + 1, dtype=torch.int32) * query_len,
+        seq_lens=torch.full((sequences,), context, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=slots,
+        query_lens_host=(query_len,) * sequences,
+        seq_lens_host=(context,) * sequences,
+    )
+    token_ids = torch.randint(spec.vocab_size, (sequences * query_len,))
+    last = torch.arange(1, sequences + 1) * query_len - 1
+    return token_ids, positions.repeat(sequences), cache, metadata, last
+
+
 def measure(trial: Trial, seconds: float) -> dict[str, object]:
     """Run both in turns for `seconds`; microseconds of one call."""
     samples: tuple[list[float], list[float]] = ([], [])
@@ -123,7 +210,10 @@ def machine() -> dict[str, object]:
     return {"cpu": cpu, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-TRIALS: dict[str, Callable[[], Iterator[Trial]]] = {"paged_attention": attention_trials}
+TRIALS: dict[str, Callable[[Sequence[str]], Iterator[Trial]]] = {
+    "paged_attention": lambda _: attention_trials(),
+    "step": step_trials,
+}
 
 
 def main() -> None:
@@ -131,10 +221,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", choices=[*TRIALS], action="append", help="only this one; may be repeated")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each shape")
+    parser.add_argument(
+        "--model", choices=[*MODELS], action="append", help="for the whole step; may be repeated"
+    )
     options = parser.parse_args()
     with torch.inference_mode():
         for kernel in options.kernel or TRIALS:
-            for trial in TRIALS[kernel]():
+            for trial in TRIALS[kernel](options.model or ["llama-15m"]):
                 print(json.dumps({**measure(trial, options.seconds), **machine()}), flush=True)
 
 

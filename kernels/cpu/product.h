@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 // Vectors beside each other in one tile, and rows under each other: as many sums as fit into the registers, beside the
@@ -13,7 +15,8 @@ constexpr int TILE_COLUMNS = TILE_VECTORS * LANES;
 
 // c[i][j] (+)= sum over k of a[i * a_row + k * a_step] * b[k * b_step + j], for ROWS rows and VECTORS * LANES columns.
 // Each element is summed in the order of k, whatever the tile: a row's result does not depend on its neighbours.
-template <int ROWS, int VECTORS>
+// AHEAD: how many steps of `b` are fetched ahead, for a `b` that comes from memory.
+template <int ROWS, int VECTORS, int AHEAD = 0>
 INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, const float* b, ptrdiff_t b_step,
                           int depth, float* c, ptrdiff_t c_row, bool add) {
   Floats sum[ROWS][VECTORS];
@@ -24,7 +27,10 @@ INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, con
   for (int k = 0; k < depth; ++k) {
     Floats column[VECTORS];
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) column[j] = load(b + k * b_step + j * LANES);
+    for (int j = 0; j < VECTORS; ++j) {
+      column[j] = load(b + k * b_step + j * LANES);
+      if (AHEAD) __builtin_prefetch(b + (k + AHEAD) * b_step + j * LANES);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
@@ -36,13 +42,30 @@ INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, con
     for (int j = 0; j < VECTORS; ++j) store(c + i * c_row + j * LANES, sum[i][j]);
 }
 
-// The same for any number of rows.
+// Call `work(rows, first)` for groups of at most TILE_ROWS rows, alike in size; `rows` is a constant to the compiler.
+template <class Work>
+INLINE void in_groups(int rows, Work work) {
+  const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  for (int group = 0, first = 0; group < groups; ++group) {
+    const int size = rows / groups + (group < rows % groups);
+    switch (size) {
+      case 1: work(std::integral_constant<int, 1>{}, first); break;
+      case 2: work(std::integral_constant<int, 2>{}, first); break;
+      case 3: work(std::integral_constant<int, 3>{}, first); break;
+      case 4: work(std::integral_constant<int, 4>{}, first); break;
+      case 5: work(std::integral_constant<int, 5>{}, first); break;
+      case 6: work(std::integral_constant<int, 6>{}, first); break;
+    }
+    first += size;
+  }
+}
+
+// The same as multiply_tile, for any number of rows.
 template <int VECTORS>
-static void multiply(int rows, const float* a, ptrdiff_t a_row, ptrdiff_t a_step, const float* b, ptrdiff_t b_step,
-                     int depth, float* c, ptrdiff_t c_row, bool add) {
-  int i = 0;
-  for (; i + TILE_ROWS <= rows; i += TILE_ROWS)
-    multiply_tile<TILE_ROWS, VECTORS>(a + i * a_row, a_row, a_step, b, b_step, depth, c + i * c_row, c_row, add);
-  for (; i < rows; ++i)
-    multiply_tile<1, VECTORS>(a + i * a_row, a_row, a_step, b, b_step, depth, c + i * c_row, c_row, add);
+__attribute__((noinline)) static void multiply(int rows, const float* a, ptrdiff_t a_row, ptrdiff_t a_step,
+                                               const float* b, ptrdiff_t b_step, int depth, float* c, ptrdiff_t c_row,
+                                               bool add) {
+  in_groups(rows, [&](auto size, int i) {
+    multiply_tile<size.value, VECTORS>(a + i * a_row, a_row, a_step, b, b_step, depth, c + i * c_row, c_row, add);
+  });
 }

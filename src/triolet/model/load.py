@@ -17,7 +17,8 @@ from triolet.core.model_info import GenerationDefaults
 from triolet.core.progress import LoadProgress, OnProgress
 from triolet.errors import ConfigError
 from triolet.model.checkpoint import Checkpoint
-from triolet.model.decoder import Decoder, build_decoder
+from triolet.model.cpu_plan import build_cpu_decoder, can_plan
+from triolet.model.decoder import build_decoder
 from triolet.model.families import is_native, parse_decoder_config
 from triolet.model.generation_config import read_generation_defaults
 from triolet.model.hub import resolve_folder
@@ -103,7 +104,7 @@ def _load_native(
     device: str,
     max_model_len: int | None,
     on_progress: OnProgress | None,
-) -> Decoder:
+) -> CausalModel:
     parsed = parse_decoder_config(config, folder, max_model_len=max_model_len)
     if max_model_len is not None and max_model_len > parsed.max_position:  # before gigabytes are read
         raise ConfigError(
@@ -118,4 +119,5 @@ def _load_native(
             on_progress(LoadProgress("weights", done_bytes, total_bytes))
 
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
-    return build_decoder(parsed, reader, max_model_len=max_model_len)
+    build = build_cpu_decoder if can_plan(parsed, dtype, reader.device) else build_decoder
+    return build(parsed, reader, max_model_len=max_model_len)

@@ -1,0 +1,313 @@
+// A whole step of a Llama-like decoder in one call: from token ids to logits, keys and values written on the way.
+//
+// All threads walk through the same stages: norm, projection, rotary and KV write, attention, projection, ... A stage's
+// work is shared out in items, each computed by one thread alone and in one order, and a barrier ends it: neither the
+// number of threads nor who did what can change a bit of the result. The residual stream is float32; what enters a
+// product is in the model's dtype.
+
+#include <atomic>
+#include <memory>
+
+#include "attention_step.h"
+#include "linear.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+// These four are mirrored in decoder.py, field by field.
+struct Layer {
+  Linear qkv, attention_out, gate_up, down;
+  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query_norm, key_norm: null = none
+  const float* cos_sin;  // [positions, rotary_dim], cosines first
+  int32_t rotary_dim, sliding_window;
+  float scale;
+};
+
+struct Model {
+  const Layer* layers;
+  const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
+  const float* final_norm;
+  Linear head;
+  int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
+  float eps, attention_soft_cap;
+};
+
+struct Step {
+  const int64_t *token_ids, *positions, *slots, *logits_indices;
+  const int32_t *cu_query_lens, *seq_lens, *block_tables;
+  void *const *keys, *const *values;  // one cache per layer
+  void* logits;                       // [num_logits, vocab_size]
+  int64_t block_tables_stride;
+  int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
+};
+
+namespace {
+
+// How far a thread's share of a stage is done; on a cache line of its own.
+struct alignas(64) Cursor {
+  std::atomic<int> taken{0};
+};
+
+constexpr int STAGES = 3, STAGES_PER_LAYER = 8;
+
+// What the threads of a step share.
+template <class T>
+struct Workspace {
+  const Model& model;
+  const Step& step;
+  AttentionCall attention;  // of every layer, but for what differs
+  std::vector<Piece> pieces;
+  std::unique_ptr<Cursor[]> cursors;
+  float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
+  T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
+
+  Workspace(const Model& model, const Step& step) : model(model), step(step), attention() {
+    attention.cu_query_lens = step.cu_query_lens;
+    attention.seq_lens = step.seq_lens;
+    attention.block_tables = step.block_tables;
+    attention.block_tables_stride = step.block_tables_stride;
+    attention.query_stride_t = qkv_width();
+    attention.query_stride_h = model.head_dim;
+    attention.num_seqs = step.num_seqs;
+    attention.num_heads = model.num_heads;
+    attention.num_kv_heads = model.num_kv_heads;
+    attention.head_dim = model.head_dim;
+    attention.block_size = step.block_size;
+    attention.soft_cap = model.attention_soft_cap;
+    pieces = pieces_of(attention);
+    cursors.reset(new Cursor[static_cast<size_t>(STAGES + STAGES_PER_LAYER * model.num_layers) * step.num_threads]);
+    reserve();
+  }
+
+  int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
+  int query_width() const { return model.num_heads * model.head_dim; }
+
+  // The tensors between the stages, kept from call to call; each begins on a cache line.
+  void reserve() {
+    static thread_local Scratch scratch;
+    const size_t rows = std::max(step.num_tokens, step.num_logits);
+    const size_t wide = model.hidden + qkv_width();
+    const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
+    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + 3) / sizeof(float)) + 6 * 16);
+    auto take = [&](size_t bytes) {
+      float* taken = next;
+      next += (bytes + 63) / 64 * 16;
+      return taken;
+    };
+    residual = take(rows * model.hidden * sizeof(float));
+    projected = take(rows * qkv_width() * sizeof(float));
+    normed = reinterpret_cast<T*>(take(rows * model.hidden * sizeof(T)));
+    queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
+    mixed = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
+    activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
+  }
+};
+
+// One thread's way through a step. All threads take part in every stage: none returns early.
+template <class T>
+class Worker {
+ public:
+  Worker(Workspace<T>& shared, int thread)
+      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden),
+        qkv_width_(shared.qkv_width()) {}
+
+  void run() {
+    stage(step_.num_tokens, [&](int token) {
+      embed(token);
+      normalise(token, model_.layers[0].attention_norm, shared_.normed + token * hidden_);
+    });
+    for (int index = 0; index < model_.num_layers; ++index) layer(index);
+    stage(step_.num_logits, [&](int i) {
+      normalise(static_cast<int>(step_.logits_indices[i]), model_.final_norm, shared_.normed + i * hidden_);
+    });
+    product(model_.head, shared_.normed, step_.num_logits, [&](int row, int panel, const float* sums) {
+      const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
+      T* to = static_cast<T*>(step_.logits) + static_cast<ptrdiff_t>(row) * vocab_size + first;
+      narrow_row(sums, std::min(TILE_COLUMNS, vocab_size - first), 1.0f, to);
+    });
+  }
+
+ private:
+  // Items 0 ... count - 1 of a stage: a thread begins with its own run of neighbours, then helps the others with theirs.
+  template <class Work>
+  void stage(int64_t count, Work work) {
+    const int threads = step_.num_threads;
+    Cursor* cursors = shared_.cursors.get() + static_cast<ptrdiff_t>(next_stage_++) * threads;
+    for (int helped = 0; helped < threads; ++helped) {
+      const int owner = (thread_ + helped) % threads;
+      const int64_t begin = count * owner / threads, end = count * (owner + 1) / threads;
+      for (int64_t i; (i = begin + cursors[owner].taken.fetch_add(1, std::memory_order_relaxed)) < end;)
+        work(static_cast<int>(i));
+    }
+#pragma omp barrier
+  }
+
+  template <class Use>
+  void product(const Linear& linear, const T* x, int num_rows, Use use) {
+    stage(num_rows ? linear.num_panels() : 0, [&](int panel) {
+      panel_product(linear, panel, x, linear.num_in, num_rows, [&](int row, const float* sums) { use(row, panel, sums); });
+    });
+  }
+
+  // x @ weight.T + bias is added to the residual stream.
+  void add_product(const Linear& linear, const T* x) {
+    product(linear, x, step_.num_tokens, [&](int row, int panel, const float* sums) {
+      const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, model_.hidden - first);
+      float* to = shared_.residual + row * hidden_ + first;
+      for (int j = 0; j < count; ++j) to[j] += sums[j];
+    });
+  }
+
+  void layer(int index) {
+    const Layer& layer = model_.layers[index];
+    product(layer.qkv, shared_.normed, step_.num_tokens, [&](int row, int panel, const float* sums) {
+      const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
+      std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
+    });
+    const int num_heads = model_.num_heads + 2 * model_.num_kv_heads;
+    stage(static_cast<int64_t>(step_.num_tokens) * num_heads,
+          [&](int item) { place_head(layer, index, item / num_heads, item % num_heads); });
+    attend_all(layer, index);
+    add_product(layer.attention_out, shared_.mixed);
+    stage(step_.num_tokens, [&](int token) { normalise(token, layer.mlp_norm, shared_.normed + token * hidden_); });
+    product(layer.gate_up, shared_.normed, step_.num_tokens,
+            [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
+    add_product(layer.down, shared_.activated);
+    const bool last = index + 1 == model_.num_layers;  // the final norm is for few tokens only
+    stage(last ? 0 : step_.num_tokens, [&](int token) {
+      normalise(token, model_.layers[index + 1].attention_norm, shared_.normed + token * hidden_);
+    });
+  }
+
+  void embed(int token) {
+    const int id = static_cast<int>(step_.token_ids[token]);
+    float* to = shared_.residual + token * hidden_;
+    if (!model_.embedding) return unpack_row(static_cast<const T*>(model_.head.weights), model_.hidden, id, to);
+    const T* from = static_cast<const T*>(model_.embedding) + id * hidden_;
+    for (int i = 0; i < model_.hidden; ++i) to[i] = widen(from[i]);
+  }
+
+  void normalise(int token, const float* weight, T* to) {
+    const float* from = shared_.residual + token * hidden_;
+    const float factor = 1.0f / std::sqrt(sum_of_squares(from, model_.hidden) / model_.hidden + model_.eps);
+    scale_row(from, weight, factor, model_.hidden, to);
+  }
+
+  static float sum_of_squares(const float* x, int count) {
+    Floats sum = {};
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) sum += load(x + i) * load(x + i);
+    float total = sum_lanes(sum);
+    for (; i < count; ++i) total += x[i] * x[i];
+    return total;
+  }
+
+  template <class To>
+  static void scale_row(const float* from, const float* weight, float factor, int count, To* to) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(to + i, load(from + i) * factor * load(weight + i));
+    for (; i < count; ++i) narrow(from[i] * factor * weight[i], to + i);
+  }
+
+  // Norm and rotation of one projected head; queries stay for the attention, keys and values go into the cache.
+  void place_head(const Layer& layer, int index, int token, int head) {
+    const int dim = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
+    const ptrdiff_t place = static_cast<ptrdiff_t>(token) * qkv_width_ + head * dim;
+    float* x = shared_.projected + place;
+    const bool is_query = head < num_heads, is_value = head >= num_heads + num_kv_heads;
+    if (!is_value) {
+      if (const float* norm = is_query ? layer.query_norm : layer.key_norm)
+        scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
+      const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
+      rotate(x, cos, cos + layer.rotary_dim / 2, layer.rotary_dim / 2);
+    }
+    if (is_query) return narrow_row(x, dim, 1.0f, shared_.queries + place);
+    const int64_t slot = step_.slots[token];
+    if (slot < 0) return;
+    T* cache = static_cast<T*>(is_value ? step_.values[index] : step_.keys[index]);
+    const int kv_head = (head - num_heads) % num_kv_heads;
+    narrow_row(x, dim, 1.0f, cache + (slot * num_kv_heads + kv_head) * dim);
+  }
+
+  static void rotate(float* x, const float* cos, const float* sin, int half) {
+    for (int i = 0; i < half; ++i) {
+      const float first = x[i], second = x[i + half];
+      x[i] = first * cos[i] - second * sin[i];
+      x[i + half] = second * cos[i] + first * sin[i];
+    }
+  }
+
+  void attend_all(const Layer& layer, int index) {
+    AttentionCall call = shared_.attention;
+    call.query = shared_.queries;
+    call.keys = step_.keys[index];
+    call.values = step_.values[index];
+    call.out = shared_.mixed;
+    call.sliding_window = layer.sliding_window;
+    call.scale = layer.scale;
+    stage(static_cast<int64_t>(shared_.pieces.size()) * model_.num_kv_heads, [&](int item) {
+      static thread_local Scratch scratch;
+      const Piece& piece = shared_.pieces[item / model_.num_kv_heads];
+      attend(rows_of<T>(call, piece, item % model_.num_kv_heads), scratch);
+    });
+  }
+
+  void activate(int row, int panel, const float* sums) {
+    constexpr int HALF = TILE_COLUMNS / 2;
+    alignas(64) float product[HALF];
+    for (int j = 0; j < HALF; j += LANES) {
+      const Floats gate = load(sums + j);
+      // GELU in its tanh form: 0.5 * (1 + tanh(z)) is sigmoid(2 * z), z = sqrt(2 / pi) * (gate + 0.044715 * gate**3)
+      const Floats z = model_.gelu ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
+      store(product + j, gate * sigmoid(z) * load(sums + HALF + j));
+    }
+    const int first = panel * HALF, count = std::min(HALF, model_.intermediate - first);
+    narrow_row(product, count, 1.0f, shared_.activated + static_cast<ptrdiff_t>(row) * model_.intermediate + first);
+  }
+
+  Workspace<T>& shared_;
+  const Model& model_;
+  const Step& step_;
+  const int thread_;
+  const ptrdiff_t hidden_;
+  const int qkv_width_;
+  int next_stage_ = 0;
+};
+
+template <class T>
+void run_step(const Model& model, const Step& given) {
+  Step step = given;
+#if !defined(_OPENMP)
+  step.num_threads = 1;
+#endif
+  Workspace<T> shared(model, step);
+#pragma omp parallel num_threads(step.num_threads)
+  {
+#if defined(_OPENMP)
+    Worker<T>(shared, omp_get_thread_num()).run();
+#else
+    Worker<T>(shared, 0).run();
+#endif
+  }
+}
+
+}  // namespace
+
+// Numbers in a panel's row: what num_out is rounded up to.
+EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }
+
+EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int32_t num_in, int32_t gated,
+                         int32_t num_threads, void* packed) {
+  if (dtype == 0)
+    pack(static_cast<const float*>(weight), num_out, num_in, gated, 1, num_threads, static_cast<float*>(packed));
+  else
+    pack(static_cast<const BFloat16*>(weight), num_out, num_in, gated, 2, num_threads, static_cast<BFloat16*>(packed));
+}
+
+EXPORT void triolet_step(const Model* model, const Step* step) {
+  if (model->dtype == 0)
+    run_step<float>(*model, *step);
+  else
+    run_step<BFloat16>(*model, *step);
+}

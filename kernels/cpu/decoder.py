@@ -1,0 +1,137 @@
+"""The launcher of decoder.cpp: packed weights, and a whole step of a Llama-like decoder as one call."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.errors import KernelShapeError
+from triolet.kernels.cpu.paged_attention import DTYPES
+
+MODEL_DTYPES = (torch.float32, torch.bfloat16)
+"""What weights and activations may be."""
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` in linear.h."""
+
+    _fields_ = (("weights", _P), ("bias", _P), ("num_out", _I), ("num_in", _I))
+
+
+class LayerStruct(ctypes.Structure):
+    """`Layer` in decoder.cpp."""
+
+    _fields_ = (
+        *((name, LinearStruct) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm", "cos_sin")),
+        *((name, _I) for name in ("rotary_dim", "sliding_window")),
+        ("scale", _F),
+    )
+
+
+class ModelStruct(ctypes.Structure):
+    """`Model` in decoder.cpp."""
+
+    _fields_ = (
+        *((name, _P) for name in ("layers", "embedding", "final_norm")),
+        ("head", LinearStruct),
+        *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
+        *((name, _I) for name in ("head_dim", "dtype", "gelu")),
+        *((name, _F) for name in ("eps", "attention_soft_cap")),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """`Step` in decoder.cpp."""
+
+    _fields_ = (
+        *((name, _P) for name in ("token_ids", "positions", "slots", "logits_indices")),
+        *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
+        *((name, _P) for name in ("keys", "values", "logits")),
+        ("block_tables_stride", ctypes.c_int64),
+        *((name, _I) for name in ("num_tokens", "num_seqs", "num_logits", "block_size", "num_threads")),
+    )
+
+
+@attrs.frozen(eq=False)
+class CppLinear:
+    """A linear layer's packed weights, and the bias in the same order; both stay alive as long as this does."""
+
+    weights: Tensor
+    bias: Tensor | None
+    num_out: int
+    num_in: int
+
+    def struct(self) -> LinearStruct:
+        """What the C++ side reads."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return LinearStruct(self.weights.data_ptr(), bias, self.num_out, self.num_in)
+
+
+def pack_linear(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """Copy a weight into the order in which the inner loop reads it.
+
+    Args:
+        library: the kernels, whose width of vectors decides the order.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` even for bfloat16.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    num_out, num_in = weight.shape
+    if weight.dtype not in MODEL_DTYPES or not weight.is_contiguous() or (gated and num_out % 2):
+        raise KernelShapeError("dtype, strides and gate", weight=(weight.dtype, weight.stride()), gated=gated)
+    if weight.dtype == torch.bfloat16 and num_in % 2:
+        raise KernelShapeError("pairs of inputs", weight=tuple(weight.shape))
+    if bias is not None and bias.shape != (num_out,):
+        raise KernelShapeError("num_out", weight=tuple(weight.shape), bias=tuple(bias.shape))
+    packed = _pack(library, weight, gated=gated)
+    # A bias is a weight with one input.
+    packed_bias = None if bias is None else _pack(library, bias.float().contiguous()[:, None], gated=gated)
+    return CppLinear(packed, packed_bias, num_out, num_in)
+
+
+def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
+    num_out, num_in = weight.shape
+    columns = library.triolet_panel_columns()
+    padded_out = -(-num_out // columns) * columns
+    packed = _huge_pages(padded_out * num_in, weight.dtype)
+    library.triolet_pack(
+        ctypes.c_int32(DTYPES[weight.dtype]),
+        ctypes.c_void_p(weight.data_ptr()),
+        ctypes.c_int32(num_out),
+        ctypes.c_int32(num_in),
+        ctypes.c_int32(gated),
+        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_void_p(packed.data_ptr()),
+    )
+    return packed
+
+
+def _huge_pages(count: int, dtype: torch.dtype) -> Tensor:
+    """[count], in large pages where the system has them: a step reads every weight, and every page, once."""
+    pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype, count=count)
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's first element; None stays None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Their addresses, as C++ takes them."""
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

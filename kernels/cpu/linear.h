@@ -1,0 +1,143 @@
+// Linear layers with weights packed once: y = x @ weight.T + bias.
+//
+// A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
+// reads it: for every input (for bfloat16: every pair of inputs) the numbers of all its outputs, so that a step streams
+// the weights through the cache once, from front to back. Outputs past the last are zeros. A panel of a gated layer
+// holds half a panel of gates and the half of ups that they go with: the activation is part of the same pass.
+
+#pragma once
+
+#include <algorithm>
+
+#include "product.h"
+
+// Mirrored by Linear in decoder.py.
+struct Linear {
+  const void* weights;  // panels
+  const float* bias;    // in the panels' order of outputs; null = none
+  int32_t num_out, num_in;
+
+  int num_panels() const { return (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+};
+
+constexpr int ROW_BLOCK = 16 * TILE_ROWS;  // rows whose sums stay in the first-level cache
+constexpr int AHEAD = 16;                  // steps that a panel is fetched ahead: a third off the time of 4 to 8 rows
+constexpr int DEPTH_BLOCK = 512;           // inputs of a panel that stay there while those rows pass; even
+
+// ------------------------------------------------------------------------------------------- packing
+
+// The row of the weight that is column `column` of a panel; num_out or more = none.
+INLINE int packed_row(int panel, int column, int num_out, bool gated) {
+  if (!gated) return panel * TILE_COLUMNS + column;
+  const int half = TILE_COLUMNS / 2, unit = panel * half + column % half;
+  if (unit >= num_out / 2) return num_out;
+  return column < half ? unit : num_out / 2 + unit;
+}
+
+template <class T>
+static void pack(const T* weight, int num_out, int num_in, bool gated, int inputs_together, int num_threads, T* packed) {
+  const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS, steps = num_in / inputs_together;
+#pragma omp parallel for num_threads(num_threads)
+  for (int panel = 0; panel < panels; ++panel) {
+    T* to = packed + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;
+    for (int column = 0; column < TILE_COLUMNS; ++column) {
+      const int row = packed_row(panel, column, num_out, gated);
+      const T* from = weight + static_cast<ptrdiff_t>(row) * num_in;
+      for (int step = 0; step < steps; ++step)
+        for (int i = 0; i < inputs_together; ++i)
+          to[(static_cast<ptrdiff_t>(step) * TILE_COLUMNS + column) * inputs_together + i] =
+              row < num_out ? from[step * inputs_together + i] : T{};
+    }
+  }
+}
+
+constexpr int inputs_together(float) { return 1; }
+constexpr int inputs_together(BFloat16) { return 2; }
+
+// Row `row` of a weight that was packed and not gated, as float32.
+template <class T>
+static void unpack_row(const T* packed, int num_in, int row, float* to) {
+  constexpr int TOGETHER = inputs_together(T{});
+  const T* from = packed + static_cast<ptrdiff_t>(row / TILE_COLUMNS) * TILE_COLUMNS * num_in +
+                  row % TILE_COLUMNS * TOGETHER;
+  for (int k = 0; k < num_in; ++k)
+    to[k] = widen(from[static_cast<ptrdiff_t>(k / TOGETHER) * TILE_COLUMNS * TOGETHER + k % TOGETHER]);
+}
+
+// ------------------------------------------------------------------------------------- the inner loop
+
+// sums[i][j] (+)= some inputs of ROWS rows times one panel.
+template <int ROWS, int AHEAD>
+INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, int depth, float* sums, bool add) {
+  multiply_tile<ROWS, TILE_VECTORS, AHEAD>(x, x_row, 1, panel, TILE_COLUMNS, depth, sums, TILE_COLUMNS, add);
+}
+
+// Pairs of bfloat16 times pairs, added to float32.
+INLINE Floats add_pairs(Floats sum, Words weights, uint32_t x) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(weights),
+                                                   reinterpret_cast<__m512bh>(Words{} + x)));
+#else
+  const Floats low = reinterpret_cast<Floats>(weights << 16), high = reinterpret_cast<Floats>(weights & 0xffff0000u);
+  sum += low * reinterpret_cast<Floats>(Words{} + (x << 16));
+  return sum + high * reinterpret_cast<Floats>(Words{} + (x & 0xffff0000u));
+#endif
+}
+
+template <int ROWS, int AHEAD>
+INLINE void panel_tile(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel, int depth, float* sums, bool add) {
+  Floats sum[ROWS][TILE_VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add ? load(sums + i * TILE_COLUMNS + j * LANES) : Floats{};
+  for (int k = 0; k < depth; k += 2) {
+    Words weights[TILE_VECTORS];
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) {
+      weights[j] = *reinterpret_cast<const Words*>(panel + k * TILE_COLUMNS + 2 * j * LANES);
+      if (AHEAD) __builtin_prefetch(panel + (k + 2 * AHEAD) * TILE_COLUMNS + 2 * j * LANES);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) {
+      uint32_t pair;
+      std::memcpy(&pair, x + i * x_row + k, 4);
+#pragma GCC unroll 4
+      for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add_pairs(sum[i][j], weights[j], pair);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, sum[i][j]);
+}
+
+// One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
+template <class T, class Use>
+INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
+  alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
+  const int num_in = linear.num_in;
+  const T* weights = static_cast<const T*>(linear.weights) + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;
+  for (int block = 0; block < num_rows; block += ROW_BLOCK) {
+    const int rows = std::min(ROW_BLOCK, num_rows - block);
+    const int deep = rows <= TILE_ROWS ? num_in : DEPTH_BLOCK;  // read once, the panel need not be kept
+    for (int k = 0; k < num_in; k += deep)
+      in_groups(rows, [&](auto size, int first) {
+        const T* from = x + (block + first) * x_row + k;
+        const T* part = weights + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
+        float* to = sums + first * TILE_COLUMNS;
+        const int depth = std::min(deep, num_in - k);
+        if (block + first == 0)  // the panel comes from memory; the rows after the first ones find it in the cache
+          panel_tile<size.value, AHEAD>(from, x_row, part, depth, to, k > 0);
+        else
+          panel_tile<size.value, 0>(from, x_row, part, depth, to, k > 0);
+      });
+    for (int row = 0; row < rows; ++row) {
+      float* mine = sums + row * TILE_COLUMNS;
+      if (linear.bias)
+        for (int j = 0; j < TILE_COLUMNS; j += LANES)
+          store(mine + j, load(mine + j) + load(linear.bias + panel * TILE_COLUMNS + j));
+      use(block + row, mine);
+    }
+  }
+}

@@ -1,0 +1,244 @@
+"""The native decoder on a CPU: a whole step as one call into C++, for the families that are like Llama.
+
+Loading makes a plan: every weight packed in the order in which the step reads it, and a struct per layer that says
+where. A step is then the addresses of its input tensors and one call, without the interpreter lock; what torch would
+spend on starting a dozen operations per layer is gone, and so is every copy between them. What the C++ step does not
+know (experts, layer norms, Gemma's norms and scales) stays with `triolet.model.decoder`, which is also the truth that
+this one is tested against.
+
+Each weight is read, packed and let go before the next is read: loading needs little more memory than running. A tied
+head serves as the embedding too, packed as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.kernels.cpu.decoder import (
+    MODEL_DTYPES,
+    CppLinear,
+    LayerStruct,
+    ModelStruct,
+    StepStruct,
+    addresses,
+    pack_linear,
+    pointer,
+)
+from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.paged_attention import DTYPES
+from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.interface import LayerCache, LayerCacheSpec, ModelSpec
+from triolet.model.model_config import DecoderConfig, LayerConfig
+from triolet.model.rope import Rope, rope_table
+from triolet.model.weights import WeightReader
+
+_GELU = {"silu": 0, "gelu_tanh": 1}
+
+
+def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this model's step can run as one call here."""
+    widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    return (
+        device.type == "cpu"
+        and dtype in MODEL_DTYPES
+        and _is_like_llama(config)
+        and not any(width % 2 for width in widths)  # bfloat16 is multiplied in pairs
+        and library() is not None
+    )
+
+
+def _is_like_llama(config: DecoderConfig) -> bool:
+    names = config.names
+    return (
+        config.gated
+        and config.activation in _GELU
+        and not (config.norm.centered or config.norm.weight_offset)
+        and not (names.positions or names.post_attention_norm or names.post_mlp_norm)
+        and config.embedding_scale is None
+        and config.logit_soft_cap is None
+        and all(layer.rope is not None and layer.moe is None for layer in config.layers)
+    )
+
+
+class CpuDecoder:
+    """A causal language model over a paged cache; see `triolet.model.interface.CausalModel`.
+
+    Args:
+        spec: what it is.
+        model: the plan.
+        kept: what the plan's addresses point at.
+        cpp: the kernels.
+    """
+
+    def __init__(self, spec: ModelSpec, model: ModelStruct, kept: list[object], cpp: ctypes.CDLL) -> None:
+        self._spec = spec
+        self._model = model
+        self._kept = kept
+        self._cpp = cpp
+        self._cache: tuple[LayerCache, ...] = ()
+        self._cache_addresses = addresses(()), addresses(())
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the engine is built from."""
+        return self._spec
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> Tensor:
+        """See `CausalModel.forward`. All tensors contiguous, on the CPU, and of the dtypes given there."""
+        keys, values = self._addresses_of(cache)
+        logits = torch.empty(len(logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
+        step = StepStruct(
+            token_ids=token_ids.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=attention.slot_mapping.data_ptr(),
+            logits_indices=logits_indices.data_ptr(),
+            cu_query_lens=attention.cu_query_lens.data_ptr(),
+            seq_lens=attention.seq_lens.data_ptr(),
+            block_tables=attention.block_tables.data_ptr(),
+            keys=ctypes.addressof(keys),
+            values=ctypes.addressof(values),
+            logits=logits.data_ptr(),
+            block_tables_stride=attention.block_tables.stride(0),
+            num_tokens=len(token_ids),
+            num_seqs=len(attention.query_lens_host),
+            num_logits=len(logits_indices),
+            block_size=cache[0].keys.shape[1],
+            num_threads=torch.get_num_threads(),
+        )
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        return logits
+
+    def _addresses_of(
+        self, cache: tuple[LayerCache, ...]
+    ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+        if cache is not self._cache:  # it is the same one for the life of an engine
+            self._cache_addresses = (
+                addresses([layer.keys for layer in cache]),
+                addresses([layer.values for layer in cache]),
+            )
+            self._cache = cache
+        return self._cache_addresses
+
+
+# ------------------------------------------------------------------------------- building from weights
+
+
+def build_cpu_decoder(
+    config: DecoderConfig, weights: WeightReader, *, max_model_len: int | None = None
+) -> CpuDecoder:
+    """Read and pack the weights, tensor by tensor.
+
+    Args:
+        config: a model that `can_plan` said yes to.
+        weights: whose plans are those of `config`.
+        max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
+    """
+    cpp = library()
+    if cpp is None:
+        raise RuntimeError("there are no compiled kernels: ask can_plan first")
+    num_positions = min(config.max_position, max_model_len or config.max_position)
+    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    tables = {rope: rope_table(rope, num_positions, weights.device) for rope in ropes}
+    planner = _Planner(config, weights, cpp, tables)
+    model = planner.model()
+    spec = ModelSpec(
+        architecture=config.architecture,
+        backend="native",
+        vocab_size=config.vocab_size,
+        max_position=num_positions,
+        cache_layers=(LayerCacheSpec(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),)
+        * len(config.layers),
+        dtype=weights.dtype,
+    )
+    return CpuDecoder(spec, model, planner.kept, cpp)
+
+
+@attrs.define
+class _Planner:
+    """Fills in the structs, and keeps what they point at."""
+
+    config: DecoderConfig
+    weights: WeightReader
+    cpp: ctypes.CDLL
+    tables: dict[Rope, Tensor]
+    kept: list[object] = attrs.field(factory=list, init=False)
+
+    def model(self) -> ModelStruct:
+        config = self.config
+        head, embedding = self._head_and_embedding()
+        layers = (LayerStruct * len(config.layers))(
+            *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
+        )
+        self.kept.append(layers)
+        return ModelStruct(
+            layers=ctypes.addressof(layers),
+            embedding=pointer(embedding),
+            final_norm=self._norm("final_norm"),
+            head=head.struct(),
+            num_layers=len(config.layers),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=DTYPES[self.weights.dtype],
+            gelu=_GELU[config.activation],
+            eps=config.norm.eps,
+            attention_soft_cap=config.attention_soft_cap or 0.0,
+        )
+
+    def _head_and_embedding(self) -> tuple[CppLinear, Tensor | None]:
+        """The head, and the embedding where it has weights of its own."""
+        embedding = self.weights["embedding.weight"]
+        weight = self.weights.get("head.weight")
+        head = pack_linear(self.cpp, embedding if weight is None else weight)
+        self.kept.append(head)
+        if weight is None:
+            return head, None
+        self.kept.append(embedding)
+        return head, embedding
+
+    def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
+        assert layer.rope is not None  # can_plan has seen to it
+        table = self.tables[layer.rope]
+        self.kept.append(table)
+        return LayerStruct(
+            qkv=self._linear(prefix + "qkv").struct(),
+            attention_out=self._linear(prefix + "attention_out").struct(),
+            gate_up=self._linear(prefix + "mlp.in", gated=True).struct(),
+            down=self._linear(prefix + "mlp.out").struct(),
+            attention_norm=self._norm(prefix + "attention_norm"),
+            query_norm=self._norm(prefix + "query_norm"),
+            key_norm=self._norm(prefix + "key_norm"),
+            mlp_norm=self._norm(prefix + "mlp_norm"),
+            cos_sin=table.data_ptr(),
+            rotary_dim=table.shape[1],
+            sliding_window=layer.sliding_window or 0,
+            scale=layer.attention_scale,
+        )
+
+    def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        linear = pack_linear(self.cpp, weight, bias, gated=gated)
+        self.kept.append(linear)
+        return linear
+
+    def _norm(self, name: str) -> int | None:
+        weight = self.weights.get(f"{name}.weight")
+        if weight is None:
+            return None
+        wide = weight.float()
+        self.kept.append(wide)
+        return wide.data_ptr()
