@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "amx.h"
 #include "product.h"
 
 // Mirrored by Linear in decoder.py.
@@ -112,6 +113,34 @@ INLINE void panel_tile(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel
     for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, sum[i][j]);
 }
 
+// The inputs from `done` on, for rows whose sums of the inputs before are in `sums`. A panel that comes from memory
+// (`cold`) is fetched ahead with the first rows; the others find it in the cache.
+template <class T>
+INLINE void add_inputs(const T* x, ptrdiff_t x_row, const T* panel, int num_in, int done, int rows, bool cold,
+                       float* sums) {
+  const int deep = rows <= TILE_ROWS ? num_in : DEPTH_BLOCK;  // read once, the panel need not be kept
+  for (int k = done; k < num_in; k += deep)
+    in_groups(rows, [&](auto size, int first) {
+      const T *from = x + first * x_row + k, *part = panel + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
+      const int depth = std::min(deep, num_in - k);
+      if (cold && first == 0)
+        panel_tile<size.value, AHEAD>(from, x_row, part, depth, sums, k > 0);
+      else
+        panel_tile<size.value, 0>(from, x_row, part, depth, sums + first * TILE_COLUMNS, k > 0);
+    });
+}
+
+// As many leading inputs as AMX takes; returns how many. For few rows it would only wait for the same memory.
+INLINE int leading_inputs(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel, int num_in, int rows,
+                          float* sums) {
+  const int depth = num_in / AMX_INPUTS * AMX_INPUTS;
+  if (rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
+  amx_product(x, x_row, panel, TILE_COLUMNS, rows, depth, sums);
+  return depth;
+}
+
+INLINE int leading_inputs(const float*, ptrdiff_t, const float*, int, int, float*) { return 0; }
+
 // One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class T, class Use>
 INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
@@ -120,18 +149,9 @@ INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t
   const T* weights = static_cast<const T*>(linear.weights) + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
-    const int deep = rows <= TILE_ROWS ? num_in : DEPTH_BLOCK;  // read once, the panel need not be kept
-    for (int k = 0; k < num_in; k += deep)
-      in_groups(rows, [&](auto size, int first) {
-        const T* from = x + (block + first) * x_row + k;
-        const T* part = weights + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
-        float* to = sums + first * TILE_COLUMNS;
-        const int depth = std::min(deep, num_in - k);
-        if (block + first == 0)  // the panel comes from memory; the rows after the first ones find it in the cache
-          panel_tile<size.value, AHEAD>(from, x_row, part, depth, to, k > 0);
-        else
-          panel_tile<size.value, 0>(from, x_row, part, depth, to, k > 0);
-      });
+    const T* from = x + block * x_row;
+    const int done = leading_inputs(from, x_row, weights, num_in, rows, sums);
+    add_inputs(from, x_row, weights, num_in, done, rows, block == 0, sums);
     for (int row = 0; row < rows; ++row) {
       float* mine = sums + row * TILE_COLUMNS;
       if (linear.bias)

@@ -129,12 +129,17 @@ def test_the_number_of_threads_changes_no_bit(load: Callable[..., CausalModel], 
 
 
 @on_every_cpu_variant
-@pytest.mark.parametrize("family", ["llama-plain", "qwen3"])
+@pytest.mark.parametrize("num_tokens", [3, 9, 25, 120])
+@pytest.mark.parametrize("overrides", [{}, {"hidden_size": 60, "intermediate_size": 70, "head_dim": 10}])
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(
-    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+    num_tokens: int,
+    overrides: dict[str, Any],
+    variant: str,
+    load: Callable[..., CausalModel],
+    tmp_path: Path,
 ) -> None:
-    folder = make_model(family, tmp_path, dtype=torch.bfloat16)
-    ids = tokens(60)
+    folder = make_model("qwen3", tmp_path, dtype=torch.bfloat16, **overrides)
+    ids = tokens(num_tokens)
     ours = PagedDriver(load(folder, variant)).once(ids).float()
     with torch.inference_mode():
         truth, theirs = (
