@@ -41,7 +41,8 @@ GRACE_S = 1.0  # from the end of its requests until a process is killed
 ZOMBIE_S = 0.02  # from the end of its replies until the system knows that a process is dead
 LAST_WORDS_S = 0.02  # for what a dead process has left in its pipes
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
-NUM_LAST_WORDS, MAX_LAST_WORDS_CHARS = 5, 200  # lines that are told with a death
+NUM_LAST_WORDS, MAX_LAST_WORDS_CHARS = 5, 200  # lines that are told with a death, if they ...
+RECENT_S = 1.0  # ... are not older than this when it is told
 
 
 class ProcessExecutor:
@@ -128,7 +129,7 @@ class RunnerProcess:
     _reader: FrameReader = attrs.field(factory=REPLIES.reader)
     _exited: trio.Event = attrs.field(factory=trio.Event)
     _errors_ended: trio.Event = attrs.field(factory=trio.Event)
-    _last_words: deque[str] = attrs.field(factory=lambda: deque(maxlen=NUM_LAST_WORDS))
+    _last_words: deque[tuple[float, str]] = attrs.field(factory=lambda: deque(maxlen=NUM_LAST_WORDS))
     _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _talk: trio.CancelScope | None = None
 
@@ -261,8 +262,9 @@ class RunnerProcess:
         with trio.move_on_after(LAST_WORDS_S):
             await self._errors_ended.wait()
         reason = reason or _ending(self._popen.returncode)
-        if self._last_words:
-            reason += "; its last words: " + " | ".join(self._last_words)
+        recent_s = trio.current_time() - RECENT_S
+        if last_words := [text for said_s, text in self._last_words if said_s >= recent_s]:
+            reason += "; its last words: " + " | ".join(last_words)
         return RunnerDied(reason, self._popen.returncode)
 
     async def _end(self) -> None:
@@ -293,7 +295,7 @@ class RunnerProcess:
 
     def _log(self, line: bytes) -> None:
         if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
-            self._last_words.append(text[:MAX_LAST_WORDS_CHARS])
+            self._last_words.append((trio.current_time(), text[:MAX_LAST_WORDS_CHARS]))
             logger.warning("process %d: %s", self._popen.pid, text)
 
 
