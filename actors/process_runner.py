@@ -201,9 +201,13 @@ class RunnerProcess:
         if timeout_s is not None:
             scope.deadline = trio.current_time() + timeout_s
         try:
-            async with self._told_as_death():
+            try:
                 with scope:
                     yield
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+                raise await self._death() from None
+            except FrameError as error:
+                raise await self._death(f"and the engine do not understand each other ({error})") from error
             if scope.cancelled_caught:
                 late = f"took more than {timeout_s} s for a step (step_timeout)"
                 raise await self._death(None if self._exited.is_set() else late) from None
@@ -214,15 +218,6 @@ class RunnerProcess:
             self._talk = None
         if self._exited.is_set():
             self._idle.cancel()
-
-    @asynccontextmanager
-    async def _told_as_death(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-            raise await self._death() from None
-        except FrameError as error:
-            raise await self._death(f"and the engine do not understand each other ({error})") from error
 
     async def ask(self, request: Request) -> None:
         """Send a request, within a conversation."""

@@ -1,0 +1,198 @@
+"""Kill the process of the model runner, again and again, under many streams: what is lost, and how long it takes.
+
+    python benchmarks/crash_recovery.py [--kills N] [--streams N] [--tokens N] [--model FOLDER] [--output FILE]
+
+The streams are read twice: in peace, with the model inside this process, and with the model in a process of its own
+that is killed with -9 at a random moment, N times. As long as kills are left, a stream that has ended is asked for
+again. Half of them are greedy, half draw with a seed; all in float32, where every answer must be the same, token for
+token. Prints one JSON line per kill (milliseconds from the kill until the engine knew, until another process was
+loaded, until the next token of any stream) and one for all of them. Exits with 1 if an answer differs.
+
+An engine that crashes more than five times in 30 seconds gives up, so kills are at least six seconds apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import trio
+from common import machine, make_model, percentiles
+
+import triolet
+from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
+from triolet.actors.engine import run_engine
+from triolet.actors.process_runner import ProcessExecutor
+from triolet.core.model_info import ModelInfo
+from triolet.core.progress import OnProgress
+from triolet.errors import RunnerDied
+
+Write = Callable[[dict[str, Any]], None]
+
+APART_S = 6.1
+
+
+@attrs.define(eq=False)
+class Kill:
+    """Monotonic times of what follows a kill, seconds."""
+
+    killed_s: float
+    noticed_s: float = math.nan
+    loaded_s: float = math.nan
+    token_s: float = math.nan
+    is_over: trio.Event = attrs.field(factory=trio.Event)
+
+    def note_token(self, now_s: float) -> None:
+        """A token was read: the first one after the restart, perhaps."""
+        if not math.isnan(self.loaded_s) and not self.is_over.is_set():
+            self.token_s = now_s
+            self.is_over.set()
+
+    def figures(self) -> dict[str, float]:
+        """How long after the kill, milliseconds."""
+        times = {"noticed_ms": self.noticed_s, "loaded_ms": self.loaded_s, "next_token_ms": self.token_s}
+        return {name: round((time_s - self.killed_s) * 1000, 1) for name, time_s in times.items()}
+
+
+class WatchedExecutor(ProcessExecutor):
+    """Notes when a death was noticed, and when the next process was ready."""
+
+    def __init__(self, config: EngineConfig, kills: list[Kill]) -> None:
+        super().__init__(config)
+        self._kills = kills
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        try:
+            async with super().running():
+                yield
+        except RunnerDied:
+            self._kills[-1].noticed_s = trio.current_time()
+            raise
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        info = await super().start(on_progress)
+        if self._kills:
+            self._kills[-1].loaded_s = trio.current_time()
+        return info
+
+
+@attrs.define
+class Crowd:
+    """Streams of one engine, read at once.
+
+    Args:
+        kills: those there were; a stream is asked for again until there have been `num_kills`.
+    """
+
+    engine: Engine
+    num_streams: int
+    num_tokens: int
+    num_kills: int = 0
+    kills: list[Kill] = attrs.field(factory=list)
+    answers: dict[int, list[list[int]]] = attrs.field(factory=lambda: defaultdict(list))
+
+    async def read_all(self) -> None:
+        """Read every stream, and kill as often as asked for."""
+        async with trio.open_nursery() as nursery:
+            for index in range(self.num_streams):
+                nursery.start_soon(self._read, index)
+            await self._kill_all()
+
+    async def _read(self, index: int) -> None:
+        while not self.answers[index] or len(self.kills) < self.num_kills:
+            self.answers[index].append(await self._answer(index))
+
+    async def _answer(self, index: int) -> list[int]:
+        params = SamplingParams(
+            temperature=0.9 if index % 2 else 0.0,
+            seed=index,
+            max_tokens=self.num_tokens,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        token_ids: list[int] = []
+        async with self.engine.generate([index + 1] * (index % 40 + 1), params) as stream:
+            async for output in stream:
+                token_ids += output.outputs[0].token_ids
+                if self.kills:
+                    self.kills[-1].note_token(trio.current_time())
+        return token_ids
+
+    async def _kill_all(self) -> None:
+        draw = random.Random(0)
+        for number in range(self.num_kills):
+            await trio.sleep(draw.random() + (APART_S if number else 1.0))
+            process_id = self.engine.model_info.process_id
+            assert process_id is not None
+            kill = Kill(trio.current_time())
+            self.kills.append(kill)
+            os.kill(process_id, signal.SIGKILL)
+            await kill.is_over.wait()
+
+
+async def measure(config: EngineConfig, options: argparse.Namespace, write: Write) -> bool:
+    """Returns whether every answer was right."""
+    async with triolet.open_engine(config, runner="inline") as engine:
+        peace = Crowd(engine, options.streams, options.tokens)
+        await peace.read_all()
+    kills: list[Kill] = []
+    async with run_engine(config, WatchedExecutor(config, kills)) as engine:
+        crowd = Crowd(engine, options.streams, options.tokens, options.kills, kills)
+        await crowd.read_all()
+        num_restarts = engine.statistics().num_restarts
+    right = [answer == peace.answers[index][0] for index in crowd.answers for answer in crowd.answers[index]]
+    figures = [kill.figures() for kill in kills]
+    for kill in figures:
+        write({"bench": "crash_recovery", **kill})
+    counts = {
+        "kills": len(kills),
+        "restarts": num_restarts,
+        "streams": options.streams,
+        "tokens": options.tokens,
+    }
+    outcome = {"answers": len(right), "wrong_answers": right.count(False)}
+    spreads = {name: percentiles([kill[name] for kill in figures]) for name in figures[0]}
+    write({"bench": "crash_recovery_all", **counts, **outcome, **spreads, **machine()})
+    return all(right) and num_restarts == len(kills)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=200, help="of every answer")
+    parser.add_argument("--model", help="folder or hub id; by default one of 15 million random weights")
+    parser.add_argument(
+        "--output", type=argparse.FileType("a"), default=sys.stdout, help="where the lines go"
+    )
+    options = parser.parse_args()
+
+    def write(line: dict[str, Any]) -> None:
+        print(json.dumps(line), file=options.output, flush=True)
+
+    logging.disable()  # each crash is reported, with its traceback
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or str(make_model("llama-15m", Path(folder), dtype=torch.float32))
+        config = EngineConfig(model=model, dtype="float32", runner="process", max_num_seqs=options.streams)
+        sys.exit(0 if trio.run(measure, config, options, write) else 1)
+
+
+if __name__ == "__main__":
+    main()
