@@ -68,6 +68,7 @@ async def model_runner_actor(
     with wiring.runner_inbox.clone() as inbox:
         async with executor.running():
             wiring.model_info = await executor.start(on_progress)
+            wiring.void_plans()
             wiring.pulse.is_runner_ready = True
             task_status.started()
             try:

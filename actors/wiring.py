@@ -127,14 +127,18 @@ class Wiring:
         self.pulse.progressed_s = trio.current_time()
         self.to_scheduler.send_nowait(StepDone(result))
 
+    def void_plans(self) -> None:
+        """A runner that begins a new life knows none of the rows that its last one's plans speak of."""
+        _empty(self.runner_inbox)
+
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
         """A scheduler for a new life: all that is live in the journal is queued again, its old messages are void."""
         _empty(self.scheduler_inbox)
-        _empty(self.runner_inbox)
+        self.void_plans()
         self._is_woken = False
         self.journal.take_arrivals()
         self.scheduler = Scheduler(config, self.journal, self.counters)
-        for entry in self.journal:
+        for entry in tuple(self.journal):
             self.scheduler.add(entry)
         return self.scheduler
 

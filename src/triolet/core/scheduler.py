@@ -126,7 +126,10 @@ class Scheduler:
         return self._in_flight is not None
 
     def add(self, entry: JournalEntry) -> None:
-        """Queue a live request of the journal, for a stay of its own."""
+        """Queue a live request of the journal, for a stay of its own.
+
+        A scheduler may crash between a token and what follows from it. Then the next one, here, ends the request.
+        """
         request = entry.request
         self.journal.begin_stay(entry)
         sequence = Sequence(
@@ -138,6 +141,8 @@ class Scheduler:
         deadline_s = min(request.deadline_s, request.queue_deadline_s)
         if deadline_s != float("inf"):
             heapq.heappush(self._deadlines, (deadline_s, entry.serial))
+        if entry.output_token_ids:
+            self._finish_if_over(sequence)
 
     def add_arrivals(self) -> None:
         """Queue what has come into the journal since the last call."""
@@ -156,6 +161,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         entry = sequence.entry
         entry.finish(reason, stop_reason)
+        self.journal.close(entry)
         del self._sequences[entry.serial]
         del self._by_epoch[entry.epoch]
         if sequence.row_id is None:
@@ -163,7 +169,6 @@ class Scheduler:
         else:
             self._running.remove(sequence)
             self._take_back(sequence)
-        self.journal.close(entry)
         self._progress[entry.serial] = None
 
     def _take_back(self, sequence: Sequence) -> None:
@@ -350,7 +355,7 @@ class Scheduler:
             sampled = self._by_epoch.get(token.epoch)
             if sampled is not None and self.journal.commit(sampled.entry, token, now_s):
                 self._progress[sampled.entry.serial] = None
-                self._finish_if_over(sampled, token.token_id)
+                self._finish_if_over(sampled)
         for failure in result.failures:
             failed = self._by_epoch.get(failure.epoch)
             if failed is not None:
@@ -375,10 +380,10 @@ class Scheduler:
             content = entry.tokens(index * size, (index + 1) * size)
             sequence.block_hashes.append(self.cache.publish(sequence.block_table[index], parent, content))
 
-    def _finish_if_over(self, sequence: Sequence, token_id: int) -> None:
+    def _finish_if_over(self, sequence: Sequence) -> None:
         """EOS, then stop token ids, then length, as everywhere: an EOS on the last allowed token is a stop."""
         entry = sequence.entry
-        request = entry.request
+        request, token_id = entry.request, entry.output_token_ids[-1]
         if token_id in request.eos_token_ids and not request.params.ignore_eos:
             self._finish(sequence, FinishReason.STOP)
         elif token_id in request.params.stop_token_ids:
