@@ -135,6 +135,16 @@ INLINE void mix_few(const float* weights, const float* fade, const T* const* val
     for (int j = 0; j < VECTORS; ++j) store(out + r * padded_dim + d + j * LANES, sum[r][j]);
 }
 
+// All columns from d on, as many vectors of them at once as there are.
+template <int ROWS, int VECTORS, class T>
+INLINE void mix_columns(const float* weights, const float* fade, const T* const* value, const T* const* next, int lo,
+                        int hi, int d, int padded_dim, float* out) {
+  for (; d + VECTORS * LANES <= padded_dim; d += VECTORS * LANES)
+    mix_few<ROWS, VECTORS>(weights, fade, value, next, lo, hi, d, padded_dim, out);
+  if constexpr (VECTORS > 1)
+    mix_columns<ROWS, VECTORS / 2>(weights, fade, value, next, lo, hi, d, padded_dim, out);
+}
+
 // Turn one row's scores into weights; returns by what factor all before has to fade.
 INLINE float weigh_few(float* scores, int lo, int hi, float soft_cap, float* largest, float* total) {
   Floats index;
@@ -167,17 +177,13 @@ template <int ROWS, class T>
 static void few_tile(const float* query, int padded_dim, const T* const* key, const T* const* value,
                      const T* const* next_key, int lo, int hi, const int* row_lo, const int* row_hi, float soft_cap,
                      float* largest, float* total, float* out) {
-  constexpr int VECTORS = std::max(1, REGISTERS / 2 / ROWS);
+  constexpr int VECTORS = std::min(8, REGISTERS / 2 / ROWS);
   alignas(64) float scores[ROWS * KEYS] = {};
   float fade[ROWS];
   score_few<ROWS>(query, padded_dim, key, value, lo, hi, scores);
   for (int r = 0; r < ROWS; ++r)
     fade[r] = weigh_few(scores + r * KEYS, row_lo[r], row_hi[r], soft_cap, largest + r, total + r);
-  int d = 0;
-  for (; d + VECTORS * LANES <= padded_dim; d += VECTORS * LANES)
-    mix_few<ROWS, VECTORS>(scores, fade, value, next_key, lo, hi, d, padded_dim, out);
-  for (; d < padded_dim; d += LANES)
-    mix_few<ROWS, 1>(scores, fade, value, next_key, lo, hi, d, padded_dim, out);
+  mix_columns<ROWS, VECTORS>(scores, fade, value, next_key, lo, hi, 0, padded_dim, out);
 }
 
 // Rows first ... first + ROWS - 1 of `work`.
