@@ -322,6 +322,26 @@ def test_architectures_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> No
     )
     refused("one class.*None|one class.*\\[\\]", model_type="olmo2")
     refused("'awq'", model_type="olmo2", architectures=["Olmo2"], quantization_config={"quant_method": "awq"})
+    refused(
+        "no causal", model_type="nosuch", architectures=["NoSuch"], quantization_config=None, auto_map=None
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"quantization_config": "awq"},
+        {"auto_map": ["own.py"]},
+        {"model_type": ["olmo2"]},
+        {"architectures": "Olmo2"},
+    ],
+)
+def test_a_config_field_of_the_wrong_type_is_an_error_that_names_it(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], **wrong}
+    with pytest.raises(ModelFileError, match=f"{next(iter(wrong))} must be"):
+        load_transformers_model(tmp_path, config, torch.float32, "cpu", False)
 
 
 @pytest.mark.parametrize(

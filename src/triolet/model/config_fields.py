@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from triolet.errors import ModelFileError
+from triolet.errors import ModelFileError, shown
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -60,7 +60,9 @@ class Fields:
 
     def wrong(self, name: str, rule: str) -> ModelFileError:
         """The error to raise when field `name` is not as `rule` says."""
-        return ModelFileError(self.path, f"{self.prefix}{name} must be {rule}; got {self.values.get(name)!r}")
+        return ModelFileError(
+            self.path, f"{self.prefix}{name} must be {rule}; got {shown(self.values.get(name))}"
+        )
 
     def _get(self, name: str, default: Any, rule: str, holds: Callable[[Any], bool]) -> Any:
         value = self.values.get(name)

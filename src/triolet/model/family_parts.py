@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from triolet.errors import ModelFileError, UnsupportedModel
+from triolet.errors import ModelFileError, UnsupportedModel, shown
 from triolet.model.config_fields import Fields
 from triolet.model.model_config import DecoderConfig, LayerConfig, MoeConfig, NormConfig, TensorNames
 from triolet.model.rope import Rope, RopeContext, build_rope, rope_type
@@ -45,7 +45,7 @@ class Defaults:
 def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
     """The error to raise when field `name` asks for what the decoder does not do."""
     return UnsupportedModel(
-        f"{fields.path}: {fields.prefix}{name} must be {rule}; got {fields.values.get(name)!r}"
+        f"{fields.path}: {fields.prefix}{name} must be {rule}; got {shown(fields.values.get(name))}"
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
 from triolet.kernels.paged_attention import AttentionMetadata
 from triolet.model.checkpoint import Checkpoint
+from triolet.model.config_fields import Fields
 from triolet.model.interface import CausalModel, LayerCache, ModelSpec
 from triolet.model.transformers_attention import PAGED_ATTENTION, PagedStep, register_attention
 from triolet.model.transformers_check import compare_with_own_attention, inspect_layers
@@ -88,8 +89,9 @@ def load_transformers_model(
         ModelFileError: a weights file is missing, truncated or not safetensors.
         WeightsMismatch: tensors are missing, left over or of another shape than the architecture's.
     """
-    architecture = _architecture(config)
-    model_class = _model_class(folder, config, architecture, trust_remote_code)
+    fields = Fields(folder / "config.json", config)
+    architecture = _architecture(fields)
+    model_class = _model_class(folder, fields, architecture, trust_remote_code)
     model_config = _model_config(folder, model_class, trust_remote_code)
     max_position = _max_position(model_config)
     Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
@@ -110,33 +112,35 @@ def load_transformers_model(
     return paged
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(fields: Fields) -> str:
     """The one architecture that the config names, if nothing else in it rules the model out."""
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method")
+    quantization = fields.section("quantization_config")
+    if quantization is not None and quantization.values:
+        method = quantization.text("quant_method", "")
         raise UnsupportedModel(f"quantised checkpoints are not supported; got quant_method={method!r}")
-    if config.get("is_encoder_decoder"):
+    if fields.flag("is_encoder_decoder", False):
         raise UnsupportedModel("encoder-decoder models are not supported; got is_encoder_decoder=True")
-    architectures = config.get("architectures") or []
+    architectures = fields.texts("architectures") or ()
     if len(architectures) != 1:
-        raise UnsupportedModel(f"architectures must name one class; got {architectures!r}")
-    return str(architectures[0])
+        raise UnsupportedModel(f"architectures must name one class; got {list(architectures)!r}")
+    return architectures[0]
 
 
 def _model_class(
-    folder: Path, config: Mapping[str, Any], architecture: str, trust_remote_code: bool
+    folder: Path, fields: Fields, architecture: str, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
     """The class of the model, once it is known to be a causal one that lets its attention be exchanged."""
-    remote = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    auto_map = fields.section("auto_map")
+    remote = "" if auto_map is None else auto_map.text("AutoModelForCausalLM", "")
     if remote and trust_remote_code:
         model_class = _remote_class(folder, remote)
     elif remote and not _is_in_library(architecture):
         raise RemoteCodeRefused(
-            f"{architecture} runs only with the model's own code (auto_map={config['auto_map']!r}); "
+            f"{architecture} runs only with the model's own code (auto_map names {remote!r}); "
             "trust_remote_code must be true; got False"
         )
     else:
-        model_class = _library_class(config.get("model_type"), architecture)
+        model_class = _library_class(fields.text("model_type", ""), architecture)
     if not model_class._supports_attention_backend:
         raise UnsupportedModel(f"{architecture} does not support transformers' attention interface")
     if model_class._is_stateful:
@@ -156,11 +160,11 @@ def _is_in_library(architecture: str) -> bool:
     return hasattr(transformers, architecture)
 
 
-def _library_class(model_type: str | None, architecture: str) -> type[PreTrainedModel]:
+def _library_class(model_type: str, architecture: str) -> type[PreTrainedModel]:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "", ())
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
     if architecture not in ((names,) if isinstance(names, str) else names):
         raise UnsupportedModel(
             f"{architecture} (model_type={model_type!r}) is no causal language model that "
@@ -240,9 +244,7 @@ def _load_weights(
         )
     except torch.OutOfMemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # from transformers' code or the model's, about a config or tensors that make no sense
+    except Exception as error:  # transformers' or the model's own, about a config or tensors without sense
         raise ModelFileError(
             folder, f"transformers can not build {model_class.__name__} from it: {error}"
         ) from error
