@@ -184,11 +184,13 @@ class WeightReader:
     def __getitem__(self, name: str) -> Tensor:
         plan = self._plans[name]
         parts = [self._checkpoint.read(source) for source, _ in plan.sources]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1 if plan.transposed else 0)
-        tensor = (joined.T if plan.transposed else joined).to(self.dtype)
-        # a copy of its own: what was read may still be the file
-        tensor = tensor.to(self.device, copy=True, memory_format=torch.contiguous_format)
+        is_alone = len(parts) == 1
+        joined = parts[0] if is_alone else torch.cat(parts, dim=1 if plan.transposed else 0)
+        # Never the tensor that was read, which may still be the file; and copied once, which is what loading waits for.
+        tensor = (joined.T if plan.transposed else joined).to(
+            self.device, self.dtype, copy=is_alone, memory_format=torch.contiguous_format
+        )
         self._done_bytes += self._bytes_of(plan)
         if self._on_bytes is not None:
             self._on_bytes(self._done_bytes, self._total_bytes)
-        return tensor
+        return tensor.contiguous()
