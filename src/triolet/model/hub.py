@@ -46,21 +46,12 @@ def resolve_folder(
 
 
 def _download(model: str, revision: str | None, token: str | None, on_progress: OnProgress | None) -> Path:
-    # imported here because a local folder needs none of it
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
     if _is_plainly_a_path(model):
         raise ModelNotFound(
             f"model must be a folder with a config.json or a hub id; there is no folder {model!r}"
         )
+    from huggingface_hub import snapshot_download  # here, because a local folder needs none of it
+
     try:
         folder = snapshot_download(
             model,
@@ -70,35 +61,39 @@ def _download(model: str, revision: str | None, token: str | None, on_progress: 
             ignore_patterns=list(_UNWANTED),
             tqdm_class=_reporting_bar(on_progress),
         )
-    except HFValidationError as error:
-        raise ModelNotFound(
-            f"model must be a folder with a config.json or a hub id; got {model!r}"
-        ) from error
-    except GatedRepoError as error:
-        raise ModelNotFound(
-            f"model {model!r} is gated: ask for access on its page and give a token (HF_TOKEN)"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelNotFound(
-            f"model {model!r} is neither a folder here nor a model that the hub shows without a token for it"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelNotFound(f"model {model!r} has no revision {revision!r}") from error
-    except LocalEntryNotFoundError as error:
-        raise HubUnreachable(
-            f"model {model!r} is not in the local cache, or not all of it, and the hub can not be reached: "
-            f"{error.__cause__ or error}"
-        ) from error
-    except HfHubHTTPError as error:
-        raise HubUnreachable(f"the hub refused to send model {model!r}: {error}") from error
-    except OSError as error:
-        is_ours = error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
-        if not is_ours:
-            raise HubUnreachable(f"the download of model {model!r} broke off: {error}") from error
-        raise ModelError(f"model {model!r} can not be stored in the local cache: {error}") from error
-    except Exception as error:  # whatever the transport of this version of huggingface_hub raises
-        raise HubUnreachable(f"the download of model {model!r} broke off: {error}") from error
+    except Exception as error:  # its own, the system's, and whatever the transport of this version raises
+        raise _explained(error, model, revision) from error
     return Path(folder)
+
+
+def _explained(error: Exception, model: str, revision: str | None) -> ModelError:
+    """What a failed download means for the model that was asked for."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.HFValidationError():
+            return ModelNotFound(f"model must be a folder with a config.json or a hub id; got {model!r}")
+        case errors.GatedRepoError():
+            return ModelNotFound(
+                f"model {model!r} is gated: ask for access on its page and give a token (HF_TOKEN)"
+            )
+        case errors.RepositoryNotFoundError():
+            return ModelNotFound(
+                f"model {model!r} is neither a folder here nor a model that the hub shows without a token for it"
+            )
+        case errors.RevisionNotFoundError():
+            return ModelNotFound(f"model {model!r} has no revision {revision!r}")
+        case errors.LocalEntryNotFoundError():
+            return HubUnreachable(
+                f"model {model!r} is not in the local cache, or not all of it, and the hub can not be reached: "
+                f"{error.__cause__ or error}"
+            )
+        case errors.HfHubHTTPError():
+            return HubUnreachable(f"the hub refused to send model {model!r}: {error}")
+        case OSError(errno=int()) if not isinstance(error, ConnectionError | TimeoutError):
+            return ModelError(f"model {model!r} can not be stored in the local cache: {error}")
+        case _:
+            return HubUnreachable(f"the download of model {model!r} broke off: {error}")
 
 
 def _is_plainly_a_path(model: str) -> bool:
