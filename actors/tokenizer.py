@@ -117,9 +117,7 @@ def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
         assert wiring.model_info is not None, "the runner starts before the tokenizer"
         folder = config.tokenizer or wiring.model_info.folder
         codec = load_tokenizer(Path(folder), trust_remote_code=config.trust_remote_code)
-        if (
-            codec is None and config.tokenizer is not None
-        ):  # a model may come without one; what was named must be there
+        if codec is None and config.tokenizer is not None:  # what was named must be there
             raise ConfigError("tokenizer", "a folder with a tokenizer", config.tokenizer)
         return codec
 

@@ -1,9 +1,10 @@
 """Paged attention with torch alone: gather what a sequence reads, then one dense attention over it.
 
-This is what the CPU runs. Decodes are computed several at once, padded to the longest of a group whose lengths
-are alike; a prefill chunk is computed alone, in tiles of queries, so that a tile meets few keys that all of it
-masks. Which slots are gathered and what is masked is the same in every layer: it is worked out once per step, in
-a `GatherPlan`, which also keeps the memory that is gathered into, because fresh pages cost more than the copy.
+The CPU runs this where there are no compiled kernels (`cpu.library`). Decodes are computed several at once, padded to
+the longest of a group whose lengths are alike; a prefill chunk is computed alone, in tiles of queries, so that a tile
+meets few keys that all of it masks. Which slots are gathered and what is masked is the same in every layer: it is
+worked out once per step, in a `GatherPlan`, which also keeps the memory that is gathered into, because fresh pages
+cost more than the copy.
 
 Only slots that belong to the sequence are gathered: what other slots hold, even NaN, can not reach a result. All
 is computed in float32, because attention in bfloat16 is slower than that on CPUs.

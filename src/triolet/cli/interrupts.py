@@ -36,9 +36,8 @@ class Interrupts:
     _program: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _reply: trio.CancelScope | None = attrs.field(default=None, init=False)
     _wake_prompt: Callable[[], None] | None = attrs.field(default=None, init=False)
-    _pending: bool = attrs.field(
-        default=False, init=False
-    )  # came between prompt and reply; for whichever is next
+    # One came between prompt and reply; it is for whichever is next.
+    _pending: bool = attrs.field(default=False, init=False)
     _last: float = attrs.field(default=-float("inf"), init=False)
 
     def run(self, body: Callable[[Interrupts], Awaitable[None]]) -> None:
@@ -52,9 +51,8 @@ class Interrupts:
             trio.run(self._run, body, keyboard, restrict_keyboard_interrupt_to_checkpoints=True)
         finally:
             if self.exit_code is not None:
-                signal.signal(
-                    signal.SIGINT, signal.SIG_IGN
-                )  # one that comes too late must not change the exit code
+                # A Ctrl-C that comes too late must not change the exit code.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             keyboard.restore()
         if self.exit_code is not None:
             raise SystemExit(self.exit_code)

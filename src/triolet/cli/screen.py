@@ -39,9 +39,8 @@ class Wrapping:
             text: the next piece, cut anywhere between characters.
             width: columns of the terminal.
         """
-        return "".join(
-            self._place(character, max(width, 2) - 1) for character in text
-        )  # the last column stays free
+        used = max(width, 2) - 1  # the last column stays free
+        return "".join(self._place(character, used) for character in text)
 
     def _place(self, character: str, width: int) -> str:
         if character == "\n":

@@ -27,11 +27,7 @@ class KeyboardMode:
         """The mode at this moment."""
         try:
             return cls(termios.tcgetattr(sys.stdin.fileno()))
-        except (
-            termios.error,
-            OSError,
-            ValueError,
-        ):  # not a terminal, no stdin at all, or a stand-in in a test
+        except (termios.error, OSError, ValueError):  # no terminal, no stdin at all, or a stand-in in a test
             return cls(None)
 
     def restore(self) -> None:

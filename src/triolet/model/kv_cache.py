@@ -17,9 +17,7 @@ from torch import Tensor
 from triolet.errors import ConfigError
 from triolet.model.interface import LayerCache, ModelSpec
 
-CUDA_SHARE = (
-    0.9  # of the memory that is free once the weights are there; the rest is for activations (vLLM's default)
-)
+CUDA_SHARE = 0.9  # of what is free once the weights are there; the rest is for activations (vLLM's default)
 CPU_SHARE = 0.25  # of available memory: unlike a GPU's, it is shared with everybody else on the machine
 CPU_DEFAULT_BYTES = 4 * 2**30  # vLLM's VLLM_CPU_KVCACHE_SPACE default
 

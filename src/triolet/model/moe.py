@@ -31,9 +31,7 @@ class MixtureOfExperts:
         """[num_tokens, hidden] to [num_tokens, hidden]."""
         shares, chosen = self._route(x)
         top_k = self.config.experts_per_token
-        by_expert = chosen.flatten().argsort(
-            stable=True
-        )  # [num_tokens * top_k], places sorted by their expert
+        by_expert = chosen.flatten().argsort(stable=True)  # [num_tokens * top_k] places, expert after expert
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
         total = torch.zeros_like(x)
         for expert, places in zip(self.experts, by_expert.split(counts), strict=True):

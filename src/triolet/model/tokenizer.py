@@ -21,6 +21,7 @@ from triolet.core.messages import Tokenize, Tokenized
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+LONG_TEXT_CHARS = 4096  # takes some 5 ms to encode
 
 
 @attrs.frozen(eq=False)
@@ -37,7 +38,11 @@ class TextTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with the special tokens that the model wants around a prompt, or without."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT_CHARS:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        else:  # `encode` holds the interpreter's lock for its whole length, and would stop everybody's tokens
+            [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -66,21 +71,26 @@ class TextTokenizer:
             case None:
                 text, token_ids = None, []
             case str(text):
+                _check_unicode("prompt", text)
                 token_ids = self.encode(text, add_special_tokens=True)
             case messages:
                 text = self.render(messages)
+                _check_unicode("prompt", text)
                 token_ids = self.encode(text, add_special_tokens=False)
         return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words))
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids that would write each word, at a beginning and after a space.
 
-        Source: vLLM's `bad_words`: the variant with a space counts if it is one token sequence of the same length
-            with
-        another first token.
+        Raises:
+            InvalidPrompt: a word has no tokens.
+
+        Source: vLLM's `bad_words`: the variant with a space counts if it is a sequence of the same length with another
+            first token.
         """
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
+            _check_unicode("bad_words", word)
             bare = tuple(self.encode(word.lstrip(), add_special_tokens=False))
             spaced = tuple(self.encode(" " + word.lstrip(), add_special_tokens=False))
             if not bare:
@@ -89,6 +99,19 @@ class TextTokenizer:
             if spaced[0] != bare[0] and len(spaced) == len(bare):
                 sequences[spaced] = None
         return tuple(sequences)
+
+
+def _check_unicode(field: str, text: str) -> None:
+    """Half a surrogate pair, which Python's strings may hold, is no character that a tokenizer could know."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise InvalidPrompt(
+            f"{field} must be Unicode text; got the lone surrogate {half!r} at {error.start}",
+            field=field,
+            got=half,
+        ) from None
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextTokenizer | None:
