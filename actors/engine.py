@@ -88,10 +88,7 @@ class Engine:
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""
-        wishes = attrs.asdict(self.model_info.generation)
-        del wishes["eos_token_ids"]
-        max_tokens = wishes.pop("max_new_tokens")
-        return SamplingParams(max_tokens=max_tokens, **{k: v for k, v in wishes.items() if v is not None})
+        return self.model_info.generation.sampling_params()
 
     def statistics(self) -> EngineStatistics:
         """Counts that belong together, taken now."""
@@ -439,6 +436,7 @@ async def run_engine(
     engine._check_death_told()
 
 
+@trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine
 async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:
     try:
         await tree.run(task_status=task_status)

@@ -111,6 +111,7 @@ class _Child:
         self.has_started = True
         self.ready.set()
 
+    @trio.lowlevel.enable_ki_protection  # Ctrl-C goes to the main task, and never tears a child's state
     async def live(self, on_death: Callable[[_Child], None]) -> None:
         try:
             with self.scope, foreign_errors_kept(self._die):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blo
 from triolet import SamplingParams
 from triolet.actors.engine import Engine
 from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.plan import StepPlan
 from triolet.errors import EngineClosed, InvalidRequest
 
 LONG = SamplingParams(max_tokens=100, seed=1)
@@ -103,6 +105,25 @@ async def test_the_bodys_exception_comes_out_of_the_engines_scope_bare(
     with pytest.raises(type(error)) as caught:
         await fail()
     assert caught.value is error
+
+
+def test_ctrl_c_in_the_middle_of_a_step_interrupts_who_opened_the_engine_and_no_actor() -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+    after: list[int] = []
+
+    def interrupt(plan: StepPlan) -> None:
+        signal.raise_signal(signal.SIGINT)
+        after.append(len(executor.plans))  # the step goes on
+
+    async def main() -> None:
+        executor.before_step = interrupt
+        async with fake_engine(executor) as engine, engine.generate([1], LONG) as stream:
+            async for _ in stream:
+                pass
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert after[0] == 1
 
 
 async def test_a_cancelled_body_leaves_the_engines_scope_cancelled(autojump_clock: MockClock) -> None:

@@ -59,3 +59,9 @@ def test_an_eos_id_that_no_file_names_is_that_of_the_config_class(tmp_path: Path
 def test_a_value_of_the_wrong_kind_is_named(field: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=rf"generation_config.json: {field} must be .*; got"):
         read(tmp_path, {}, {field: value})
+
+
+@pytest.mark.parametrize("wish", [{"temperature": 5.0}, {"top_p": 2.0}, {"repetition_penalty": 0.0}])
+def test_a_wish_out_of_its_range_is_an_error_of_the_folder(tmp_path: Path, wish: dict[str, float]) -> None:
+    with pytest.raises(ModelFileError, match=rf"generation_config.json: {next(iter(wish))} must be .*, got"):
+        read(tmp_path, {}, wish)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,8 @@ import transformers
 
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
 from triolet.core.messages import Tokenize
-from triolet.errors import ChatTemplateError, ModelFileError, UnsupportedFeature
-from triolet.model.tokenizer import TextTokenizer, load_tokenizer
+from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.model.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüß Gott 👋"}]
 
@@ -53,6 +55,47 @@ def test_a_bad_word_is_meant_with_and_without_a_space(folder: Path) -> None:
     assert answer.token_ids == ()
     assert answer.text is None
     assert answer.bad_words_token_ids == (tuple(load(folder).encode("ab", add_special_tokens=False)),)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
+    tokenizer = load(folder)
+    is_done = threading.Event()
+    ticks: list[float] = []
+
+    def tick() -> None:
+        while not is_done.wait(0.0005):
+            ticks.append(time.perf_counter())
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    began_s = time.perf_counter()
+    ids = tokenizer.encode("Once upon a time. " * 20_000, add_special_tokens=False)
+    ended_s = time.perf_counter()
+    is_done.set()
+    ticker.join()
+    assert len(ids) == 20_000 * len("Once upon a time. ")
+    quarter_s = (ended_s - began_s) / 4
+    assert any(began_s + quarter_s < tick_s < ended_s - quarter_s for tick_s in ticks)
+
+
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_a_long_text_is_encoded_as_a_short_one_is(folder: Path, add_special_tokens: bool) -> None:
+    tokenizer = load(folder)
+    text = f"Grüß Gott 👋{SPECIAL_TOKENS[1]}" * LONG_TEXT_CHARS
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    assert ids == tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+@pytest.mark.parametrize("prompt", ["half \ud83d", [{"role": "user", "content": "half \ud83d"}]])
+def test_a_lone_surrogate_in_a_prompt_is_named(folder: Path, prompt: str | list[dict[str, str]]) -> None:
+    with pytest.raises(InvalidPrompt, match=r"prompt must be Unicode text; got the lone surrogate '\\ud83d'"):
+        load(folder).tokenize(Tokenize(prompt))
+
+
+def test_a_lone_surrogate_in_a_bad_word_is_not_blamed_on_the_prompt(folder: Path) -> None:
+    with pytest.raises(InvalidPrompt, match="bad_words must be Unicode text") as caught:
+        load(folder).tokenize(Tokenize("fine", ("half \ud83d",)))
+    assert caught.value.field == "bad_words"
 
 
 def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:

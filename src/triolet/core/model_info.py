@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from triolet.core.params import SamplingParams
+
 
 @attrs.frozen(kw_only=True)
 class GenerationDefaults:
@@ -21,6 +23,17 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: these wishes, and without a longest answer the whole context.
+
+        Raises:
+            InvalidParams: a wish is out of its range.
+        """
+        wishes = attrs.asdict(self)
+        del wishes["eos_token_ids"]
+        max_tokens = wishes.pop("max_new_tokens")
+        return SamplingParams(max_tokens=max_tokens, **{k: v for k, v in wishes.items() if v is not None})
 
 
 @attrs.frozen(kw_only=True)

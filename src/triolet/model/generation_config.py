@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triolet.core.model_info import GenerationDefaults
+from triolet.errors import InvalidParams, ModelFileError
 from triolet.model.config_fields import Fields, read_json_object
 
 # What transformers' config classes say where a config.json says nothing, by model_type.
@@ -30,7 +31,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     path = folder / "generation_config.json"
     fields = Fields(path, read_json_object(path) if path.exists() else {})
     eos = _eos_ids(fields)
-    return GenerationDefaults(
+    defaults = GenerationDefaults(
         eos_token_ids=_eos_of_config(config) if eos is None else eos,
         temperature=fields.optional_number("temperature"),
         top_p=fields.optional_number("top_p"),
@@ -39,6 +40,11 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         repetition_penalty=fields.optional_number("repetition_penalty"),
         max_new_tokens=fields.optional_integer("max_new_tokens"),
     )
+    try:
+        defaults.sampling_params()
+    except InvalidParams as error:
+        raise ModelFileError(path, str(error).rstrip(".")) from error
+    return defaults
 
 
 def _eos_of_config(config: Fields) -> tuple[int, ...]:
