@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import termios
-import tty
 from collections.abc import Iterator
 from typing import Any
 
 import attrs
+
+if sys.platform != "win32":
+    import termios
+    import tty
 
 
 @attrs.frozen
@@ -17,7 +19,7 @@ class KeyboardMode:
     """The mode that stdin's terminal was in, to go back to.
 
     Args:
-        attributes: of the terminal, as `termios` gives them; None where stdin is not one.
+        attributes: of the terminal, as `termios` gives them; None where stdin is not one, and on Windows.
     """
 
     attributes: list[Any] | None
@@ -25,6 +27,8 @@ class KeyboardMode:
     @classmethod
     def current(cls) -> KeyboardMode:
         """The mode at this moment."""
+        if sys.platform == "win32":
+            return cls(None)
         try:
             return cls(termios.tcgetattr(sys.stdin.fileno()))
         except (termios.error, OSError, ValueError):  # no terminal, no stdin at all, or a stand-in in a test
@@ -32,7 +36,7 @@ class KeyboardMode:
 
     def restore(self) -> None:
         """Put the terminal back into this mode."""
-        if self.attributes is not None:
+        if sys.platform != "win32" and self.attributes is not None:
             with contextlib.suppress(termios.error, OSError):  # the terminal itself may be gone
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self.attributes)
 
@@ -41,7 +45,7 @@ class KeyboardMode:
 def quiet_keyboard() -> Iterator[None]:
     """Meanwhile, keys that nobody reads yet are not echoed, and Ctrl-C prints no ^C; they are read afterwards."""
     before = KeyboardMode.current()
-    if before.attributes is not None:
+    if sys.platform != "win32" and before.attributes is not None:
         tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)  # signals stay on, unlike in raw mode
     try:
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -93,7 +94,7 @@ def allocate_kv_cache(
             LayerCache(zeros(layer.num_kv_heads, layer.head_dim), zeros(layer.num_kv_heads, layer.head_dim))
             for layer in spec.cache_layers
         )
-    except (torch.OutOfMemoryError, OSError, OverflowError, ValueError) as error:
+    except (RuntimeError, OSError, OverflowError, ValueError) as error:  # torch's own is a RuntimeError
         num_bytes = num_blocks * block_size * spec.kv_bytes_per_token()
         rule = f"small enough for the memory of {device} ({num_bytes} bytes of KV asked for)"
         raise ConfigError("num_kv_blocks", rule, num_blocks) from error
@@ -132,7 +133,7 @@ def _default_bytes(device: torch.device) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
+    if device.type != "cpu" or sys.platform == "win32":
         return torch.zeros(shape, dtype=dtype, device=device)
     # The kernel hands out zero pages when they are first touched, so a cache that is never full never takes its whole
     # size, and is there at once: torch.zeros writes it all, which takes seconds for 4 GiB.
