@@ -10,7 +10,7 @@ import trio
 from triolet.actors.wiring import Stream
 from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
-from triolet.errors import InvalidRequest
+from triolet.errors import InvalidRequest, shown
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -60,11 +60,15 @@ def seconds(field: str, value: object) -> float:
     if value is None:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
+        raise InvalidRequest(
+            f"{field} must be a number of seconds, got {shown(value)}", field=field, got=value
+        )
     try:
         number = float(value)
     except OverflowError:  # a whole number beyond every float
         return math.inf if value > 0 else -math.inf
     if math.isnan(number):
-        raise InvalidRequest(f"{field} must be a number of seconds, got {value!r}", field=field, got=value)
+        raise InvalidRequest(
+            f"{field} must be a number of seconds, got {shown(value)}", field=field, got=value
+        )
     return number

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import click
 from click.exceptions import Exit
 
-from triolet.errors import ConfigError, TrioletError
+from triolet.errors import ConfigError, TrioletError, shown
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, what a shell reports for a program that Ctrl-C ended
 TERMINATED: Final = 143  # 128 + SIGTERM
@@ -44,7 +44,8 @@ def ending(error: BaseException) -> click.ClickException | Exit:
     if isinstance(error, click.ClickException):
         return error
     if isinstance(error, ConfigError):
-        return click.UsageError(f"--{error.field.replace('_', '-')} must be {error.rule}; got {error.got!r}")
+        flag = "--" + error.field.replace("_", "-")
+        return click.UsageError(f"{flag} must be {error.rule}; got {shown(error.got)}")
     return Failure(one_line(error))
 
 

@@ -17,7 +17,7 @@ import click
 
 from triolet.config import DEVICES, DTYPES, ENVIRONMENT_PREFIX, POLICIES, RUNNERS, EngineConfig
 from triolet.core.params import SamplingParams
-from triolet.errors import ConfigError, InvalidParams
+from triolet.errors import ConfigError, InvalidParams, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -140,7 +140,7 @@ def engine_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = 
         return EngineConfig.from_texts({**EngineConfig.environment_fields(environ), **flags})
     except ConfigError as error:
         source = _flag(error.field) if error.field in flags else ENVIRONMENT_PREFIX + error.field.upper()
-        raise click.UsageError(f"{source} must be {error.rule}; got {error.got!r}") from error
+        raise click.UsageError(f"{source} must be {error.rule}; got {shown(error.got)}") from error
 
 
 def _engine_fields() -> list[attrs.Attribute[Any]]:
