@@ -20,7 +20,7 @@ import trio
 
 from triolet.actors.detokenizer import deliver
 from triolet.actors.health import check_health
-from triolet.actors.model_runner import Executor, make_executor
+from triolet.actors.model_runner import Executor, open_executor
 from triolet.actors.stream import TokenStream
 from triolet.actors.submission import Submission, check_type, seconds
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
@@ -400,8 +400,9 @@ async def open_engine(
         EngineDead: the engine gave up, and nobody has been told yet.
     """
     chosen = EngineConfig.create(config, **fields)
-    async with run_engine(chosen, make_executor(chosen), on_progress=on_progress) as engine:
-        yield engine
+    with open_executor(chosen) as executor:
+        async with run_engine(chosen, executor, on_progress=on_progress) as engine:
+            yield engine
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -96,6 +96,13 @@ class _Kept:
         assert self.loaded is not None
         return self.loaded[0].execute(plan)
 
+    def forget(self) -> None:
+        """Give the memory of model and KV cache back now, and not when garbage is next collected.
+
+        Until then everything else of an engine may be held by the errors that its tasks ended with.
+        """
+        self.loaded = None
+
 
 class LoadCancelled(Exception):
     """Nobody waits for this model any more."""
@@ -111,6 +118,10 @@ class InlineExecutor:
     async def running(self) -> AsyncGenerator[None]:
         """Nothing needs to run."""
         yield
+
+    def forget_model(self) -> None:
+        """See `_Kept.forget`."""
+        self._kept.forget()
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """See `Executor`."""
@@ -154,6 +165,10 @@ class ThreadExecutor:
             await trio.to_thread.run_sync(
                 self._work, limiter=trio.CapacityLimiter(1), thread_name="triolet-runner"
             )
+
+    def forget_model(self) -> None:
+        """See `_Kept.forget`."""
+        self._kept.forget()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -219,13 +234,15 @@ class ThreadExecutor:
         return await self._call(partial(self._kept.execute, plan))
 
 
-def make_executor(config: EngineConfig) -> Executor:
-    """The executor that the configuration names, with a real model."""
+@contextmanager
+def open_executor(config: EngineConfig) -> Iterator[Executor]:
+    """The executor that the configuration names, with a real model, which is let go of when the scope is left."""
     config = attrs.evolve(config, model=model_source(config))
     if config.runner == "process":
         from triolet.actors.process_runner import ProcessExecutor
 
-        return ProcessExecutor(config)
+        yield ProcessExecutor(config)
+        return
 
     def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
         # Here, and not above: torch takes a second to import, and whoever only names an engine should not wait for
@@ -234,7 +251,11 @@ def make_executor(config: EngineConfig) -> Executor:
 
         return load_configured_runner(config, on_progress)
 
-    return InlineExecutor(load) if config.runner == "inline" else ThreadExecutor(load)
+    executor = InlineExecutor(load) if config.runner == "inline" else ThreadExecutor(load)
+    try:
+        yield executor
+    finally:
+        executor.forget_model()
 
 
 def model_source(config: EngineConfig) -> str:

@@ -10,7 +10,7 @@ from tests.actors.harness import FakeExecutor, answer_of, fake_engine
 from triolet import SamplingParams
 from triolet.actors import detokenizer, tree
 from triolet.actors.engine import Engine
-from triolet.actors.model_runner import InlineExecutor, ThreadExecutor, make_executor
+from triolet.actors.model_runner import InlineExecutor, ThreadExecutor, open_executor
 from triolet.actors.process_runner import ProcessExecutor
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
@@ -195,4 +195,5 @@ async def test_a_dead_engine_says_that_it_is_dead(autojump_clock: MockClock) -> 
     ("runner", "kind"), [("thread", ThreadExecutor), ("process", ProcessExecutor), ("inline", InlineExecutor)]
 )
 def test_the_configuration_names_the_executor(runner: str, kind: type) -> None:
-    assert type(make_executor(EngineConfig(runner=runner))) is kind
+    with open_executor(EngineConfig(runner=runner)) as executor:
+        assert type(executor) is kind
