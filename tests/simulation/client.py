@@ -1,0 +1,239 @@
+"""A client: it asks, reads in its manner, leaves in its way, and holds whatever comes against what must come."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import trio
+
+from tests.simulation.expected import Ended, Expected, expected_of
+from tests.simulation.story import Ask
+from tests.simulation.world import Countdown, Record, World, is_planted
+from triolet import SamplingParams
+from triolet.actors.engine import Engine
+from triolet.actors.stream import TokenStream
+from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.params import RequestOutputKind
+from triolet.core.request import Request
+from triolet.errors import (
+    EngineClosed,
+    EngineDead,
+    InvalidPrompt,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+    RequestIdInUse,
+)
+
+
+class LeftByItself(Exception):
+    """A client that leaves its scope by an exception of its own."""
+
+
+@attrs.define(eq=False)
+class Client:
+    """One request of the story, from its arrival to its end.
+
+    Args:
+        world: judges.
+        ask: what it wants.
+        scope: around everything it does.
+        gone: it has nothing to do with the engine any more.
+    """
+
+    world: World
+    ask: Ask
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    gone: trio.Event = attrs.field(factory=trio.Event)
+    _task: trio.lowlevel.Task | None = None
+    _token_ids: tuple[int, ...] = ()
+    _text: str = ""
+    _has_ended: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"client {self.ask.number}"
+
+    @property
+    def record(self) -> Record | None:
+        """Of its request, once that is in the journal."""
+        return None if self._task is None else self.world.record_of(self._task)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the engine owes it nothing more; it may still be reading."""
+        return self.gone.is_set() or (self.record is not None and self.record.closed_s is not None)
+
+    async def run(self, engine: Engine) -> None:
+        """Come, ask, leave."""
+        ask, self._task = self.ask, trio.lowlevel.current_task()
+        await trio.sleep_until(ask.at_s)
+        with self.scope:
+            if ask.cancel_after_s is not None:
+                self.scope.deadline = trio.current_time() + ask.cancel_after_s
+            if ask.cancel_at_checkpoint is not None:
+                self.world.cancels[self._task] = Countdown(ask.cancel_at_checkpoint, self.scope)
+            try:
+                await self._ask(engine)
+            except Exception as error:
+                self._judge_error(error, engine)
+        self.world.note(f"{self.name} has gone")
+        # Its scope is left: whatever it held is given back by now, and not some time later.
+        self.world.expect(
+            self.record is None or self.is_settled, f"{self.name} has gone, and its request has not"
+        )
+        self.gone.set()
+        self.world.endings.unpark_all()
+
+    async def abort_later(self, engine: Engine) -> None:
+        """Somebody else aborts it."""
+        assert self.ask.abort_after_s is not None
+        await trio.sleep_until(self.ask.at_s + self.ask.abort_after_s)
+        self.world.note(f"abort {self.ask.request_id}")
+        self.world.aborted.add(self.ask.request_id)
+        engine.abort(self.ask.request_id)
+
+    # ------------------------------------------------------------------------------------- manners
+
+    async def _ask(self, engine: Engine) -> None:
+        ask, arguments = self.ask, dict(self.ask.arguments)
+        if "deadline" in arguments:
+            arguments["deadline"] += trio.current_time()
+        prompt = ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt)
+        params = SamplingParams(**ask.params)
+        if ask.manner == "complete":
+            self._take(await engine.complete(prompt, params, request_id=ask.request_id, **arguments))
+            return
+        async with engine.generate(prompt, params, request_id=ask.request_id, **arguments) as stream:
+            match ask.manner:
+                case "sit":
+                    await trio.sleep(ask.pace_s)
+                case "impatient":
+                    await self._read_impatiently(stream)
+                case _:
+                    await self._read(stream)
+
+    async def _read(self, stream: TokenStream) -> None:
+        num_outputs = 0
+        async for output in stream:
+            self._take(output)
+            num_outputs += 1
+            if self.ask.manner == "slow":
+                await trio.sleep(self.ask.pace_s)
+            if self.ask.manner == "leave" and num_outputs > self.ask.num_outputs:
+                return
+            if self.ask.manner == "raise" and num_outputs > self.ask.num_outputs:
+                raise LeftByItself
+        self._expect(self._has_ended, "a stream ended without an ending")
+
+    async def _read_impatiently(self, stream: TokenStream) -> None:
+        """Every read has a time limit, and may be broken off at any checkpoint: nothing is lost by that."""
+        while True:
+            with trio.move_on_after(self.ask.pace_s) as scope:
+                if self._task is not None and self.ask.cancel_at_checkpoint is None:
+                    self.world.cancels[self._task] = Countdown(self.world.rng.randint(1, 5), scope)
+                try:
+                    self._take(await anext(stream))
+                except StopAsyncIteration:
+                    break
+        self._expect(self._has_ended, "a stream ended without an ending")
+
+    # ------------------------------------------------------------------------------------ judgement
+
+    def _expect(self, holds: bool, rule: str) -> None:
+        self.world.expect(holds, f"{self.name}: {rule}")
+
+    def _take(self, output: RequestOutput) -> None:
+        assert self.record is not None
+        request = self.record.entry.request
+        expected, kind = expected_of(request), request.params.output_kind
+        new = output.outputs[0]
+        self.world.note(f"{self.name} reads {new.token_ids} {new.text!a} {new.finish_reason}")
+        self._expect(not self._has_ended, "an output came after the last one")
+        if kind is RequestOutputKind.DELTA:
+            self._token_ids, self._text = self._token_ids + new.token_ids, self._text + new.text
+        else:
+            is_longer = new.token_ids[: len(self._token_ids)] == self._token_ids
+            self._expect(is_longer and new.text.startswith(self._text), "something was taken back")
+            self._token_ids, self._text = new.token_ids, new.text
+        is_beginning = expected.token_ids[: len(self._token_ids)] == self._token_ids
+        self._expect(is_beginning, f"got tokens {self._token_ids}, not {expected.token_ids}")
+        self._has_ended = output.finished
+        if output.finished:
+            self._expect(self.is_settled, "the answer has ended, and its request goes on")
+            self._expect_promptness()
+            self._judge_ending(expected, (new.finish_reason, new.stop_reason))
+        else:
+            self._expect(kind is not RequestOutputKind.FINAL_ONLY, "an output came before the last one")
+            self._expect_text(expected.text_of(len(self._token_ids), is_flushed=False))
+
+    def _judge_ending(self, expected: Expected, ended: Ended) -> None:
+        if ended[0] in (FinishReason.STOP, FinishReason.LENGTH):
+            self._expect(
+                self._token_ids == expected.token_ids, f"ended at {self._token_ids}, {expected.token_ids}"
+            )
+            self._expect(ended == expected.ended, f"ended by {ended}, not {expected.ended}")
+            self._expect_text(expected.text)
+        else:
+            self._expect(self._is_allowed(ended[0], expected.request), f"ended by {ended} for no reason")
+            self._expect_text(expected.text_of(len(self._token_ids), is_flushed=True))
+
+    def _expect_promptness(self) -> None:
+        """Who waits for an ending hears of it at once; only while a runner starts again there is nobody to tell."""
+        record, story = self.record, self.world.story
+        assert record is not None and record.closed_s is not None
+        if self.ask.manner in ("read", "complete") and not story.restart_s:
+            late_s = trio.current_time() - record.closed_s
+            self._expect(late_s == 0, f"heard of its ending {late_s} s late")
+
+    def _expect_text(self, text: str) -> None:
+        self._expect(self._text == text, f"got {self._text!a}, not {text!a}")
+
+    def _is_allowed(self, reason: FinishReason | None, request: Request) -> bool:
+        """Whether something happened that explains an early end."""
+        record = self.record
+        assert record is not None
+        if reason is FinishReason.ABORT:
+            return request.request_id in self.world.aborted
+        if reason is FinishReason.SHUTDOWN:
+            return self.world.is_closing
+        is_queued = record.entry.scheduled_s is None
+        deadline_s = min(request.deadline_s, request.queue_deadline_s if is_queued else math.inf)
+        return reason is FinishReason.DEADLINE and trio.current_time() >= deadline_s
+
+    def _judge_error(self, error: Exception, engine: Engine) -> None:
+        self.world.note(f"{self.name} gets {error!r}")
+        self._has_ended = True
+        self._expect(self._is_explained(error, engine), f"got {error!r} for no reason")
+
+    def _is_explained(self, error: Exception, engine: Engine) -> bool:
+        ask, world = self.ask, self.world
+        match error:
+            case LeftByItself():
+                return True
+            case Overloaded(limit="max_queued_requests"):
+                admission = engine._wiring.admission
+                return admission._num_reserved + len(admission.journal) >= admission.max_live_requests
+            case Overloaded(limit="max_queued_tokens"):
+                queued = engine._wiring.journal.num_queued_tokens
+                return queued >= world.story.limits["max_queued_tokens"]
+            case PromptTooLong():
+                return len(ask.prompt) > world.story.max_model_len
+            case InvalidPrompt():
+                return ask.prompt == "panic"
+            case RequestIdInUse():
+                return ask.request_id == "twice"
+            case EngineClosed():
+                return world.is_closing
+            case EngineDead():
+                return world.story.mood == "deadly" and is_planted_cause(error)
+            case RequestFailed():
+                world.num_failed += 1
+                return world.num_failed <= world.fired["codec.decode"]
+        return False
+
+
+def is_planted_cause(error: BaseException) -> bool:
+    """Whether it names the fault that is behind it."""
+    return error.__cause__ is not None and is_planted(error.__cause__)

@@ -1,0 +1,70 @@
+"""What a request must be answered, worked out without an engine: the whole of it, and any beginning of it."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+
+from tests.actors.harness import VOCAB
+from tests.core.fake_model import expected_answer
+from tests.simulation.model import HalfLetterCodec
+from triolet.core.detokenizer import OutputText
+from triolet.core.outputs import FinishReason
+from triolet.core.request import Request
+
+Ended = tuple[FinishReason | None, int | str | None]
+
+
+@attrs.frozen(eq=False)
+class Expected:
+    """The one right answer to a request, however it was dealt out to steps and lives.
+
+    Args:
+        token_ids: up to and with the one that ended it.
+        text: of all of them.
+        ended: why, and by which stop string or token.
+    """
+
+    request: Request
+    token_ids: tuple[int, ...]
+    text: str
+    ended: Ended
+
+    def text_of(self, num_tokens: int, *, is_flushed: bool) -> str:
+        """The text of a beginning that no token has ended; `is_flushed` if no more will come."""
+        return _text(self.request, self.token_ids[:num_tokens], is_flushed=is_flushed)[0]
+
+
+@functools.cache
+def expected_of(request: Request) -> Expected:
+    """Work it out."""
+    params = request.params
+    eos = () if params.ignore_eos else request.eos_token_ids
+    ending = (*eos, *params.stop_token_ids)
+    answer = tuple(expected_answer(request.prompt_token_ids, request.seed, request.max_tokens, VOCAB, ending))
+    is_ended_by_token = answer[-1] in ending
+    text, num_tokens, stop = _text(request, answer, is_flushed=True, hide_last=is_ended_by_token)
+    ended: Ended = (FinishReason.LENGTH, None)
+    if stop is not None:
+        ended = (FinishReason.STOP, stop)
+    elif is_ended_by_token:
+        ended = (FinishReason.STOP, None if answer[-1] in eos else answer[-1])
+    return Expected(request, answer[:num_tokens], text, ended)
+
+
+def _text(
+    request: Request, token_ids: tuple[int, ...], *, is_flushed: bool, hide_last: bool = False
+) -> tuple[str, int, str | None]:
+    """The text, how many of the tokens belong to it, and the stop string that ended it."""
+    params, codec = request.params, HalfLetterCodec()
+    output = OutputText(
+        lambda ids: codec.decode(ids, skip_special_tokens=params.skip_special_tokens),
+        request.prompt_token_ids,
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+    )
+    delta = output.add(token_ids, hide_last=hide_last)
+    text = delta.text + (output.flush() if is_flushed else "")
+    return text, delta.num_tokens, delta.stop_reason

@@ -1,0 +1,102 @@
+"""The model's side of a simulated engine: a runner with faults, and a codec whose tokens are not always characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from tests.actors.harness import FakeExecutor, LetterCodec, model_info
+from tests.simulation.story import MAX_STEP_S
+from tests.simulation.world import World
+from triolet.core.model_info import GenerationDefaults, ModelInfo
+from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.progress import OnProgress
+from triolet.errors import RunnerDied
+
+FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters
+MAX_REMEMBERED = 80
+
+
+class HalfLetterCodec(LetterCodec):
+    """One token is one letter, or a half of one."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return bytes(map(_byte, token_ids)).decode("utf-8", "replace")
+
+
+def _byte(token_id: int) -> int:
+    if token_id >= FIRST_TAIL:
+        return 0xA0 + token_id - FIRST_TAIL
+    return 0xC3 + token_id - FIRST_LEAD if token_id >= FIRST_LEAD else 65 + token_id
+
+
+class FaultyCodec(HalfLetterCodec):
+    """The same, with the story's faults."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        self.world.reach("codec.decode")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class FaultyExecutor(FakeExecutor):
+    """A fake runner on virtual time that crashes, hangs, says things twice, and says old things again."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.story.num_blocks, world.story.block_size)
+        self.world = world
+        self._told: list[SampledToken] = []
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        world = self.world
+        world.num_lives += 1
+        if world.num_lives > 1:
+            await trio.sleep(world.story.restart_s)
+            world.reach("runner.start")
+        await super().start(on_progress)
+        world.note("runner started")
+        return attrs.evolve(
+            model_info(self.num_blocks, self.block_size),
+            generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
+        )
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        world = self.world
+        world.note(f"step {_shown(plan)}")
+        world.reach("runner.execute.before")
+        if world.is_due("runner.hang"):
+            await self._hang()
+        # It may touch its blocks at the beginning of its time, or at the end.
+        before_s, after_s = world.rng.choice(((0.0, MAX_STEP_S), (MAX_STEP_S / 2, 0.0)))
+        await trio.sleep(before_s)
+        result = self.model.execute(plan)
+        world.reach("runner.execute.middle")
+        await trio.sleep(after_s)
+        world.reach("runner.execute.after")
+        return self._told_again(result)
+
+    async def _hang(self) -> None:
+        """What the watchdog of a runner's process makes of one: a crash after `step_timeout`."""
+        await trio.sleep(self.world.story.limits["step_timeout"])
+        raise RunnerDied("took too long", -9)
+
+    def _told_again(self, result: StepResult) -> StepResult:
+        tokens = result.tokens
+        if self.world.is_due("runner.repeats_itself"):
+            tokens += tokens
+        if self.world.is_due("runner.repeats_the_past"):
+            tokens = (*self._told, *tokens)
+        self._told = [*self._told, *result.tokens][-MAX_REMEMBERED:]
+        return attrs.evolve(result, tokens=tokens)
+
+
+def _shown(plan: StepPlan) -> str:
+    rows = " ".join(
+        f"{row.row_id}@{row.start}+{row.num_tokens}{list(row.new_block_ids)}" for row in plan.rows
+    )
+    starts = " ".join(f"{start.row_id}={start.request_id}/{start.epoch}" for start in plan.starts)
+    return f"{plan.step_id} [{starts}] {rows}"

@@ -1,0 +1,357 @@
+"""Defects to plant in the engine, one at a time: a simulation that does not notice them proves nothing.
+
+Each is a small patch with a name. `SURVIVORS` names those that can not be noticed from here, and says why.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Tokens
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from triolet.actors import supervisor, tokenizer
+from triolet.actors.stream import TokenStream
+from triolet.actors.wiring import Wiring, _empty
+from triolet.core.admission import Admission
+from triolet.core.block_pool import BlockPool
+from triolet.core.collector import OutputCollector
+from triolet.core.feed import Feed
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.messages import Tokenize
+from triolet.core.outputs import FinishReason
+from triolet.core.plan import SampledToken, StepResult
+from triolet.core.prefix_cache import PrefixCache
+from triolet.core.scheduler import Scheduler
+from triolet.core.sequence import Sequence
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+MUTANTS: dict[str, Plant] = {}
+
+SURVIVORS = {
+    "a cache salt is ignored": "equal tokens give equal KV whatever the salt: only who may share changes, which the "
+    "tests of core.prefix_cache hold",
+    "a cache hit does not compare tokens": "it takes two contents with one 128-bit hash",
+    "supervisors stop their children in order of their start": "a stopped actor of ours does nothing any more that "
+    "another one could see; the tests of the supervisor hold the order",
+}
+
+
+def mutant(name: str) -> Callable[[Plant], Plant]:
+    """Enter a patch into the list."""
+
+    def enter(plant: Plant) -> Plant:
+        MUTANTS[name] = plant
+        return plant
+
+    return enter
+
+
+@contextmanager
+def planted_mutant(name: str | None) -> Iterator[None]:
+    """Within this scope the engine has the defect; None is the engine as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            MUTANTS[name](patch)
+        yield
+
+
+# -------------------------------------------------------------------------------- blocks and the cache
+
+
+@mutant("no free on abort")
+def _no_free_on_abort(patch: pytest.MonkeyPatch) -> None:
+    _never_free(patch, lambda entry: entry.finish_reason is FinishReason.ABORT)
+
+
+@mutant("no free on preempt")
+def _no_free_on_preempt(patch: pytest.MonkeyPatch) -> None:
+    _never_free(patch, lambda entry: entry.finish_reason is None)
+
+
+def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], bool]) -> None:
+    take_back = Scheduler._take_back
+
+    def mutated(self: Scheduler, sequence: Sequence) -> None:
+        if is_kept(sequence.entry):
+            sequence.block_table = []
+        take_back(self, sequence)
+
+    patch.setattr(Scheduler, "_take_back", mutated)
+
+
+@mutant("publish unfilled blocks")
+def _publish_unfilled(patch: pytest.MonkeyPatch) -> None:
+    publish = Scheduler._publish
+
+    def mutated(self: Scheduler, sequence: Sequence) -> None:
+        num_computed = sequence.num_computed_tokens
+        sequence.num_computed_tokens = sequence.entry.num_tokens
+        publish(self, sequence)
+        sequence.num_computed_tokens = num_computed
+
+    patch.setattr(Scheduler, "_publish", mutated)
+
+
+@mutant("a cache hit includes the last token")
+def _hit_includes_last(patch: pytest.MonkeyPatch) -> None:
+    find = PrefixCache.find
+
+    def mutated(self: PrefixCache, token_ids: Tokens[int], *arguments: Any) -> Any:
+        return find(self, (*token_ids, -1), *arguments)
+
+    patch.setattr(PrefixCache, "find", mutated)
+
+
+@mutant("an evicted block is still found")
+def _evicted_is_found(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "_forget", lambda self, block_id: None)
+
+
+@mutant("quarantine skipped")
+def _no_quarantine(patch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+    patch.setattr(BlockPool, "release", lambda self, block_ids, step_id=None: release(self, block_ids))
+
+
+# ------------------------------------------------------------------------------------------- journal
+
+
+@mutant("commit without the position check")
+def _no_position_check(patch: pytest.MonkeyPatch) -> None:
+    commit = Journal.commit
+
+    def mutated(self: Journal, entry: JournalEntry, token: SampledToken, now_s: float) -> bool:
+        return commit(self, entry, attrs.evolve(token, position=len(entry.output_token_ids)), now_s)
+
+    patch.setattr(Journal, "commit", mutated)
+
+
+@mutant("results are matched by request id instead of epoch")
+def _no_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    apply = Scheduler.apply
+
+    def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
+        epochs = {s.entry.request.request_id: s.entry.epoch for s in self._sequences.values()}
+        tokens = tuple(attrs.evolve(t, epoch=epochs.get(t.request_id, t.epoch)) for t in result.tokens)
+        apply(self, attrs.evolve(result, tokens=tokens), now_s)
+
+    patch.setattr(Scheduler, "apply", mutated)
+
+
+@mutant("late results are applied")
+def _late_results(patch: pytest.MonkeyPatch) -> None:
+    apply = Scheduler.apply
+
+    def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
+        step_id = self._in_flight.step_id if self._in_flight else result.step_id
+        apply(self, attrs.evolve(result, step_id=step_id), now_s)
+
+    patch.setattr(Scheduler, "apply", mutated)
+
+
+@mutant("the next life goes on behind a token that ended the answer")
+def _last_token_forgotten(patch: pytest.MonkeyPatch) -> None:
+    finish_if_over = Scheduler._finish_if_over
+
+    def mutated(self: Scheduler, sequence: Sequence) -> None:
+        if sequence.row_id is not None:
+            finish_if_over(self, sequence)
+
+    patch.setattr(Scheduler, "_finish_if_over", mutated)
+
+
+# ------------------------------------------------------------------------------------------ restarts
+
+
+@mutant("a restarted scheduler does not requeue")
+def _no_requeue(patch: pytest.MonkeyPatch) -> None:
+    new_scheduler = Wiring.new_scheduler
+
+    def mutated(self: Wiring, config: Any) -> Scheduler:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Scheduler, "add", lambda self, entry: None)
+            return new_scheduler(self, config)
+
+    patch.setattr(Wiring, "new_scheduler", mutated)
+
+
+@mutant("a restarted scheduler waits for a wake that was thrown away")
+def _wake_lost(patch: pytest.MonkeyPatch) -> None:
+    new_scheduler = Wiring.new_scheduler
+
+    def mutated(self: Wiring, config: Any) -> Scheduler:
+        is_woken = self._is_woken
+        scheduler = new_scheduler(self, config)
+        self._is_woken = is_woken
+        return scheduler
+
+    patch.setattr(Wiring, "new_scheduler", mutated)
+
+
+@mutant("a new runner gets the plans of the old one")
+def _old_plans(patch: pytest.MonkeyPatch) -> None:
+    new_scheduler = Wiring.new_scheduler
+
+    def mutated(self: Wiring, config: Any) -> Scheduler:
+        _empty(self.runner_inbox)
+        return new_scheduler(self, config)
+
+    patch.setattr(Wiring, "void_plans", lambda self: None)
+    patch.setattr(Wiring, "new_scheduler", mutated)
+
+
+@mutant("one_for_one instead of rest_for_one")
+def _one_for_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(supervisor, "children_to_restart", lambda strategy, names, dead: (dead,))
+
+
+@mutant("a panic of foreign code is not caught")
+def _panic_passes(patch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def only_exceptions(keep: Callable[[BaseException], None]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            keep(error)
+
+    patch.setattr(supervisor, "foreign_errors_kept", only_exceptions)
+
+
+@mutant("a feed delivers twice after a crash of the detokenizer")
+def _delivered_twice(patch: pytest.MonkeyPatch) -> None:
+    rebuilt = Feed._rebuilt
+
+    def mutated(self: Feed) -> Any:
+        num_tokens, self.collector._num_tokens = self.collector._num_tokens, 0
+        text = rebuilt(self)
+        self.collector._num_tokens = num_tokens
+        return text
+
+    patch.setattr(Feed, "_rebuilt", mutated)
+
+
+@mutant("a question is lost with its tokenizer")
+def _question_lost(patch: pytest.MonkeyPatch) -> None:
+    async def ask_once(wiring: Wiring, message: Tokenize) -> Any:
+        reply_send, reply = trio.open_memory_channel[Any](1)
+        with reply:
+            await wiring.to_tokenizer.send((message, reply_send))
+            return await reply.receive()
+
+    patch.setattr(tokenizer, "_ask", ask_once)
+
+
+# ------------------------------------------------------------------------------- endings and readers
+
+
+@mutant("an abort forgets to wake the scheduler")
+def _abort_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: Wiring, serial: int, reason: FinishReason) -> None:
+        if self.scheduler is not None and serial in self.journal:
+            self.scheduler.abort(serial, reason)
+
+    patch.setattr(Wiring, "finish", mutated)
+
+
+@mutant("a stop string does not end the request in the scheduler")
+def _stop_goes_on(patch: pytest.MonkeyPatch) -> None:
+    advance = Feed.advance
+
+    def mutated(self: Feed) -> bool:
+        advance(self)
+        return False
+
+    patch.setattr(Feed, "advance", mutated)
+
+
+@mutant("a deadline is forgotten once the queue timeout has passed")
+def _deadline_forgotten(patch: pytest.MonkeyPatch) -> None:
+    expire = Scheduler.expire
+
+    def mutated(self: Scheduler, now_s: float) -> None:
+        due = {serial for moment_s, serial in self._deadlines if moment_s <= now_s}
+        expire(self, now_s)
+        self._deadlines = [deadline for deadline in self._deadlines if deadline[1] not in due]
+
+    patch.setattr(Scheduler, "expire", mutated)
+
+
+@mutant("a preemption ends the deadline")
+def _deadline_lost_to_preemption(patch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def mutated(self: Scheduler, victim: Sequence) -> None:
+        preempt(self, victim)
+        self._deadlines = [deadline for deadline in self._deadlines if deadline[1] != victim.entry.serial]
+
+    patch.setattr(Scheduler, "_preempt", mutated)
+
+
+@mutant("a queue timeout ends requests that run")
+def _queue_timeout_for_all(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: Scheduler, now_s: float) -> None:
+        for sequence in list(self._sequences.values()):
+            request = sequence.entry.request
+            if min(request.deadline_s, request.queue_deadline_s) <= now_s:
+                self._finish(sequence, FinishReason.DEADLINE)
+
+    patch.setattr(Scheduler, "expire", mutated)
+
+
+@mutant("an admission's place is not given back on cancel")
+def _place_kept(patch: pytest.MonkeyPatch) -> None:
+    give_back = Admission.give_back
+
+    def mutated(self: Admission) -> None:
+        if not isinstance(sys.exc_info()[1], trio.Cancelled):
+            give_back(self)
+
+    patch.setattr(Admission, "give_back", mutated)
+
+
+@mutant("leaving waits before it frees")
+def _leaving_waits(patch: pytest.MonkeyPatch) -> None:
+    leave = TokenStream.__aexit__
+
+    async def mutated(self: TokenStream, *error: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        await leave(self, *error)
+
+    patch.setattr(TokenStream, "__aexit__", mutated)
+
+
+@mutant("a read that is cancelled takes its output along")
+def _output_lost(patch: pytest.MonkeyPatch) -> None:
+    read = TokenStream.__anext__
+
+    async def mutated(self: TokenStream) -> Any:
+        output = await read(self)
+        await trio.lowlevel.checkpoint()
+        return output
+
+    patch.setattr(TokenStream, "__anext__", mutated)
+
+
+@mutant("a slow reader loses what it has not read")
+def _slow_loses(patch: pytest.MonkeyPatch) -> None:
+    put = OutputCollector.put
+
+    def mutated(self: OutputCollector, text: str, num_tokens: int) -> None:
+        self._pieces.clear()
+        put(self, text, num_tokens)
+
+    patch.setattr(OutputCollector, "put", mutated)
+
+
+@mutant("a duplicate id takes the place of the first")
+def _id_taken_over(patch: pytest.MonkeyPatch) -> None:
+    from triolet.actors.submission import Submission
+
+    patch.setattr(Submission, "is_live", False)

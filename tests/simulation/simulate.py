@@ -1,0 +1,180 @@
+"""Run one story: faults for a while, then none, and everything must come to its end."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from tests.actors.harness import VOCAB
+from tests.core.fake_model import expected_answer
+from tests.simulation.client import Client
+from tests.simulation.determinism import seeded_scheduling
+from tests.simulation.expected import expected_of
+from tests.simulation.hooks import WatchedScheduler, watched
+from tests.simulation.model import FaultyCodec, FaultyExecutor
+from tests.simulation.story import MAX_STEP_S, Story, draw_story
+from tests.simulation.world import Record, World
+from triolet import EngineConfig, SamplingParams
+from triolet.actors.engine import Engine, run_engine
+from triolet.core.outputs import FinishReason
+from triolet.errors import EngineDead, InvariantViolated
+
+MAX_TASK_STEPS = 200_000  # a run has a few thousand; one that has more goes round in circles
+READING_S = 30.0  # for the slowest reader
+
+
+def simulate(story: Story | int) -> World:
+    """Run a story, or that of a seed; a run without violations is a good one."""
+    world = World(draw_story(story) if isinstance(story, int) else story)
+    with seeded_scheduling(world.story.seed), watched(world):
+        try:
+            trio.run(_run, world, clock=MockClock(autojump_threshold=0), instruments=[_Watcher(world)])
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            world.violations.append(f"the run ended with {error!r}")
+    return world
+
+
+class _Watcher(trio.abc.Instrument):
+    """Writes down who runs when, and cancels at the checkpoints that were drawn."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        world = self.world
+        world.schedule.append(task.name)
+        if (countdown := world.cancels.get(task)) is not None:
+            countdown.num_steps -= 1
+            if countdown.num_steps == 0:
+                countdown.scope.cancel()
+        if len(world.schedule) == MAX_TASK_STEPS:
+            world.violations.append("goes round in circles")
+            world.emergency.cancel()
+
+
+async def _run(world: World) -> None:
+    num_tasks = trio.lowlevel.current_statistics().tasks_living
+    with world.emergency:
+        try:
+            await _play(world)
+        except EngineDead as error:
+            world.expect(world.story.mood == "deadly", f"the engine died: {error!r}")
+    num_left = trio.lowlevel.current_statistics().tasks_living - num_tasks
+    world.expect(num_left == 0, f"{num_left} tasks are left")
+
+
+async def _play(world: World) -> None:
+    story = world.story
+    config = EngineConfig(runner="inline", **story.limits)
+    clients = [Client(world, ask) for ask in story.asks]
+    async with trio.open_nursery() as nursery:
+        async with run_engine(config, FaultyExecutor(world), lambda: FaultyCodec(world)) as engine:
+            for client in clients:
+                nursery.start_soon(client.run, engine, name=client.name)
+                if client.ask.abort_after_s is not None:
+                    nursery.start_soon(client.abort_later, engine, name=f"abort of {client.name}")
+            await trio.sleep_until(story.faults_until_s)
+            world.is_armed = False
+            world.note(f"no faults any more: {story.ending}")
+            if story.ending == "wait":
+                await _must_end(world, clients)
+                await _must_be_idle(world, engine)
+            world.is_closing = True
+            if story.ending == "drain":
+                await engine.drain(trio.current_time() + world.rng.choice((0.0, 0.1, 10.0)))
+        world.note("engine closed")
+        await _must_be_gone(world, clients)
+        nursery.cancel_scope.cancel()
+    _must_have_ended(world)
+    _must_have_all_blocks(world, engine)
+
+
+# -------------------------------------------------------------------------------- when faults are over
+
+
+async def _must_end(world: World, clients: list[Client]) -> None:
+    """Whatever was admitted ends in the time that its tokens take, and be it one request after the other."""
+    tokens_s = 3 * MAX_STEP_S * sum(map(_num_tokens, world.records.values()))
+    with trio.move_on_after(tokens_s + world.lateness_s + world.story.limits["step_timeout"]):
+        for client in clients:
+            while not client.is_settled:
+                await world.endings.park()
+    for client in clients:
+        world.expect(client.is_settled, f"{client.name} waits for ever")
+    await _must_be_gone(world, clients)
+
+
+def _num_tokens(record: Record) -> int:
+    request = record.entry.request
+    return len(request.prompt_token_ids) + request.max_tokens
+
+
+async def _must_be_gone(world: World, clients: list[Client]) -> None:
+    """Every client has read what it wants and knows how it ended."""
+    with trio.move_on_after(READING_S):
+        for client in clients:
+            await client.gone.wait()
+    for client in clients:
+        world.expect(client.gone.is_set(), f"{client.name} reads for ever")
+        client.scope.cancel()
+
+
+async def _must_be_idle(world: World, engine: Engine) -> None:
+    """Nothing is held by anybody, and the next one finds the engine as good as new."""
+    await trio.sleep(2 * MAX_STEP_S)
+    try:
+        engine.check_health()
+    except EngineDead:
+        world.expect(world.story.mood == "deadly", "the engine died")
+        return
+    wiring = engine._wiring
+    held = {
+        "journal": len(wiring.journal),
+        "streams": len(wiring.streams),
+        "submissions": len(engine._submissions),
+        "places": wiring.admission._num_reserved,
+        "questions": len(wiring.pulse.asked_s),
+        "quarantine": engine.statistics().kv_blocks_quarantined,
+        "blocks": engine.statistics().kv_blocks_in_use,
+    }
+    world.expect(not any(held.values()), f"the idle engine still holds {held}")
+    await _must_serve(world, engine)
+
+
+async def _must_serve(world: World, engine: Engine) -> None:
+    """One more request, as long as the cache is large: it needs every block there is."""
+    prompt = [7] * (world.story.max_model_len - 1)
+    tokens_s = 3 * MAX_STEP_S * len(prompt)
+    with trio.move_on_after(tokens_s):
+        output = await engine.complete(prompt, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))
+        record = world.record_of(trio.lowlevel.current_task())
+        assert record is not None
+        is_right = output.outputs[0].token_ids == expected_of(record.entry.request).token_ids
+        world.expect(is_right and output.finish_reason is FinishReason.LENGTH, f"the last answer is {output}")
+        return
+    world.violated("the last request waits for ever")
+
+
+def _must_have_ended(world: World) -> None:
+    """Accepted is ended: each request once, its tokens a beginning of the right ones."""
+    for serial, record in world.records.items():
+        tokens, entry = tuple(record.entry.output_token_ids), record.entry
+        world.expect(record.closed_s is not None, f"request {serial} was accepted and never ended")
+        # A stop string is found a moment later than its tokens, so the journal may know a few more.
+        right = expected_answer(entry.request.prompt_token_ids, entry.request.seed, len(tokens), VOCAB)
+        world.expect(tokens == tuple(right), f"request {serial} has tokens {tokens}, not {right}")
+
+
+def _must_have_all_blocks(world: World, engine: Engine) -> None:
+    scheduler = engine._wiring.scheduler
+    if not isinstance(scheduler, WatchedScheduler) or not scheduler.is_whole:
+        return
+    try:
+        scheduler.check()
+    except InvariantViolated as violation:
+        world.violated(f"after the end: {violation}")
+    statistics = engine.statistics()
+    resting = statistics.kv_blocks_free + statistics.kv_blocks_cached
+    world.expect(resting == statistics.kv_blocks_total, f"after the end: {statistics}")

@@ -1,0 +1,291 @@
+"""What happens in one simulated run, drawn from its seed: an engine's limits, its clients, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from tests.actors.harness import VOCAB
+from triolet.core.params import RequestOutputKind
+
+MAX_STEP_S = 0.02
+
+Mood = Literal["calm", "faulty", "escalating", "deadly"]
+Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
+Ending = Literal["wait", "drain", "leave"]
+Kind = Literal["error", "panic", "group"]
+
+RUNNER_POINTS = (
+    "runner.execute.before",
+    "runner.execute.middle",
+    "runner.execute.after",
+    "runner.hang",
+    "runner.tell.before",
+    "runner.tell.after",
+)
+SCHEDULER_POINTS = (
+    "scheduler.arrivals.before",
+    "scheduler.arrivals.after",
+    "scheduler.expire.before",
+    "scheduler.expire.after",
+    "scheduler.plan.before",
+    "scheduler.plan.middle",
+    "scheduler.preempt.middle",
+    "scheduler.plan.after",
+    "scheduler.progress.before",
+    "scheduler.progress.after",
+    "scheduler.apply.before",
+    "scheduler.commit.before",
+    "scheduler.commit.after",
+    "scheduler.finish.middle",
+    "scheduler.apply.after",
+)
+START_POINTS = ("runner.start", "scheduler.start")
+TEXT_POINTS = (
+    "tokenizer.answer.before",
+    "tokenizer.answer.after",
+    "detokenizer.deliver.before",
+    "detokenizer.deliver.after",
+)
+# What no supervisor hears of: one request fails, or nothing at all happens.
+OTHER_POINTS = ("codec.decode", "runner.repeats_itself", "runner.repeats_the_past")
+
+
+@attrs.frozen
+class Fault:
+    """Something breaks the n-th time that a point is reached; see `faults`."""
+
+    point: str
+    nth: int
+    kind: Kind
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """One request, and how its client behaves.
+
+    Args:
+        number: names the client.
+        request_id: some clients use the id of another.
+        at_s: when it comes; bursts share a moment.
+        prompt: token ids, or a text that must be tokenised first.
+        params: fields of `SamplingParams`.
+        arguments: of `generate`; a `deadline` is relative to `at_s`.
+        manner: how it reads.
+        pace_s: between two reads, of one read, or of sitting there.
+        num_outputs: after which it leaves or raises.
+        cancel_after_s: its scope has a time limit.
+        cancel_at_checkpoint: its scope is cancelled at this checkpoint after `at_s`.
+        abort_after_s: somebody else aborts it.
+    """
+
+    number: int
+    request_id: str
+    at_s: float
+    prompt: tuple[int, ...] | str
+    params: dict[str, Any]
+    arguments: dict[str, Any]
+    manner: Manner
+    pace_s: float
+    num_outputs: int
+    cancel_after_s: float | None = None
+    cancel_at_checkpoint: int | None = None
+    abort_after_s: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Story:
+    """One run.
+
+    Args:
+        seed: it was drawn from, and decides everything else, too.
+        mood: how much goes wrong: nothing; what is mended at once; so much that a supervisor gives up and its own
+            supervisor mends that; more than anybody has patience for.
+        limits: fields of `EngineConfig`.
+        num_blocks: of the KV cache, often too few.
+        block_size: tokens.
+        eos_token_ids: of the model.
+        restart_s: what a runner's restart takes.
+        asks: the clients, in order of arrival.
+        faults: at most one per point and count.
+        faults_until_s: from then on nothing breaks any more.
+        ending: what is done with those that are still there then.
+    """
+
+    seed: int
+    mood: Mood
+    limits: dict[str, Any]
+    num_blocks: int
+    block_size: int
+    eos_token_ids: tuple[int, ...]
+    restart_s: float
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+    faults_until_s: float
+    ending: Ending
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, tokens."""
+        return self.num_blocks * self.block_size
+
+
+def draw_story(seed: int) -> Story:
+    """The story of a seed; the same one in every process."""
+    rng = random.Random(seed)
+    mood = rng.choices(("calm", "faulty", "escalating", "deadly"), (25, 60, 10, 5))[0]
+    block_size = rng.choice((1, 2, 3, 4, 8))
+    is_famine = rng.random() < 0.4
+    num_tokens = rng.randint(10, 24) if is_famine else rng.randint(8, 72)
+    num_blocks = max(2, -(-num_tokens // block_size))
+    asks = _draw_asks(rng, num_blocks * block_size)
+    return Story(
+        seed=seed,
+        mood=mood,
+        limits=_draw_limits(rng, is_famine=is_famine),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
+        restart_s=rng.choice((0.0, 0.0, 0.1)),
+        asks=asks,
+        faults=_draw_faults(rng, mood),
+        faults_until_s=asks[-1].at_s + rng.choice((0.1, 0.4, 1.0)),
+        ending=rng.choices(("wait", "drain", "leave"), (80, 10, 10))[0],
+    )
+
+
+def _draw_limits(rng: random.Random, *, is_famine: bool) -> dict[str, Any]:
+    """With a famine of blocks go many requests that run together, and take them from each other."""
+    return {
+        "max_num_seqs": rng.randint(3, 6) if is_famine else rng.randint(1, 6),
+        "max_num_batched_tokens": rng.choice((5, 9, 16, 24) if is_famine else (1, 2, 5, 9, 16, 24)),
+        "max_queued_requests": rng.choice((1, 3, 20, 20, 20)),
+        "max_queued_tokens": rng.choice((12, 1000, 1000, 1000)),
+        "policy": rng.choice(("fcfs", "priority")),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "step_timeout": rng.choice((0.05, 0.3)),
+    }
+
+
+# ------------------------------------------------------------------------------------------ clients
+
+
+def _draw_asks(rng: random.Random, max_model_len: int) -> tuple[Ask, ...]:
+    bursts = sorted(rng.uniform(0, 0.5) for _ in range(rng.randint(1, 4)))
+    beginnings = [tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0, 12))) for _ in range(3)]
+    sharing = rng.choice((0.05, 0.05, 0.05, 0.6))
+    moments = sorted(rng.choice(bursts) for _ in range(rng.randint(2, 10)))
+    return tuple(
+        _draw_ask(
+            rng,
+            number,
+            "twice" if rng.random() < sharing else f"client-{number}",
+            at_s,
+            _draw_prompt(rng, beginnings, max_model_len),
+        )
+        for number, at_s in enumerate(moments)
+    )
+
+
+def _draw_prompt(
+    rng: random.Random, beginnings: Sequence[tuple[int, ...]], max_model_len: int
+) -> tuple[int, ...] | str:
+    if rng.random() < 0.03:
+        return "panic"
+    if rng.random() < 0.03:
+        return (1,) * (max_model_len + 1)
+    ids = rng.choice(beginnings) + tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 6)))
+    ids = ids[: rng.choice((max_model_len - 1, max(1, max_model_len // 2)))]
+    return "".join(chr(65 + token_id) for token_id in ids) if rng.random() < 0.4 else ids
+
+
+def _draw_ask(
+    rng: random.Random, number: int, request_id: str, at_s: float, prompt: tuple[int, ...] | str
+) -> Ask:
+    manner: Manner = rng.choices(
+        ("read", "slow", "impatient", "leave", "raise", "sit", "complete"), (35, 10, 10, 10, 5, 5, 25)
+    )[0]
+    return Ask(
+        number=number,
+        request_id=request_id,
+        at_s=at_s,
+        prompt=prompt,
+        params=_draw_params(rng),
+        arguments=_draw_arguments(rng),
+        manner=manner,
+        pace_s=rng.choice((0.003, 0.03, 0.1)),
+        num_outputs=rng.randint(0, 5),
+        cancel_after_s=_sometimes(rng, 0.08, rng.uniform(0, 0.2)),
+        cancel_at_checkpoint=_sometimes(rng, 0.15, rng.randint(1, 12)),
+        abort_after_s=_sometimes(rng, 0.12, rng.choice((0.0, rng.uniform(0, 0.2)))),
+    )
+
+
+def _draw_params(rng: random.Random) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "max_tokens": rng.choice((None, *range(1, 8), *range(1, 20))),
+        "seed": rng.randrange(50),
+        "stop": tuple(
+            "".join(chr(65 + rng.randrange(40)) for _ in range(rng.randint(1, 2)))
+            for _ in range(rng.choice((0, 0, 4, 16)))
+        )[:16],
+        "include_stop_str_in_output": rng.random() < 0.3,
+        "output_kind": rng.choice(tuple(RequestOutputKind)),
+    }
+    if rng.random() < 0.2:
+        params["stop_token_ids"] = tuple(rng.sample(range(VOCAB), 3))
+    if rng.random() < 0.2:
+        params["ignore_eos"] = True
+        if "stop_token_ids" not in params:  # those the fake model would have to mask
+            params["min_tokens"] = rng.randint(0, params["max_tokens"] or 5)
+    return params
+
+
+def _draw_arguments(rng: random.Random) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "priority": rng.randint(0, 2),
+        "deadline": _sometimes(rng, 0.2, rng.uniform(0, 0.5)),
+        "queue_timeout": _sometimes(rng, 0.15, rng.uniform(0, 0.2)),
+        "cache_salt": _sometimes(rng, 0.2, rng.choice(("salt", "pepper"))),
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _sometimes(rng: random.Random, chance: float, value: Any) -> Any:
+    return value if rng.random() < chance else None
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+def _draw_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
+    """Within the supervisors' patience, except where the mood says otherwise (`actors.tree` has their figures)."""
+    if mood == "calm":
+        return ()
+    engine = (*RUNNER_POINTS, *SCHEDULER_POINTS)
+    drawn = [_draw_fault(rng, TEXT_POINTS) for _ in range(rng.randint(0, 5))]
+    drawn += [_draw_fault(rng, OTHER_POINTS) for _ in range(rng.randint(0, 3))]
+    if mood == "faulty":
+        drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(0, 4))]
+        if rng.random() < 0.2:
+            drawn.append(Fault(rng.choice(START_POINTS), 1, _draw_kind(rng)))
+    if mood == "escalating":
+        drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(6, 17))]
+    if mood == "deadly":
+        first = rng.randint(1, 20)
+        drawn += [Fault("runner.execute.before", nth, _draw_kind(rng)) for nth in range(first, first + 30)]
+    return tuple({(fault.point, fault.nth): fault for fault in drawn}.values())
+
+
+def _draw_fault(rng: random.Random, points: Sequence[str]) -> Fault:
+    point = rng.choice(points)
+    # Preempting, committing a last token and the like are rare: their first times are as good as any.
+    mean = 3 if point.startswith(("scheduler.preempt", "scheduler.finish", "tokenizer", "runner.rep")) else 12
+    return Fault(point, 1 + int(rng.expovariate(1 / mean)), _draw_kind(rng))
+
+
+def _draw_kind(rng: random.Random) -> Kind:
+    return rng.choices(("error", "panic", "group"), (6, 3, 1))[0]

@@ -1,0 +1,163 @@
+"""The whole engine on virtual time, under faults: `python -m tests.simulation` runs as many seeds as one likes.
+
+A seed draws an engine's limits, its clients and what goes wrong; whatever the order of events, every request ends
+once, for a reason that the story allows, with exactly the tokens and the text that it must have.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import attrs
+import pytest
+
+from tests.simulation import story
+from tests.simulation.__main__ import main
+from tests.simulation.mutants import MUTANTS, planted_mutant
+from tests.simulation.simulate import simulate
+from tests.simulation.story import Ask, Fault, Story
+
+NUM_QUICK, NUM_SLOW = 200, 4000
+NUM_TO_KILL = 400
+
+
+def violations(seeds: range) -> dict[str, list[str]]:
+    """Of the bad seeds, by the command that replays them."""
+    runs = {f"python -m tests.simulation --seed {seed}": simulate(seed).violations for seed in seeds}
+    return {command: rules for command, rules in runs.items() if rules}
+
+
+def test_no_seed_breaks_a_rule() -> None:
+    assert violations(range(NUM_QUICK)) == {}
+
+
+@pytest.mark.slow
+def test_nor_do_thousands() -> None:
+    assert violations(range(NUM_QUICK, NUM_SLOW)) == {}
+
+
+@pytest.mark.slow
+def test_the_stories_reach_every_point_and_every_ending() -> None:
+    fired: Counter[str] = Counter()
+    endings: Counter[str] = Counter()
+    for seed in range(1000):
+        world = simulate(seed)
+        fired += world.fired
+        endings.update(str(record.entry.finish_reason) for record in world.records.values())
+    points = (
+        *story.RUNNER_POINTS, *story.SCHEDULER_POINTS, *story.START_POINTS, *story.TEXT_POINTS, *story.OTHER_POINTS,
+    )  # fmt: skip
+    assert fired.keys() == set(points)
+    assert endings.keys() == {"stop", "length", "abort", "deadline", "error", "shutdown"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_defect_is_noticed(name: str) -> None:
+    with planted_mutant(name):
+        assert any(simulate(seed).violations for seed in range(NUM_TO_KILL))
+
+
+@pytest.mark.parametrize("name", ["no free on abort", "commit without the position check"])
+def test_one_that_is_noticed_is_printed_with_the_command_that_replays_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with planted_mutant(name):
+        seed = next(seed for seed in range(NUM_TO_KILL) if simulate(seed).violations)
+    assert main(["--start", str(seed), "--seeds", "1", "--mutant", name]) == 1
+    first_line, *rules, _ = capsys.readouterr().out.splitlines()
+    assert first_line.endswith(f"python -m tests.simulation --seed {seed} --mutant '{name}'")
+    assert main(["--seed", str(seed), "--mutant", name]) == 1
+    replayed = capsys.readouterr().out
+    assert replayed.splitlines()[-len(rules) :] == rules
+    assert f"VIOLATED {rules[0].strip()}" in replayed
+
+
+def test_a_seed_gives_the_same_trace_in_two_processes() -> None:
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "25", "--digests"]
+    outputs = [
+        subprocess.check_output(
+            command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed}
+        )
+        for hash_seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0].split())) == 50
+
+
+# ------------------------------------------------------------------- stories that found bugs, told by hand
+
+
+def tell(*faults: Fault, restart_s: float = 0.0) -> Story:
+    """Two clients, one after the other, and what goes wrong."""
+    asks = tuple(
+        Ask(
+            number=number,
+            request_id=f"client-{number}",
+            at_s=number * 0.01,
+            prompt=(number, 2, 3),
+            params={"max_tokens": 4, "seed": number},
+            arguments={},
+            manner="read",
+            pace_s=0.0,
+            num_outputs=0,
+        )
+        for number in range(2)
+    )
+    return Story(
+        seed=0,
+        mood="faulty",
+        limits={
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 8,
+            "max_queued_tokens": 100,
+            "step_timeout": 1.0,
+        },
+        num_blocks=8,
+        block_size=2,
+        eos_token_ids=(),
+        restart_s=restart_s,
+        asks=asks,
+        faults=faults,
+        faults_until_s=1.0,
+        ending="wait",
+    )
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+@pytest.mark.parametrize("kind", ["error", "panic", "group"])
+def test_a_token_that_ends_an_answer_ends_it_also_after_a_crash_in_between(
+    nth: int, kind: story.Kind
+) -> None:
+    world = simulate(tell(Fault("scheduler.commit.after", nth, kind)))
+    assert world.violations == []
+    assert world.fired.total() == 1
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_request_whose_scheduler_crashes_while_ending_it_has_ended(nth: int) -> None:
+    world = simulate(tell(Fault("scheduler.finish.middle", nth, "error")))
+    assert world.violations == []
+    assert world.fired.total() == 1
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_a_new_runner_is_not_given_the_plan_that_its_predecessor_did_not_take(nth: int) -> None:
+    world = simulate(tell(Fault("runner.tell.after", nth, "error"), restart_s=0.1))
+    assert world.violations == []
+    assert world.num_lives == 2
+
+
+def test_what_comes_after_the_last_token_would_be_noticed() -> None:
+    with planted_mutant("the next life goes on behind a token that ended the answer"):
+        runs = [simulate(tell(Fault("scheduler.commit.after", nth, "error"))) for nth in range(1, 9)]
+    assert any(world.violations for world in runs)
+
+
+def test_the_same_story_in_another_order_has_another_trace() -> None:
+    told = tell()
+    assert simulate(told).digest() == simulate(told).digest()
+    assert simulate(told).digest() != simulate(attrs.evolve(told, seed=1)).digest()

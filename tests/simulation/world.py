@@ -1,0 +1,162 @@
+"""What one run knows of itself: its trace, its faults, and every rule that it has seen broken."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+
+import attrs
+import trio
+
+from tests.actors.harness import Panic
+from tests.simulation.story import MAX_STEP_S, Kind, Story
+from triolet.core.journal import JournalEntry
+from triolet.errors import RunnerDied
+
+
+class Planted(Exception):
+    """A fault of the story."""
+
+
+def make_error(kind: Kind, point: str) -> BaseException:
+    """What is raised at a point: an exception, what foreign code raises past `except Exception`, or a group of both."""
+    match kind:
+        case "error":
+            return Planted(point)
+        case "panic":
+            return Panic(point)
+        case "group":
+            return BaseExceptionGroup(point, [Planted(point), Panic(point)])
+
+
+def is_planted(error: BaseException) -> bool:
+    """Whether the story explains it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_planted, error.exceptions))
+    return isinstance(error, Planted | Panic | RunnerDied)
+
+
+@attrs.define(eq=False)
+class Record:
+    """What the world has seen of an admitted request.
+
+    Args:
+        entry: in the journal.
+        owner: the task that submitted it.
+        closed_s: when it ended.
+    """
+
+    entry: JournalEntry
+    owner: trio.lowlevel.Task
+    closed_s: float | None = None
+
+
+@attrs.define
+class Countdown:
+    """A scope to be cancelled after some more steps of a task."""
+
+    num_steps: int
+    scope: trio.CancelScope
+
+
+@attrs.define(eq=False)
+class World:
+    """One run of a story.
+
+    Args:
+        story: what is to happen.
+    """
+
+    story: Story
+    rng: random.Random = attrs.field(init=False)
+    lines: list[str] = attrs.field(factory=list)
+    violations: list[str] = attrs.field(factory=list)
+    records: dict[int, Record] = attrs.field(factory=dict)
+    aborted: set[str] = attrs.field(factory=set)
+    fired: Counter[str] = attrs.field(factory=Counter)
+    reached: Counter[str] = attrs.field(factory=Counter)
+    cancels: dict[trio.lowlevel.Task, Countdown] = attrs.field(factory=dict)
+    endings: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    emergency: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    schedule: list[str] = attrs.field(factory=list)
+    is_armed: bool = True
+    is_closing: bool = False
+    num_lives: int = 0
+    num_failed: int = 0
+    _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.rng = random.Random(self.story.seed + 1)
+        self._faults = {(fault.point, fault.nth): fault.kind for fault in self.story.faults}
+
+    # ------------------------------------------------------------------------------------- the trace
+
+    def note(self, line: str) -> None:
+        """Write a line of the trace."""
+        self.lines.append(f"{trio.current_time():9.6f} {line}")
+
+    def violated(self, rule: str) -> None:
+        """A rule was broken."""
+        self.note(f"VIOLATED {rule}")
+        self.violations.append(rule)
+
+    def expect(self, holds: bool, rule: str) -> None:
+        """A rule must hold."""
+        if not holds:
+            self.violated(rule)
+
+    def digest(self) -> str:
+        """Of the trace, and of the order in which tasks ran."""
+        return hashlib.blake2b(
+            "\n".join([*self.lines, *self.schedule]).encode("utf-8", "backslashreplace"), digest_size=8
+        ).hexdigest()
+
+    # -------------------------------------------------------------------------------------- faults
+
+    def is_due(self, point: str) -> Kind | None:
+        """A point is reached: whether, and how, something breaks there now."""
+        self.reached[point] += 1
+        kind = self._faults.get((point, self.reached[point]))
+        if kind is None or not self.is_armed:
+            return None
+        self.fired[point] += 1
+        self.note(f"fault {point} {self.reached[point]} {kind}")
+        return kind
+
+    def reach(self, point: str) -> None:
+        """A point is reached; raises what is due there."""
+        if (kind := self.is_due(point)) is not None:
+            raise make_error(kind, point)
+
+    @property
+    def lateness_s(self) -> float:
+        """How late the scheduler may be for a deadline: while a runner starts again there is none."""
+        return 2 * MAX_STEP_S + self.story.restart_s * max(0, self.num_lives - 1)
+
+    # ----------------------------------------------------------------------------------- the journal
+
+    def opened(self, entry: JournalEntry) -> None:
+        """A request was admitted."""
+        self.records[entry.serial] = Record(entry, trio.lowlevel.current_task())
+        self.note(f"opened {entry.serial} {entry.request.request_id}")
+
+    def record_of(self, task: trio.lowlevel.Task) -> Record | None:
+        """Of the request that a task submitted last."""
+        return next((record for record in reversed(self.records.values()) if record.owner is task), None)
+
+    def closed(self, entry: JournalEntry) -> None:
+        """A request has ended."""
+        record, now_s = self.records[entry.serial], trio.current_time()
+        request, name = entry.request, f"request {entry.serial}"
+        self.note(f"closed {entry.serial} {entry.finish_reason} {entry.output_token_ids}")
+        self.expect(record.closed_s is None, f"{name} ended twice")
+        self.expect(entry.finish_reason is not None, f"{name} ended without a reason")
+        record.closed_s = now_s
+        self.endings.unpark_all()
+        self.expect(now_s <= request.deadline_s + self.lateness_s, f"{name} outlived its deadline")
+        queued_s = now_s if entry.scheduled_s is None else entry.scheduled_s
+        self.expect(
+            queued_s <= request.queue_deadline_s + self.lateness_s,
+            f"{name} waited longer than its queue timeout",
+        )
