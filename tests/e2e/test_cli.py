@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from click.testing import CliRunner, Result
 import triolet
 from tests.cli.terminal import terminal
 from tests.model.tiny import make_model
+from tests.source_tree import SRC
 from triolet.cli import main
 
 
@@ -95,6 +99,19 @@ def test_a_folder_that_is_not_there_is_an_error_that_names_it() -> None:
     assert result.exit_code == 1
     assert "/no/such/model" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_nano_counts_from_1_to_20() -> None:
+    command = [sys.executable, "-m", "triolet", "chat", "-q", "-"]
+    environ = {**os.environ, "PYTHONPATH": str(SRC)}
+    counted = subprocess.run(
+        command, check=False, input="count from 1 to 20\n", capture_output=True, text=True, env=environ
+    )
+    assert counted.returncode == 0
+    assert [word.strip(",.") for word in counted.stdout.split() if word.strip(",.").isdigit()] == [
+        str(number) for number in range(1, 21)
+    ]
+    assert counted.stderr == ""
 
 
 def test_a_conversation_with_nano_can_be_interrupted_and_goes_on(tmp_path: Path) -> None:
