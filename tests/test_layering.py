@@ -261,3 +261,10 @@ def test_asking_the_command_for_help_loads_no_torch() -> None:
             assert left.code == 0
     """)
     assert "torch" not in loaded
+
+
+def test_every_public_name_is_there_and_is_listed() -> None:
+    import triolet
+
+    assert set(triolet.__all__) <= set(dir(triolet))
+    assert all(getattr(triolet, name) is not None for name in triolet.__all__)

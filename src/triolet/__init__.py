@@ -24,6 +24,7 @@ from triolet.core.outputs import (
     RequestStatus,
 )
 from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.progress import LoadProgress
 from triolet.core.statistics import EngineStatistics
 from triolet.errors import TrioletError
 
@@ -39,6 +40,7 @@ __all__ = [
     "EngineConfig",
     "EngineStatistics",
     "FinishReason",
+    "LoadProgress",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
@@ -62,3 +64,11 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module 'triolet' has no attribute {name!r}")
     return getattr(import_module(_ON_FIRST_USE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
