@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.model.paged import PagedDriver
 from tests.model.tiny import change_json, make_model
 from triolet.errors import ModelFileError, UnsupportedModel, WeightsMismatch
-from triolet.model.checkpoint import weight_files
+from triolet.model.checkpoint import Checkpoint
 from triolet.model.load import load_model
 
 TOKENS = list(range(12))
@@ -194,7 +194,7 @@ def test_an_index_names_only_safetensors_files_of_its_folder(file: object, folde
     weight_map = shard(folder)
     change_json(folder / "model.safetensors.index.json", weight_map={**weight_map, "lm_head.weight": file})
     with pytest.raises(ModelFileError, match=r"weight_map.lm_head.weight must be"):
-        weight_files(folder)
+        Checkpoint.open(folder)
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, []])
@@ -202,7 +202,7 @@ def test_an_index_must_have_a_map(weight_map: object, folder: Path) -> None:
     shard(folder)
     change_json(folder / "model.safetensors.index.json", weight_map=weight_map)
     with pytest.raises(ModelFileError, match="weight_map must"):
-        weight_files(folder)
+        Checkpoint.open(folder)
 
 
 def test_quantised_tensors_are_refused(folder: Path) -> None:

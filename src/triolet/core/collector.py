@@ -43,11 +43,6 @@ class OutputCollector:
         return self._num_tokens
 
     @property
-    def num_chars(self) -> int:
-        """Characters put so far."""
-        return len(self._text) + sum(map(len, self._pieces))
-
-    @property
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None until the last output was put."""
         return self._finish_reason

@@ -165,7 +165,7 @@ class OutputText:
     """The text of one request's answer: detokenized, and ended at the first stop string.
 
     It is a function of the tokens alone, however they are dealt out to steps. So a detokenizer that has crashed
-    makes a new one, adds the tokens committed so far, and drops as many characters as were delivered before.
+    makes a new one, adds the tokens whose text was delivered before, and drops that text.
 
     Args:
         decode: see `IncrementalDetokenizer`.

@@ -41,12 +41,6 @@ def _number(value: Any, _: Any) -> float:
     return float(value)
 
 
-def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("must be a natural number")
-    return value
-
-
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
         raise TypeError(f"must be a list, got {type(value).__name__}")

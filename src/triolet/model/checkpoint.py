@@ -77,15 +77,6 @@ class Checkpoint:
         return tensor
 
 
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that a model folder consists of.
-
-    Raises:
-        ModelFileError: there are none, or one that the index names is missing.
-    """
-    return tuple(_files_of(folder))
-
-
 def _files_of(folder: Path) -> dict[Path, set[str]]:
     """Each weight file with the tensors that the index, if there is one, says it must hold."""
     index = folder / _INDEX

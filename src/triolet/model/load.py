@@ -26,8 +26,6 @@ from triolet.model.interface import CausalModel
 from triolet.model.model_config import DTYPES, architecture_of, checkpoint_dtype, read_config
 from triolet.model.weights import WeightReader, check_fit, plan_tensors
 
-__all__ = ["LoadProgress", "LoadedModel", "load_model"]
-
 _logger = logging.getLogger(__name__)
 
 
