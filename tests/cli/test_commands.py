@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 import triolet
 from tests.cli.fake_engine import FakeEngine, open_fake_engine
 from tests.source_tree import ROOT, SRC
-from triolet.cli import failures, main
+from triolet.cli import failures, main, options
+from triolet.cli.terminal import KeyboardMode
 from triolet.core.params import SamplingParams
 from triolet.errors import ConfigError, EngineDead
 
@@ -205,3 +206,14 @@ print(*{"torch", "transformers", "trio", "rich", "prompt_toolkit"} & sys.modules
     with program("-c", script) as help_reader:
         out, err = help_reader.communicate()
     assert (out.strip(), err) == ("", "")
+
+
+def test_a_closed_stdin_is_no_keyboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert KeyboardMode.current() == KeyboardMode(None)
+
+
+def test_without_a_stdout_there_is_nothing_to_answer_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(click.UsageError, match="stdout must be open; got none"):
+        options.text_or_stdin("a question", "--question")

@@ -49,7 +49,7 @@ class Loading:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Meanwhile, the load is shown; nothing of it stays on a terminal."""
-        if not Screen.of(sys.stderr).colour:
+        if sys.stderr is None or not Screen.of(sys.stderr).colour:
             yield
             return
         self._bar = _bar()

@@ -201,8 +201,10 @@ def text_or_stdin(text: str, flag: str) -> str:
     """`text`, or all of stdin less one final newline if it is `-`.
 
     Raises:
-        click.UsageError: bytes that are not UTF-8.
+        click.UsageError: bytes that are not UTF-8, or nowhere to read from or to print an answer to.
     """
+    if sys.stdout is None:
+        raise click.UsageError("stdout must be open; got none")
     source = "stdin" if text == "-" else flag
     try:
         if text == "-" and sys.stdin is None:

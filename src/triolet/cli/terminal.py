@@ -31,7 +31,8 @@ class KeyboardMode:
             return cls(None)
         try:
             return cls(termios.tcgetattr(sys.stdin.fileno()))
-        except (termios.error, OSError, ValueError):  # no terminal, no stdin at all, or a stand-in in a test
+        # no terminal; a closed stdin, which Python makes None; or a stand-in in a test
+        except (termios.error, OSError, ValueError, AttributeError):
             return cls(None)
 
     def restore(self) -> None:
