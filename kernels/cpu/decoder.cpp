@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <thread>
 
 #include "attention_step.h"
 #include "linear.h"
@@ -51,6 +52,28 @@ struct alignas(64) Cursor {
 
 constexpr int STAGES = 3, STAGES_PER_LAYER = 8;
 
+// Ends a stage. A thread spins for about as long as a neighbour with a core of its own may still need, then gives its core
+// away: where other programs run, whom it waits for may be waiting for this very core. (OpenMP's own barrier spins for
+// milliseconds: beside one busy process a step of a small model took ten times as long.)
+class Barrier {
+ public:
+  void wait(int num_threads) {
+    const int round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins)
+      if (spins >= MAX_SPINS) std::this_thread::yield();
+  }
+
+ private:
+  static constexpr int MAX_SPINS = 20000;  // some ten microseconds
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> round_{0};
+};
+
 // What the threads of a step share.
 template <class T>
 struct Workspace {
@@ -59,6 +82,7 @@ struct Workspace {
   AttentionCall attention;  // of every layer, but for what differs
   std::vector<Piece> pieces;
   std::unique_ptr<Cursor[]> cursors;
+  Barrier barrier;
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
 
@@ -108,8 +132,9 @@ struct Workspace {
 template <class T>
 class Worker {
  public:
-  Worker(Workspace<T>& shared, int thread)
-      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden),
+  // `team` is how many threads there really are: a barrier that waits for more would wait for ever.
+  Worker(Workspace<T>& shared, int thread, int team)
+      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), team_(team), hidden_(model_.hidden),
         qkv_width_(shared.qkv_width()) {}
 
   void run() {
@@ -140,7 +165,7 @@ class Worker {
       for (int64_t i; (i = begin + cursors[owner].taken.fetch_add(1, std::memory_order_relaxed)) < end;)
         work(static_cast<int>(i));
     }
-#pragma omp barrier
+    shared_.barrier.wait(team_);
   }
 
   template <class Use>
@@ -269,7 +294,7 @@ class Worker {
   Workspace<T>& shared_;
   const Model& model_;
   const Step& step_;
-  const int thread_;
+  const int thread_, team_;
   const ptrdiff_t hidden_;
   const int qkv_width_;
   int next_stage_ = 0;
@@ -285,9 +310,9 @@ void run_step(const Model& model, const Step& given) {
 #pragma omp parallel num_threads(step.num_threads)
   {
 #if defined(_OPENMP)
-    Worker<T>(shared, omp_get_thread_num()).run();
+    Worker<T>(shared, omp_get_thread_num(), omp_get_num_threads()).run();
 #else
-    Worker<T>(shared, 0).run();
+    Worker<T>(shared, 0, 1).run();
 #endif
   }
 }
