@@ -217,7 +217,7 @@ class Client:
                 return admission._num_reserved + len(admission.journal) >= admission.max_live_requests
             case Overloaded(limit="max_queued_tokens"):
                 queued = engine._wiring.journal.num_queued_tokens
-                return queued >= world.story.limits["max_queued_tokens"]
+                return bool(queued >= world.story.limits["max_queued_tokens"])
             case PromptTooLong():
                 return len(ask.prompt) > world.story.max_model_len
             case InvalidPrompt():

@@ -123,7 +123,8 @@ async def _must_be_gone(world: World, clients: list[Client]) -> None:
 
 async def _must_be_idle(world: World, engine: Engine) -> None:
     """Nothing is held by anybody, and the next one finds the engine as good as new."""
-    await trio.sleep(2 * MAX_STEP_S)
+    # A step may have been in flight for somebody who has left: it ends, or hangs until the watchdog comes.
+    await trio.sleep(2 * MAX_STEP_S + world.story.limits["step_timeout"] + world.story.restart_s)
     try:
         engine.check_health()
     except EngineDead:

@@ -136,7 +136,7 @@ class Story:
 def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
     rng = random.Random(seed)
-    mood = rng.choices(("calm", "faulty", "escalating", "deadly"), (25, 60, 10, 5))[0]
+    mood: Mood = rng.choices(("calm", "faulty", "escalating", "deadly"), (25, 60, 10, 5))[0]
     block_size = rng.choice((1, 2, 3, 4, 8))
     is_famine = rng.random() < 0.4
     num_tokens = rng.randint(10, 24) if is_famine else rng.randint(8, 72)
