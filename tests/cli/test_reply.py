@@ -22,27 +22,27 @@ def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestO
 
 
 def test_the_stats_line_is_the_one_that_was_promised() -> None:
-    reply = Reply(asked_at=5.0)
+    reply = Reply(asked_s=5.0)
     reply.add(output("a", (1,)), now=5.041)
     reply.add(output("b", tuple(range(127))), now=7.0)
     assert reply.stats_line() == "TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)"
 
 
 def test_one_token_has_no_pace_and_nothing_cached_is_not_mentioned() -> None:
-    reply = Reply(asked_at=5.0)
+    reply = Reply(asked_s=5.0)
     reply.add(output("a", (1,), num_cached_tokens=0), now=6.239)
     assert reply.stats_line() == "TTFT 1.24 s · 1 tok · prompt 57"
 
 
 def test_the_first_output_decides_the_time_to_the_first_token() -> None:
-    reply = Reply(asked_at=5.0)
+    reply = Reply(asked_s=5.0)
     reply.add(output("", (1,)), now=5.5)
     reply.add(output("a", (2,)), now=9.0)
     assert (reply.ttft_s, reply.total_s) == (0.5, 4.0)
 
 
 def test_the_json_has_text_ids_reason_usage_and_times() -> None:
-    reply = Reply(asked_at=5.0)
+    reply = Reply(asked_s=5.0)
     last = CompletionOutput(index=0, text="!", token_ids=(9,), finish_reason=FinishReason.STOP, stop_reason=9)
     reply.add(output("hi", (7, 8)), now=5.25)
     reply.add(output("", (), outputs=(last,), finished=True, metrics=RequestMetrics()), now=6.0)

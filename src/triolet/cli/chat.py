@@ -43,7 +43,7 @@ def answer(
             conversation = Conversation(system)
             conversation.ask(question)
             params = attrs.evolve(engine.default_sampling_params(), **sampling)
-            screen, reply = Screen.of(sys.stdout), Reply(asked_at=trio.current_time())
+            screen, reply = Screen.of(sys.stdout), Reply(asked_s=trio.current_time())
             await receive_on(screen, nursery, engine, conversation.messages(), params, reply)
             if stats:
                 Screen.of(sys.stderr).remark(reply.stats_line())
@@ -138,7 +138,7 @@ class Chat:
 
     async def _reply(self) -> None:
         """Answer the last question; one that gets no answer is taken back, so that the conversation stays in order."""
-        reply = Reply(asked_at=trio.current_time())
+        reply = Reply(asked_s=trio.current_time())
         try:
             stopped = await self._stream(reply)
         except FORGIVEN as error:

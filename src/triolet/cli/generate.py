@@ -26,7 +26,7 @@ def run(prompt: str, sampling: Mapping[str, Any], config: EngineConfig, *, as_js
             engine = await opened(stack, config)
             nursery = await stack.enter_async_context(trio.open_nursery())
             params = attrs.evolve(engine.default_sampling_params(), **sampling)
-            reply = Reply(asked_at=trio.current_time())
+            reply = Reply(asked_s=trio.current_time())
             if as_json:
                 await receive(engine, prompt, params, reply, lambda text: None)
                 print(json.dumps(reply.as_json(engine.model_name), ensure_ascii=False), flush=True)

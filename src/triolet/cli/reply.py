@@ -24,13 +24,13 @@ class Reply:
     """What has arrived of one answer.
 
     Args:
-        asked_at: when it was asked for; seconds, `trio.current_time()`.
+        asked_s: when it was asked for; seconds, `trio.current_time()`.
         ttft_s: from then to the first output here, tokenization and queue included; None before.
         num_prompt_tokens: of the prompt as the model saw it.
         num_cached_tokens: of these, how many came from the prefix cache.
     """
 
-    asked_at: float
+    asked_s: float
     text: str = ""
     token_ids: list[int] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
@@ -46,15 +46,15 @@ class Reply:
 
         Args:
             output: one of kind `RequestOutputKind.DELTA`.
-            now: when it came, on the clock of `asked_at`.
+            now: when it came, on the clock of `asked_s`.
         """
         answer = output.outputs[0]
         self.text += answer.text
         self.token_ids += answer.token_ids
         self.finish_reason, self.stop_reason = answer.finish_reason, answer.stop_reason
         if self.ttft_s is None:
-            self.ttft_s = now - self.asked_at
-        self.total_s = now - self.asked_at
+            self.ttft_s = now - self.asked_s
+        self.total_s = now - self.asked_s
         self.num_prompt_tokens, self.num_cached_tokens = (
             len(output.prompt_token_ids),
             output.num_cached_tokens,
