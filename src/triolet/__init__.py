@@ -68,7 +68,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_ON_FIRST_USE})
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

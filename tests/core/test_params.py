@@ -536,3 +536,9 @@ def test_a_bad_word_has_a_longest_length() -> None:
         InvalidParams, match="bad_words must contain words of at most 4096 characters, got 4097"
     ):
         SamplingParams(bad_words=["fine", "x" * 4097])
+
+
+def test_type_checkers_know_what_every_list_and_mapping_takes() -> None:
+    annotations = SamplingParams.__init__.__annotations__
+    fields = ("stop", "stop_token_ids", "logprobs", "logit_bias", "allowed_token_ids", "bad_words")
+    assert [field for field in fields if "Any" in str(annotations[field])] == []

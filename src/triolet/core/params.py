@@ -90,7 +90,7 @@ def _flag(value: Any, field: attrs.Attribute[Any]) -> bool:
     return value
 
 
-def _logprobs(value: Any) -> int | None:
+def _logprobs(value: int | None) -> int | None:
     if isinstance(value, bool):
         return 1 if value else None
     return None if value is None else _int64("logprobs", value)
@@ -107,7 +107,7 @@ def _items(name: str, value: object, limit: int) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _stop(value: Any) -> tuple[str, ...]:
+def _stop(value: str | Sequence[str] | None) -> tuple[str, ...]:
     strings = (
         (value,)
         if isinstance(value, str)
@@ -134,15 +134,15 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token_ids))
 
 
-def _stop_token_ids(value: Any) -> tuple[int, ...]:
+def _stop_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
     return () if value is None else _token_ids("stop_token_ids", value)
 
 
-def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
+def _allowed_token_ids(value: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if value is None else _token_ids("allowed_token_ids", value)
 
 
-def _bad_words(value: Any) -> tuple[str, ...]:
+def _bad_words(value: Sequence[str] | None) -> tuple[str, ...]:
     if value is None:
         return ()
     words = _items("bad_words", value, MAX_BAD_WORDS)
@@ -161,7 +161,7 @@ def _bad_words(value: Any) -> tuple[str, ...]:
     return words
 
 
-def _logit_bias(value: Any) -> dict[int, float] | None:
+def _logit_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
