@@ -20,6 +20,7 @@ from triolet.core.outputs import FinishReason
 from triolet.errors import EngineDead, InvariantViolated
 
 MAX_TASK_STEPS = 200_000  # a run has a few thousand; one that has more goes round in circles
+PATIENCE_S = 1000.0  # of virtual time; a run takes a few seconds
 READING_S = 30.0  # for the slowest reader
 
 
@@ -55,14 +56,24 @@ class _Watcher(trio.abc.Instrument):
 
 
 async def _run(world: World) -> None:
-    num_tasks = trio.lowlevel.current_statistics().tasks_living
-    with world.emergency:
-        try:
-            await _play(world)
-        except EngineDead as error:
-            world.expect(world.story.mood == "deadly", f"the engine died: {error!r}")
-    num_left = trio.lowlevel.current_statistics().tasks_living - num_tasks
-    world.expect(num_left == 0, f"{num_left} tasks are left")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_lose_patience, world)
+        num_tasks = trio.lowlevel.current_statistics().tasks_living
+        with world.emergency:
+            try:
+                await _play(world)
+            except EngineDead as error:
+                world.expect(world.story.mood == "deadly", f"the engine died: {error!r}")
+        num_left = trio.lowlevel.current_statistics().tasks_living - num_tasks
+        world.expect(num_left == 0, f"{num_left} tasks are left")
+        nursery.cancel_scope.cancel()
+
+
+async def _lose_patience(world: World) -> None:
+    """Beside the run, not around it: a scope around it would be a deadline of every request."""
+    await trio.sleep(PATIENCE_S)
+    world.violated("nothing moves any more")
+    world.emergency.cancel()
 
 
 async def _play(world: World) -> None:
