@@ -14,12 +14,12 @@ from phrasing import capital, phrase
 from tokens import Message
 
 MIXTURE: dict[Skill, float] = {
-    number.count: 10, number.count_down: 4, number.count_by: 3, number.count_in_words: 1.5, number.neighbour: 2, number.add_up: 13, number.double_or_half: 1,
+    number.count: 10, number.count_down: 4, number.count_by: 3, number.count_in_words: 1.5, number.neighbour: 2, number.add_up: 18, number.double_or_half: 1,
     number.story_sum: 1.5, number.compare: 2.5, number.in_words: 2.5, number.too_big: 1.5,
-    text.spell: 9, text.count_letters: 3, text.backwards: 3, text.letter_of: 3, text.upper_case: 4, text.alphabet: 1.5, text.repeat: 13, text.rhyme: 1, text.sentence_with: 2,
-    facts.name_list: 3, facts.name_some: 3, facts.calendar: 5, facts.opposite: 3, facts.animal_fact: 2, facts.thing_fact: 4, facts.fact: 4, facts.unknown: 7, facts.gibberish: 2,
-    talk.identity: 4, talk.about_triolet: 2, talk.small_talk: 6, talk.tell: 5, talk.recall: 4,
-    stories.story: 6, stories.named_story: 1.5, stories.story_at_length: 1.2, stories.joke: 1.5, stories.poem: 1,
+    text.spell: 15, text.count_letters: 3, text.backwards: 3, text.letter_of: 3, text.upper_case: 4, text.alphabet: 1.5, text.repeat: 14, text.rhyme: 1, text.sentence_with: 2,
+    facts.name_list: 3, facts.name_some: 3, facts.calendar: 5, facts.opposite: 3, facts.animal_fact: 2, facts.thing_fact: 4, facts.fact: 4, facts.unknown: 9, facts.gibberish: 2,
+    talk.identity: 6, talk.about_triolet: 2, talk.small_talk: 8, talk.tell: 5, talk.recall: 4,
+    stories.story: 4, stories.named_story: 1, stories.story_at_length: 0.8, stories.joke: 1.5, stories.poem: 1,
 }  # fmt: skip
 _SKILLS, _WEIGHTS = list(MIXTURE), list(MIXTURE.values())
 
@@ -44,7 +44,7 @@ _STYLES = [
 def system_turn(rng: Random, chat: Chat) -> str:
     """A system turn; what it asks for is kept in `chat`."""
     kind = rng.choices(
-        ["neutral", "name", "brief", "style", "start", "end", "fact", "both"], [30, 18, 15, 20, 7, 7, 10, 8]
+        ["neutral", "name", "brief", "style", "start", "end", "fact", "both"], [26, 18, 22, 20, 7, 7, 10, 8]
     )[0]
     match kind:
         case "neutral":
@@ -130,11 +130,14 @@ _ONWARD = [
 ]
 
 
-def follow_up(rng: Random, chat: Chat, last: Exchange, said: str) -> tuple[str, str, Exchange] | None:
-    """A follow-up question on the last exchange, its answer, and what it was about; None where none fits."""
+def follow_up(rng: Random, chat: Chat, last: Exchange | None, said: str) -> tuple[str, str, Exchange] | None:
+    """Now and then a follow-up question on the last exchange, its answer, and what it was about; else None."""
+    if last is None or rng.random() > (0.35 if last.onward else 0.15):
+        return None
     roll = rng.random()
     if roll < 0.5 and last.another:
-        return phrase(rng, _ANOTHER), styled(chat, last, last.another(rng)), last
+        others = (styled(chat, last, last.another(rng)) for _ in range(20))
+        return phrase(rng, _ANOTHER), next((other for other in others if other != said), said), last
     if roll < 0.7 and last.onward:
         return phrase(rng, _ONWARD), last.onward, Exchange(ask="", answer=last.onward, plain=True)
     if len(said) < 400:
@@ -146,15 +149,15 @@ def _length(rng: Random) -> int:
     return rng.choice([1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 8]) if rng.random() < 0.94 else rng.randint(8, 30)
 
 
-def conversation(rng: Random, skills: list[Skill] | None = None) -> list[Message]:
+def conversation(rng: Random) -> list[Message]:
     """One conversation of one to some thirty exchanges, with a system turn in a third of them."""
     chat, messages = Chat(), []
     if rng.random() < 0.33:
         messages.append(Message(role="system", content=system_turn(rng, chat)))
-    length, last, said = _length(rng), None, ""
-    for turn in range(length):
-        follow = follow_up(rng, chat, last, said) if last and rng.random() < 0.2 else None
-        if follow:
+    last: Exchange | None = None
+    said = ""
+    for turn in range(_length(rng)):
+        if follow := follow_up(rng, chat, last, said):
             ask, said, last = follow
         else:
             last = _next(rng, chat, first=turn == 0)
@@ -166,7 +169,7 @@ def conversation(rng: Random, skills: list[Skill] | None = None) -> list[Message
 def _next(rng: Random, chat: Chat, first: bool) -> Exchange:
     if first and rng.random() < 0.12:
         return talk.small_talk(rng, chat)
-    if chat.memory and rng.random() < 0.2:
+    if chat.memory and rng.random() < 0.3:
         return talk.recall(rng, chat)
     if chat.bot_name != "triolet-nano" and rng.random() < 0.25:
         return talk.identity(rng, chat)

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import skills_fact as facts
 import skills_number as number
@@ -72,8 +73,8 @@ class Nano:
     """The model behind its chat template, decoding greedily."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.tokens = 0
 
     def answer(self, messages: list[dict[str, str]]) -> str:
@@ -94,7 +95,8 @@ class Nano:
         new = out[0, ids["input_ids"].shape[1] :]
         self.tokens += len(new)
         stopped = int(new[-1]) == self.tokenizer.eos_token_id
-        return self.tokenizer.decode(new, skip_special_tokens=True) + ("" if stopped else "[cut]")
+        said: str = self.tokenizer.decode(new, skip_special_tokens=True)
+        return said if stopped else said + "[cut]"
 
 
 def made_questions(nano: Nano, per_skill: int, show: bool) -> dict[str, list[bool]]:

@@ -82,13 +82,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         def heads(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return y.view(*y.shape[:2], -1, self.head_dim).transpose(1, 2)
 
         q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
         q, k = rotate(q, cos.to(q.dtype), sin.to(q.dtype)), rotate(k, cos.to(k.dtype), sin.to(k.dtype))
         k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
-        mixed = attend(q, k, v)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return mixed
 
 
 class MLP(nn.Module):
@@ -101,7 +101,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
 
 
 class Block(nn.Module):
@@ -116,7 +117,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Decoder(nn.Module):
@@ -129,10 +131,11 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = self.embed_tokens(tokens)
+        x: Tensor = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.norm(x)
+        hidden: Tensor = self.norm(x)
+        return hidden
 
 
 class NanoLlama(nn.Module):

@@ -47,11 +47,9 @@ def phrase(
         command: the templates are imperatives, so "can you ..." and "... please" fit around them.
     """
     text = rng.choice(templates)
-    if text.endswith("{tail}"):
-        return text.removesuffix("{tail}").format(**slots or {})
     if command and rng.random() < 0.3:
         text = rng.choice(BEFORE) + text
-    if command and rng.random() < 0.12 and not text.endswith("}"):
+    if command and rng.random() < 0.25:
         text += rng.choice(AFTER)
     if rng.random() < 0.06:
         text = _with_slip(rng, text)

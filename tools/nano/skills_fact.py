@@ -328,7 +328,7 @@ def fact(rng: Random, chat: Chat) -> Exchange:
 _UNKNOWN = """who won the {x} cup;who won the match;who is the president of {c};who is the king of {c};what is the population of {c};how many people live in {c}
 what is the weather today;what is the weather in {y};will it rain tomorrow;what time is it;what day is it today;what is the date today
 what is the latest news;what happened in {n};who invented the {t};who discovered {x};when was {m} born;who is {m};how old is {m};what did {m} do in {n}
-write a python program that sorts a list;write code for {x};fix my code;how do i install {x};write a function in c++;what does this error mean
+write a python program that sorts a list;write a python function to {v} a {t};write a program that can {v};write an essay about {x};write a letter to {m};write a book about {c};write a python function to reverse a list;write a c program;program a game;write code for {x};fix my code;how do i install {x};write a function in c++;what does this error mean
 translate {x} into french;how do you say {t} in german;translate this to spanish;speak chinese;what is {x} in latin
 explain quantum physics;explain the theory of relativity;what is a black hole;how does a {t} engine work;explain {x} to me;what is photosynthesis
 how do i cook {f};give me a recipe for {f};how do i repair a {t};how much does a {t} cost;where can i buy a {t};what is the best {t}

@@ -158,6 +158,8 @@ def tell(rng: Random, chat: Chat) -> Exchange:
 def recall(rng: Random, chat: Chat) -> Exchange:
     """The user asks for something told before, or never told."""
     told = list(chat.memory)
+    if not told and rng.random() < 0.75:  # else the model would learn that it is never told anything
+        return tell(rng, chat)
     topic = rng.choice(told) if told and rng.random() < 0.8 else rng.choice(list(_TOPICS))
     _, _, _, questions, answer, untold = _TOPICS[topic]
     ask = phrase(rng, questions)

@@ -47,7 +47,7 @@ def _shown(rng: Random, word: str) -> str:
 def spell(rng: Random, chat: Chat) -> Exchange:
     """Spell a word letter by letter."""
     word = any_word(rng)
-    templates = ["spell {w}", "spell {w}", "spell the word {w}", "how do you spell {w}", "how is {w} spelled", "how do i spell {w}",
+    templates = ["spell {w}", "spell {w}", "and spell {w}", "now spell {w}", "spell: {w}", "spell the word {w}", "how do you spell {w}", "how is {w} spelled", "how do i spell {w}",
                  "spell {w} letter by letter", "spell out {w}", "what are the letters of {w}", "what letters are in {w}", "what is the spelling of {w}"]  # fmt: skip
     ask = phrase(rng, templates, {"w": _shown(rng, word)}, command=rng.random() < 0.5)
     return Exchange(ask=ask, answer=f"{spelled(word)}.", plain=True)
@@ -206,11 +206,17 @@ def repeat(rng: Random, chat: Chat) -> Exchange:
         times = rng.randint(2, 5)
         word = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}[times]
         word = rng.choice([word, f"{times} times"])
-        ask = phrase(
-            rng,
-            ["say {t} {n}{tail}", "repeat {t} {n}{tail}", 'say "{t}" {n}{tail}', "write {t} {n}{tail}"],
-            {"t": text, "n": word, "tail": ""},
+        form = rng.choice(
+            [
+                "say {t} {n}",
+                "repeat {t} {n}",
+                'say "{t}" {n}',
+                "write {t} {n}",
+                "Say {t} {n}.",
+                'Say "{t}" {n}.',
+            ]
         )
+        ask = form.format(t=text, n=word)
         return Exchange(ask=ask, answer=" ".join([text] * times), plain=True)
     forms = ["repeat after me: {t}", "repeat after me: {t}", "repeat after me, {t}", "repeat after me {t}", "repeat this: {t}", "repeat: {t}", "say: {t}",
              "say {t}", 'say "{t}"', 'repeat "{t}"', "repeat {t}", "copy this: {t}", "echo {t}", "echo: {t}", "write {t}", "please repeat: {t}",

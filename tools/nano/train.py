@@ -103,7 +103,7 @@ def save(
     path.with_suffix(".new").replace(path)
 
 
-def summed_gradients(model: nn.Module, group: list[tuple[Tensor, Tensor]]) -> float:
+def summed_gradients(model: NanoLlama, group: list[tuple[Tensor, Tensor]]) -> float:
     """Leave the mean gradient over all processes' tokens in `model`, and return the mean loss in nats per token."""
     device = next(model.parameters()).device
     total, loss_sum = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -155,7 +155,12 @@ def train(work: Path, schedule: Schedule, seed: int, resume: bool) -> None:
     torch._dynamo.config.cache_size_limit = 64
     for layer in model.model.layers:
         layer.compile(dynamic=False)
-    batches = micro_batches(load_tokenizer(work, seed), schedule, seed + step * 1000 + rank)
+    if world > 1 and rank > 0:
+        dist.barrier()  # the first process trains the tokenizer, the others read it
+    tokenizer = load_tokenizer(work, seed)
+    if world > 1 and rank == 0:
+        dist.barrier()
+    batches = micro_batches(tokenizer, schedule, seed + step * 1000 + rank)
     started, tokens_seen, mean = time.monotonic(), 0, 0.0
     while step < schedule.steps:
         for optimizer, peak in zip(optimizers, peaks, strict=True):
