@@ -8,6 +8,9 @@ again. Half of them are greedy, half draw with a seed; all in float32, where eve
 token. Prints one JSON line per kill (milliseconds from the kill until the engine knew, until another process was
 loaded, until the next token of any stream) and one for all of them. Exits with 1 if an answer differs.
 
+Before anybody can know of a death, the system takes back the memory of the dead: tens of milliseconds for a process
+with torch in it, and more where others want the processor. That is most of the first figure.
+
 An engine that crashes more than five times in 30 seconds gives up, so kills are at least six seconds apart.
 """
 
