@@ -266,7 +266,9 @@ def _draw_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
     if mood == "calm":
         return ()
     engine = (*RUNNER_POINTS, *SCHEDULER_POINTS)
-    drawn = [_draw_fault(rng, TEXT_POINTS) for _ in range(rng.randint(0, 5))]
+    # A crash while the root starts its children again is one more for the root, which mends three of them.
+    max_text_faults = 1 if mood == "escalating" else 5
+    drawn = [_draw_fault(rng, TEXT_POINTS) for _ in range(rng.randint(0, max_text_faults))]
     drawn += [_draw_fault(rng, OTHER_POINTS) for _ in range(rng.randint(0, 3))]
     if mood == "faulty":
         drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(0, 4))]
