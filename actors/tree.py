@@ -51,6 +51,9 @@ def plant_tree(
         limits = scheduler_config(config, wiring.model_info, cache_key)
         await scheduler_actor(wiring, limits, task_status=task_status)
 
+    def num_steps_done() -> int:
+        return wiring.counters.num_steps_done
+
     engine = Supervisor(
         "engine",
         [
@@ -61,6 +64,7 @@ def plant_tree(
         max_restarts=5,
         period_s=30.0,
         on_report=on_report,
+        num_achieved=num_steps_done,
     )
     is_inline = config.runner == "inline"
     text = Supervisor(
@@ -80,6 +84,7 @@ def plant_tree(
         strategy=Strategy.REST_FOR_ONE,
         max_restarts=3,
         period_s=60.0,
+        num_achieved=num_steps_done,
     )
 
 

@@ -26,7 +26,7 @@ from triolet.core.journal import Journal
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason, RequestOutput
-from triolet.core.plan import StepPlan
+from triolet.core.plan import StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.errors import EngineDead, InvalidPrompt
 
@@ -273,3 +273,18 @@ async def test_an_engine_closes_at_once_while_the_runner_is_away(autojump_clock:
         assert trio.current_time() == pytest.approx(0.5)
         output = await last_of(stream)
     assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.SHUTDOWN, ANSWER[:4])
+
+
+async def test_a_step_that_always_fails_slowly_is_given_up(autojump_clock: MockClock) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+
+    async def slowly(plan: StepPlan) -> StepResult:
+        await trio.sleep(60.0)  # longer than any window of restarts
+        raise Planted("timed out again")
+
+    executor.execute = slowly  # type: ignore[method-assign]
+    async with fake_engine(executor) as engine:
+        with pytest.raises(EngineDead) as caught:
+            await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
+    assert isinstance(caught.value.__cause__, Planted)
+    assert executor.num_lives == 4 * 6

@@ -128,3 +128,11 @@ def test_a_crash_report_has_the_four_fields_of_otp() -> None:
         reason,
         "runner",
     )
+
+
+def test_a_restart_is_remembered_until_something_was_achieved_since() -> None:
+    intensity = RestartIntensity(max_restarts=2, period_s=5.0)
+    assert [intensity.allow(now_s, 7) for now_s in (0.0, 60.0, 120.0)] == [True, True, False]
+    intensity = RestartIntensity(max_restarts=2, period_s=5.0)
+    achieved = ((0.0, 7), (60.0, 7), (120.0, 8), (180.0, 8), (240.0, 8))
+    assert [intensity.allow(*each) for each in achieved] == [True, True, True, True, False]

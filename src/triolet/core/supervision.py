@@ -49,14 +49,26 @@ class RestartIntensity:
 
     max_restarts: int = attrs.field(validator=attrs.validators.ge(0))
     period_s: float = attrs.field(validator=attrs.validators.gt(0))
-    _times: deque[float] = attrs.field(factory=deque, init=False)
+    _restarts: deque[tuple[float, int | None]] = attrs.field(factory=deque, init=False)
 
-    def allow(self, now_s: float) -> bool:
-        """Record a restart at `now_s` (seconds, any monotonic clock); False means give up."""
-        while self._times and self._times[0] < now_s - self.period_s:
-            self._times.popleft()
-        self._times.append(now_s)
-        return len(self._times) <= self.max_restarts
+    def allow(self, now_s: float, num_achieved: int | None = None) -> bool:
+        """Record a restart; False means give up.
+
+        Args:
+            now_s: when, seconds of any monotonic clock.
+            num_achieved: a count of what the children have achieved so far, where there is one. A restart that leaves
+                the window is then only forgotten if something was achieved since: what fails slowly, each time for a
+                minute, must be given up, too.
+        """
+        while self._restarts and self._is_forgotten(*self._restarts[0], now_s, num_achieved):
+            self._restarts.popleft()
+        self._restarts.append((now_s, num_achieved))
+        return len(self._restarts) <= self.max_restarts
+
+    def _is_forgotten(
+        self, then_s: float, had_achieved: int | None, now_s: float, num_achieved: int | None
+    ) -> bool:
+        return then_s < now_s - self.period_s and (num_achieved is None or num_achieved != had_achieved)
 
 
 def must_restart(restart: Restart, *, crashed: bool) -> bool:
