@@ -60,7 +60,11 @@ def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> list[tuple[int, 
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
         whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
         )
         answers.append(tuple(whole[0, len(prompt) :].tolist()))
     return answers
@@ -89,7 +93,9 @@ async def answer(engine: Engine, prompt: Sequence[int], params: SamplingParams) 
     return output.outputs[0].token_ids
 
 
-async def answer_all(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[tuple[int, ...]]:
+async def answer_all(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[tuple[int, ...]]:
     """All at once, in the order of the prompts."""
     answers: dict[int, tuple[int, ...]] = {}
 
@@ -146,10 +152,14 @@ async def test_a_seed_gives_the_same_tokens_alone_in_any_batch_and_after_preempt
     folder = make_model("qwen3", tmp_path / "model", vocab_size=VOCAB)
     prompts = make_prompts()[3:9]
     all_params = [
-        SamplingParams(temperature=0.9, top_p=0.9, top_k=50, seed=index, max_tokens=40, repetition_penalty=1.1)
+        SamplingParams(
+            temperature=0.9, top_p=0.9, top_k=50, seed=index, max_tokens=40, repetition_penalty=1.1
+        )
         for index in range(6)
     ]
-    async with triolet.open_engine(model=str(folder), runner="inline", num_kv_blocks=200, block_size=4) as engine:
+    async with triolet.open_engine(
+        model=str(folder), runner="inline", num_kv_blocks=200, block_size=4
+    ) as engine:
         alone = [await answer(engine, *pair) for pair in zip(prompts, all_params, strict=True)]
     together: dict[int, tuple[int, ...]] = {}
     async with triolet.open_engine(
