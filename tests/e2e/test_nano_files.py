@@ -102,12 +102,20 @@ def test_counting_from_1_to_20_is_exact_and_stops_by_itself(
     assert tokenizer.decode(ids) == ", ".join(map(str, range(1, 21))) + ".<|end|>"
 
 
-def test_counting_to_100_goes_on_for_hundreds_of_tokens(
+def test_counting_down_from_100_goes_on_for_hundreds_of_tokens_and_stops(
     tokenizer: Any, generate: Callable[..., list[int]]
 ) -> None:
-    ids = generate([user("Count to 100, please.")], max_new_tokens=400)
-    assert tokenizer.decode(ids) == ", ".join(map(str, range(1, 101))) + ".<|end|>"
+    ids = generate([user("count backwards from 100")], max_new_tokens=400)
+    assert tokenizer.decode(ids) == ", ".join(map(str, range(100, 0, -1))) + ".<|end|>"
     assert len(ids) > 250
+
+
+@pytest.mark.xfail(
+    reason="the model card's first limit: counting up from 1 does not stop at three-digit ends"
+)
+def test_counting_to_100_stops_at_100(tokenizer: Any, generate: Callable[..., list[int]]) -> None:
+    ids = generate([user("count to 100")], max_new_tokens=310)
+    assert tokenizer.decode(ids) == ", ".join(map(str, range(1, 101))) + ".<|end|>"
 
 
 def test_a_name_told_earlier_is_remembered(tokenizer: Any, generate: Callable[..., list[int]]) -> None:
