@@ -77,7 +77,7 @@ def export(work: Path, folder: Path) -> None:
     config = NanoConfig()
     folder.mkdir(parents=True, exist_ok=True)
     state = torch.load(work / "checkpoint.pt", map_location="cpu")
-    # Training multiplied bfloat16 copies of these weights, so nothing that it used is lost by rounding.
+    # Training multiplied bfloat16 copies of the matrices, so rounding them costs nothing; the norms lose a little.
     weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state["model"].items()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it readable to its owner alone
