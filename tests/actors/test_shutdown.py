@@ -107,9 +107,6 @@ async def test_the_bodys_exception_comes_out_of_the_engines_scope_bare(
     assert caught.value is error
 
 
-@pytest.mark.xfail(
-    strict=False, reason="failed once in some twenty runs, not understood yet: where the signal lands"
-)
 def test_ctrl_c_in_the_middle_of_a_step_interrupts_who_opened_the_engine_and_no_actor() -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
     after: list[int] = []
