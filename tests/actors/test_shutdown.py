@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +21,14 @@ from triolet.errors import EngineClosed, InvalidRequest
 
 LONG = SamplingParams(max_tokens=100, seed=1)
 SHORT = SamplingParams(max_tokens=3, seed=1)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as at a terminal; a shell that starts a program in the background lets it ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 async def test_draining_lets_everybody_finish_and_nobody_in(autojump_clock: MockClock) -> None:
@@ -107,6 +117,7 @@ async def test_the_bodys_exception_comes_out_of_the_engines_scope_bare(
     assert caught.value is error
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_middle_of_a_step_interrupts_who_opened_the_engine_and_no_actor() -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
     after: list[int] = []
@@ -124,6 +135,35 @@ def test_ctrl_c_in_the_middle_of_a_step_interrupts_who_opened_the_engine_and_no_
     with pytest.raises(KeyboardInterrupt):
         trio.run(main, clock=MockClock(autojump_threshold=0))
     assert after[0] == 1
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_second_ctrl_c_while_the_engine_is_closing_comes_out_bare_too() -> None:
+    pressed: list[float] = []
+
+    class SlowToStop(FakeExecutor):
+        @asynccontextmanager
+        async def running(self) -> AsyncGenerator[None]:
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(1.0)
+
+    async def press_often() -> None:
+        for _ in range(8):
+            pressed.append(trio.current_time())
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep(0.1)
+
+    async def main() -> None:
+        async with fake_engine(SlowToStop(num_blocks=64, block_size=4)):
+            trio.lowlevel.spawn_system_task(press_often)
+            await trio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert pressed[-1] - pressed[0] > 0.5
 
 
 async def test_a_cancelled_body_leaves_the_engines_scope_cancelled(autojump_clock: MockClock) -> None:

@@ -14,7 +14,7 @@ from phrasing import capital, phrase
 from tokens import Message
 
 MIXTURE: dict[Skill, float] = {
-    number.count: 10, number.count_down: 4, number.count_by: 3, number.count_in_words: 1.5, number.neighbour: 2, number.add_up: 18, number.double_or_half: 1,
+    number.count: 14, number.count_down: 4, number.count_by: 3, number.count_in_words: 1.5, number.neighbour: 2, number.add_up: 18, number.double_or_half: 1,
     number.story_sum: 1.5, number.compare: 2.5, number.in_words: 2.5, number.too_big: 1.5,
     text.spell: 15, text.count_letters: 3, text.backwards: 3, text.letter_of: 3, text.upper_case: 4, text.alphabet: 1.5, text.repeat: 14, text.rhyme: 1, text.sentence_with: 2,
     facts.name_list: 3, facts.name_some: 3, facts.calendar: 5, facts.opposite: 3, facts.animal_fact: 2, facts.thing_fact: 4, facts.fact: 4, facts.unknown: 9, facts.gibberish: 2,

@@ -23,11 +23,17 @@ def joined(numbers: range) -> str:
 
 
 def _range_of(rng: Random) -> tuple[int, int]:
-    """Where to count from and to: mostly short, now and then some hundreds long."""
+    """Where to count from and to: mostly short, now and then some hundreds long, often across or up to a hundred."""
+    kind = rng.random()
+    if kind < 0.08:
+        return 1, rng.choice([rng.randint(90, 130), rng.choice([100, 110, 120, 150, 200]), rng.randint(100, 320)])
+    if kind < 0.33:
+        end = rng.choice([100, 200, rng.randint(100, 330), rng.randint(100, 330)])
+        return end - rng.randint(2, rng.choice([8, 20, 40])), end
     start = 1 if rng.random() < 0.6 else rng.randint(0, rng.choice([10, 30, 99, 300]))
     length = rng.choice([rng.randint(1, 9), rng.randint(3, 14), rng.randint(5, 25), rng.randint(10, 40)])
     if rng.random() < 0.1:
-        length = rng.randint(30, rng.choice([110, 110, 320]))
+        length = rng.randint(30, 110)
     if rng.random() < 0.35:
         return start, max(start + 1, (start + length) // 10 * 10)
     return start, start + length
