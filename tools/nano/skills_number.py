@@ -26,7 +26,9 @@ def _range_of(rng: Random) -> tuple[int, int]:
     """Where to count from and to: mostly short, now and then some hundreds long, often across or up to a hundred."""
     kind = rng.random()
     if kind < 0.08:
-        return 1, rng.choice([rng.randint(90, 130), rng.choice([100, 110, 120, 150, 200]), rng.randint(100, 320)])
+        return 1, rng.choice(
+            [rng.randint(90, 130), rng.choice([100, 110, 120, 150, 200]), rng.randint(100, 320)]
+        )
     if kind < 0.33:
         end = rng.choice([100, 200, rng.randint(100, 330), rng.randint(100, 330)])
         return end - rng.randint(2, rng.choice([8, 20, 40])), end
