@@ -34,13 +34,15 @@ LAYERS = {
     "nano": Layer("", ""),  # weights, and where they lie
     "core": Layer("attrs", "errors"),
     "wire": Layer("attrs cattrs", "core errors"),
-    "config": Layer("attrs cattrs", "core errors"),
+    "config_fields": Layer("attrs", "errors"),
+    "config": Layer("attrs cattrs", "config_fields core errors"),
+    "config_gateway": Layer("attrs", "config_fields errors"),
     "ipc": Layer("attrs cattrs msgpack", "core config errors"),
     "kernels": Layer("attrs torch triton", "errors"),
     "model": Layer(
         "attrs huggingface_hub numpy safetensors tokenizers torch transformers", "kernels core config errors"
     ),
-    "actors": Layer("attrs trio", "core wire ipc config errors"),
+    "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
     # The program of the runner's process: what `actors` is to the engine's, without Trio.
     "worker": Layer("attrs", "ipc model core config errors"),
 }

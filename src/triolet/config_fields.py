@@ -1,0 +1,118 @@
+"""What the fields of a configuration are made of: a sentence for `--help`, a default, and a check with a plain rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from triolet.errors import ConfigError
+
+MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
+
+
+def option(text: str, *, default: Any, validator: Any) -> Any:
+    """A field together with the sentence that `--help` prints for it."""
+    return attrs.field(default=default, validator=validator, metadata={"help": text})
+
+
+def one_of(choices: tuple[str, ...]) -> Any:
+    """Check for one of a few words."""
+
+    def check(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
+        if value not in choices:
+            raise ConfigError(attribute.name, "one of " + ", ".join(choices), value)
+
+    return check
+
+
+def whole(minimum: int, *, optional: bool = False) -> Any:
+    """Check for a whole number."""
+
+    def check(_config: object, attribute: attrs.Attribute[int], value: object) -> None:
+        if optional and value is None:
+            return
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not minimum <= value < 2**63:  # type: ignore[operator]
+            raise ConfigError(attribute.name, f"a whole number of at least {minimum}", value)
+
+    return check
+
+
+def seconds(*, optional: bool = False) -> Any:
+    """Check for a number of seconds above 0."""
+
+    def check(_config: object, attribute: attrs.Attribute[float], value: object) -> None:
+        if optional and value is None:
+            return
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= MAX_SECONDS:  # type: ignore[operator]
+            raise ConfigError(attribute.name, f"above 0 and at most {MAX_SECONDS:g} seconds", value)
+
+    return check
+
+
+def text(*, optional: bool = False) -> Any:
+    """Check for a text that is not empty."""
+
+    def check(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
+        if optional and value is None:
+            return
+        if not isinstance(value, str) or not value:
+            raise ConfigError(attribute.name, "a non-empty text", value)
+
+    return check
+
+
+def texts(_config: object, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:
+    """Check for a tuple of texts, none of them empty."""
+    if not isinstance(value, tuple) or not all(isinstance(item, str) and item for item in value):
+        raise ConfigError(attribute.name, "texts, none of them empty", value)
+
+
+def flag(_config: object, attribute: attrs.Attribute[bool], value: object) -> None:
+    """Check for true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(attribute.name, "true or false", value)
+
+
+_TRUTHS: Final[Mapping[str, bool]] = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def from_text(name: str, text: str, type_name: str) -> object:
+    """The value of a field as a flag or the environment writes it.
+
+    Args:
+        name: of the field.
+        text: what was written.
+        type_name: the field's annotation.
+    Raises:
+        ConfigError: it can not be read as that type.
+    """
+    if "tuple" in type_name:
+        return tuple(item for item in (part.strip() for part in text.split(",")) if item)
+    if "int" in type_name:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(name, "a whole number", text) from None
+    if "float" in type_name:
+        try:
+            return None if text.lower() == "none" else float(text)
+        except ValueError:
+            raise ConfigError(name, "a number of seconds, or none", text) from None
+    if "bool" in type_name:
+        if text.lower() not in _TRUTHS:
+            raise ConfigError(name, "true or false", text)
+        return _TRUTHS[text.lower()]
+    return text
