@@ -11,8 +11,6 @@ import itertools
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -20,24 +18,17 @@ import trio
 
 from triolet.actors.detokenizer import deliver
 from triolet.actors.health import check_health
-from triolet.actors.model_runner import Executor, open_executor
+from triolet.actors.resolving import resolve
 from triolet.actors.stream import TokenStream
 from triolet.actors.submission import Submission, check_type, seconds
-from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
-from triolet.actors.tokenizer import LoadCodec, ask_tokenizer, make_codec_loader
-from triolet.actors.tree import plant_tree
 from triolet.actors.wiring import Stream, Wiring
 from triolet.config import EngineConfig
-from triolet.core.admission import Admission
 from triolet.core.codec import TextCodec
 from triolet.core.feed import Feed
-from triolet.core.journal import Journal
-from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.core.progress import OnProgress
-from triolet.core.prompt import ParsedPrompt, Prompt, check_prompt, parse_prompt
+from triolet.core.prompt import Prompt, parse_prompt
 from triolet.core.request import Request
 from triolet.core.statistics import EngineStatistics
 from triolet.core.supervision import CrashReport
@@ -237,7 +228,8 @@ class Engine:
         self._submissions[request_id] = submission
         try:
             with submission.admission:
-                request = await self._resolve(submission)
+                params = submission.params or self.default_sampling_params()
+                request = await resolve(submission, params, self._wiring, self._seeds)
             self._check_open()
             admission.check_tokens(trio.current_time())
         except BaseException:
@@ -256,45 +248,6 @@ class Engine:
         if submission.was_aborted:
             wiring.finish(entry.serial, FinishReason.ABORT)
         return stream
-
-    async def _resolve(self, submission: Submission) -> Request:
-        """From what the caller wrote to what the scheduler needs; everything is checked here, once."""
-        arrival_s = trio.current_time()
-        ambient_deadline_s = trio.current_effective_deadline()
-        params = submission.params or self.default_sampling_params()
-        info, limit = self.model_info, self.max_model_len
-        params.check_vocabulary(info.vocab_size)
-        for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
-            if texts and self.tokenizer is None:
-                raise UnsupportedFeature(
-                    f"{field} must be empty: the model has no tokenizer", field=field, got=texts
-                )
-        tokenized = await self._tokenize(submission.prompt, params)
-        check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
-        room = limit - len(tokenized.token_ids)
-        return Request(
-            request_id=submission.request_id,
-            prompt=tokenized.text,
-            prompt_token_ids=tokenized.token_ids,
-            params=params,
-            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_ids=info.generation.eos_token_ids,
-            bad_words_token_ids=tokenized.bad_words_token_ids,
-            priority=submission.priority,
-            client=submission.client,
-            cache_salt=submission.cache_salt,
-            arrival_s=arrival_s,
-            deadline_s=min(submission.deadline_s, ambient_deadline_s),
-            queue_deadline_s=arrival_s + submission.queue_timeout_s,
-        )
-
-    async def _tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:
-        if prompt.token_ids is not None and not params.bad_words:
-            await trio.lowlevel.checkpoint()
-            return Tokenized(None, prompt.token_ids, ())
-        answer = await ask_tokenizer(self._wiring, Tokenize(prompt.content, params.bad_words))
-        return answer if prompt.token_ids is None else attrs.evolve(answer, token_ids=prompt.token_ids)
 
     def _leave(self, submission: Submission) -> None:
         """The reader is gone: end what it read, and give its id back. Synchronous, no checkpoint."""
@@ -382,64 +335,3 @@ def _died(cause: BaseException | None) -> EngineDead:
     error = EngineDead(f"the engine gave up after repeated crashes; the last one was: {cause!r}")
     error.__cause__ = cause
     return error
-
-
-@asynccontextmanager
-async def open_engine(
-    config: EngineConfig | None = None, /, *, on_progress: OnProgress = lambda progress: None, **fields: Any
-) -> AsyncGenerator[Engine]:
-    """Start an engine, and stop it when the scope is left; in between it is ready.
-
-    Args:
-        config: what to start; by default triolet-nano.
-        on_progress: told how far the loading of the model has come, in the Trio thread.
-        **fields: fields of `EngineConfig` that differ from `config`.
-    Raises:
-        ConfigError: a wrong or unknown field.
-        ModelError: the model can not be loaded.
-        EngineDead: the engine gave up, and nobody has been told yet.
-    """
-    chosen = EngineConfig.create(config, **fields)
-    with open_executor(chosen) as executor:
-        async with run_engine(chosen, executor, on_progress=on_progress) as engine:
-            yield engine
-
-
-@asynccontextmanager
-async def run_engine(
-    config: EngineConfig,
-    executor: Executor,
-    load_codec: LoadCodec | None = None,
-    *,
-    on_progress: OnProgress = lambda progress: None,
-) -> AsyncGenerator[Engine]:
-    """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
-    journal = Journal()
-    wiring = Wiring(
-        Admission(journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
-    )
-    engine = Engine(config, wiring)
-    load_codec = load_codec or make_codec_loader(config, wiring)
-    tree = plant_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            await nursery.start(_keep_alive, engine, tree)
-            yield engine
-        except BaseException as error:  # raised again below, without the nursery's group around it
-            failure = error
-        engine._close()
-        nursery.cancel_scope.cancel()
-    if wiring.scheduler is not None:
-        wiring.scheduler.abandon_step()
-    if failure is not None:
-        raise failure
-    engine._check_death_told()
-
-
-@trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine
-async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:
-    try:
-        await tree.run(task_status=task_status)
-    except SupervisorGaveUp as error:
-        engine._die(root_cause(error))

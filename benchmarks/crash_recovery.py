@@ -38,7 +38,7 @@ from common import machine, make_model, percentiles
 
 import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
-from triolet.actors.engine import run_engine
+from triolet.actors.opening import run_engine
 from triolet.actors.process_runner import ProcessExecutor
 from triolet.core.model_info import ModelInfo
 from triolet.core.progress import OnProgress

@@ -29,7 +29,8 @@ from triolet.core.statistics import EngineStatistics
 from triolet.errors import TrioletError
 
 if TYPE_CHECKING:
-    from triolet.actors.engine import Engine, open_engine
+    from triolet.actors.engine import Engine
+    from triolet.actors.opening import open_engine
     from triolet.actors.stream import TokenStream
 
 __version__ = "0.1.0"
@@ -55,7 +56,7 @@ __all__ = [
 
 _ON_FIRST_USE = {
     "Engine": "triolet.actors.engine",
-    "open_engine": "triolet.actors.engine",
+    "open_engine": "triolet.actors.opening",
     "TokenStream": "triolet.actors.stream",
 }
 

@@ -10,7 +10,8 @@ import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
 from triolet.actors import wiring
-from triolet.actors.engine import Engine, run_engine
+from triolet.actors.engine import Engine
+from triolet.actors.opening import run_engine
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
 from triolet.core.messages import Tokenize, Tokenized

@@ -13,7 +13,6 @@ from trio.testing import wait_all_tasks_blocked
 from tests.actors.harness import VOCAB, LetterCodec, answer_of, assert_all_blocks_back, model_info
 from tests.core.fake_model import FakeModel
 from triolet import SamplingParams
-from triolet.actors.engine import run_engine
 from triolet.actors.model_runner import (
     Executor,
     InlineExecutor,
@@ -22,6 +21,7 @@ from triolet.actors.model_runner import (
     Runner,
     ThreadExecutor,
 )
+from triolet.actors.opening import run_engine
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import PlanRow, RowStart, StepPlan, StepResult

@@ -19,7 +19,8 @@ from tests.actors.fake_worker import NUM_BLOCKS
 from tests.actors.harness import LetterCodec, answer_of, assert_all_blocks_back
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
-from triolet.actors.engine import Engine, run_engine
+from triolet.actors.engine import Engine
+from triolet.actors.opening import run_engine
 from triolet.actors.process_runner import GRACE_S, MAX_LINE_BYTES, ProcessExecutor
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo

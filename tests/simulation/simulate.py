@@ -15,7 +15,8 @@ from tests.simulation.model import FaultyCodec, FaultyExecutor
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
-from triolet.actors.engine import Engine, run_engine
+from triolet.actors.engine import Engine
+from triolet.actors.opening import run_engine
 from triolet.core.outputs import FinishReason
 from triolet.errors import EngineDead, InvariantViolated
 

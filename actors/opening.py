@@ -1,0 +1,81 @@
+"""Opening an engine: its actors stand around the caller's body, and are gone when that is left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from triolet.actors.engine import Engine
+from triolet.actors.model_runner import Executor, open_executor
+from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
+from triolet.actors.tokenizer import LoadCodec, make_codec_loader
+from triolet.actors.tree import plant_tree
+from triolet.actors.wiring import Wiring
+from triolet.config import EngineConfig
+from triolet.core.admission import Admission
+from triolet.core.journal import Journal
+from triolet.core.progress import OnProgress
+
+
+@asynccontextmanager
+async def open_engine(
+    config: EngineConfig | None = None, /, *, on_progress: OnProgress = lambda progress: None, **fields: Any
+) -> AsyncGenerator[Engine]:
+    """Start an engine, and stop it when the scope is left; in between it is ready.
+
+    Args:
+        config: what to start; by default triolet-nano.
+        on_progress: told how far the loading of the model has come, in the Trio thread.
+        **fields: fields of `EngineConfig` that differ from `config`.
+    Raises:
+        ConfigError: a wrong or unknown field.
+        ModelError: the model can not be loaded.
+        EngineDead: the engine gave up, and nobody has been told yet.
+    """
+    chosen = EngineConfig.create(config, **fields)
+    with open_executor(chosen) as executor:
+        async with run_engine(chosen, executor, on_progress=on_progress) as engine:
+            yield engine
+
+
+@asynccontextmanager
+async def run_engine(
+    config: EngineConfig,
+    executor: Executor,
+    load_codec: LoadCodec | None = None,
+    *,
+    on_progress: OnProgress = lambda progress: None,
+) -> AsyncGenerator[Engine]:
+    """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
+    journal = Journal()
+    wiring = Wiring(
+        Admission(journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
+    )
+    engine = Engine(config, wiring)
+    load_codec = load_codec or make_codec_loader(config, wiring)
+    tree = plant_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            await nursery.start(_keep_alive, engine, tree)
+            yield engine
+        except BaseException as error:  # raised again below, without the nursery's group around it
+            failure = error
+        engine._close()
+        nursery.cancel_scope.cancel()
+    if wiring.scheduler is not None:
+        wiring.scheduler.abandon_step()
+    if failure is not None:
+        raise failure
+    engine._check_death_told()
+
+
+@trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine
+async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:
+    try:
+        await tree.run(task_status=task_status)
+    except SupervisorGaveUp as error:
+        engine._die(root_cause(error))

@@ -1,0 +1,67 @@
+"""From what a caller wrote to what the scheduler needs: everything about a request is checked here, once."""
+
+from __future__ import annotations
+
+from random import Random
+
+import attrs
+import trio
+
+from triolet.actors.submission import Submission
+from triolet.actors.tokenizer import ask_tokenizer
+from triolet.actors.wiring import Wiring
+from triolet.core.messages import Tokenize, Tokenized
+from triolet.core.params import SamplingParams
+from triolet.core.prompt import ParsedPrompt, check_prompt
+from triolet.core.request import Request
+from triolet.errors import UnsupportedFeature
+
+
+async def resolve(submission: Submission, params: SamplingParams, wiring: Wiring, seeds: Random) -> Request:
+    """Tokenise a submission and hold it against the model.
+
+    Args:
+        submission: from the caller.
+        params: its own, or the model's wishes.
+        wiring: of the engine; its model is loaded.
+        seeds: where the seed of a request that brings none is drawn from.
+    Raises:
+        InvalidRequest: the model can not serve it.
+    """
+    assert wiring.model_info is not None
+    arrival_s = trio.current_time()
+    ambient_deadline_s = trio.current_effective_deadline()
+    info, limit = wiring.model_info, wiring.model_info.max_model_len
+    params.check_vocabulary(info.vocab_size)
+    for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+        if texts and wiring.codec is None:
+            raise UnsupportedFeature(
+                f"{field} must be empty: the model has no tokenizer", field=field, got=texts
+            )
+    tokenized = await _tokenize(wiring, submission.prompt, params)
+    check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
+    room = limit - len(tokenized.token_ids)
+    return Request(
+        request_id=submission.request_id,
+        prompt=tokenized.text,
+        prompt_token_ids=tokenized.token_ids,
+        params=params,
+        seed=seeds.getrandbits(63) if params.seed is None else params.seed,
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        eos_token_ids=info.generation.eos_token_ids,
+        bad_words_token_ids=tokenized.bad_words_token_ids,
+        priority=submission.priority,
+        client=submission.client,
+        cache_salt=submission.cache_salt,
+        arrival_s=arrival_s,
+        deadline_s=min(submission.deadline_s, ambient_deadline_s),
+        queue_deadline_s=arrival_s + submission.queue_timeout_s,
+    )
+
+
+async def _tokenize(wiring: Wiring, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:
+    if prompt.token_ids is not None and not params.bad_words:
+        await trio.lowlevel.checkpoint()
+        return Tokenized(None, prompt.token_ids, ())
+    answer = await ask_tokenizer(wiring, Tokenize(prompt.content, params.bad_words))
+    return answer if prompt.token_ids is None else attrs.evolve(answer, token_ids=prompt.token_ids)
