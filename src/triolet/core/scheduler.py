@@ -26,55 +26,15 @@ import itertools
 from bisect import insort
 from collections.abc import Iterable
 
-import attrs
-
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
-from triolet.core.plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.core.plan import RowStart, StepPlan, StepResult
 from triolet.core.prefix_cache import PrefixCache
+from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
 from triolet.core.sequence import Sequence
 from triolet.errors import InvariantViolated
 
-
-@attrs.frozen(kw_only=True)
-class SchedulerConfig:
-    """The limits of a step and of a sequence.
-
-    Args:
-        num_blocks: blocks of the KV cache.
-        block_size: tokens in a block.
-        max_num_seqs: rows of the runner's table.
-        max_num_batched_tokens: token budget of a step.
-        max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
-        policy: `fcfs` or `priority`.
-        enable_prefix_caching: publish and look up full blocks.
-        cache_key: secret of the prefix hashes.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    policy: str = "fcfs"
-    enable_prefix_caching: bool = True
-    cache_key: bytes = b""
-
-
-@attrs.define
-class SchedulerCounters:
-    """Totals since the engine started; a scheduler that is built anew goes on with them.
-
-    Args:
-        steps: planned; numbers them, too.
-        num_steps_done: whose result came; the others were lost to a crash.
-    """
-
-    steps: int = 0
-    num_steps_done: int = 0
-    num_preemptions: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
+__all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
 
 class Scheduler:
@@ -223,7 +183,7 @@ class Scheduler:
             self.counters.steps,
             tuple(self._ended_rows),
             tuple(starts),
-            tuple(map(self._row, self._scheduled)),
+            tuple(sequence.take_row() for sequence in self._scheduled),
         )
         self._ended_rows.clear()
         self._in_flight = plan
@@ -293,7 +253,7 @@ class Scheduler:
             self._schedule(sequence, num_tokens, missing)
             budget -= num_tokens
             self._note_admission(entry, num_cached, now_s)
-            starts.append(_row_start(sequence))
+            starts.append(sequence.row_start())
         return starts
 
     def _has_room(self, entry: JournalEntry, found_block_ids: Iterable[int]) -> bool:
@@ -316,18 +276,6 @@ class Scheduler:
             sequence.block_table += self.pool.allocate(num_missing_blocks)
         sequence.num_scheduled_tokens = num_tokens
         self._scheduled.append(sequence)
-
-    def _row(self, sequence: Sequence) -> PlanRow:
-        assert sequence.row_id is not None
-        new_block_ids = tuple(sequence.block_table[sequence.num_planned_blocks :])
-        sequence.num_planned_blocks = len(sequence.block_table)
-        return PlanRow(
-            sequence.row_id,
-            sequence.num_computed_tokens,
-            sequence.num_scheduled_tokens,
-            new_block_ids,
-            sequence.num_scheduled_tokens == sequence.num_pending_tokens,
-        )
 
     # ---------------------------------------------------------------------------------------- apply
 
@@ -426,20 +374,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
-
-
-def _row_start(sequence: Sequence) -> RowStart:
-    assert sequence.row_id is not None
-    entry = sequence.entry
-    request = entry.request
-    return RowStart(
-        row_id=sequence.row_id,
-        request_id=request.request_id,
-        epoch=entry.epoch,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=tuple(entry.output_token_ids),
-        params=request.params,
-        seed=request.seed,
-        ending_token_ids=request.ending_token_ids,
-        bad_words_token_ids=request.bad_words_token_ids,
-    )

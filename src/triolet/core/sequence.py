@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from triolet.core.journal import JournalEntry
+from triolet.core.plan import PlanRow, RowStart
 
 
 @attrs.define(eq=False)
@@ -50,3 +51,35 @@ class Sequence:
         self.num_planned_blocks = 0
         self.block_table = []
         self.block_hashes = []
+
+    # What the runner is told of it; see `core.plan`.
+
+    def row_start(self) -> RowStart:
+        """It has just got a row: everything that its tokens depend on."""
+        assert self.row_id is not None
+        entry = self.entry
+        request = entry.request
+        return RowStart(
+            row_id=self.row_id,
+            request_id=request.request_id,
+            epoch=entry.epoch,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=tuple(entry.output_token_ids),
+            params=request.params,
+            seed=request.seed,
+            ending_token_ids=request.ending_token_ids,
+            bad_words_token_ids=request.bad_words_token_ids,
+        )
+
+    def take_row(self) -> PlanRow:
+        """Its share of the step that is being planned; each new block is told once."""
+        assert self.row_id is not None
+        new_block_ids = tuple(self.block_table[self.num_planned_blocks :])
+        self.num_planned_blocks = len(self.block_table)
+        return PlanRow(
+            self.row_id,
+            self.num_computed_tokens,
+            self.num_scheduled_tokens,
+            new_block_ids,
+            self.num_scheduled_tokens == self.num_pending_tokens,
+        )
