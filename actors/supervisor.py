@@ -137,6 +137,7 @@ class Supervisor:
         period_s: length of the sliding window, seconds.
         on_report: told of every crash and of giving up.
         num_achieved: a count of what the children have done; see `RestartIntensity.allow`.
+        take_pardons: how many of the latest crashes have been explained since it was last asked; they do not count.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Supervisor:
         period_s: float,
         on_report: Callable[[CrashReport], None] = lambda report: None,
         num_achieved: Callable[[], int | None] = lambda: None,
+        take_pardons: Callable[[], int] = lambda: 0,
     ) -> None:
         names = [spec.name for spec in children]
         if len(set(names)) != len(names):
@@ -159,6 +161,7 @@ class Supervisor:
         self._max_restarts, self._period_s = max_restarts, period_s
         self._on_report = on_report
         self._num_achieved = num_achieved
+        self._take_pardons = take_pardons
         self._children: dict[str, _Child] = {}
         self._dead: deque[_Child] = deque()  # children of `_children` that have ended by themselves
         self._waiting = trio.lowlevel.ParkingLot()
@@ -228,7 +231,7 @@ class Supervisor:
         if not must_restart(child.spec.restart, crashed=reason is not None):
             return
         while True:
-            if not intensity.allow(trio.current_time(), self._num_achieved()):
+            if not intensity.allow(trio.current_time(), self._num_achieved(), self._take_pardons()):
                 self._report("intensity_exceeded", reason, name)
                 raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
             affected = children_to_restart(self._strategy, tuple(self._specs), name)

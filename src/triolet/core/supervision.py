@@ -51,7 +51,7 @@ class RestartIntensity:
     period_s: float = attrs.field(validator=attrs.validators.gt(0))
     _restarts: deque[tuple[float, int | None]] = attrs.field(factory=deque, init=False)
 
-    def allow(self, now_s: float, num_achieved: int | None = None) -> bool:
+    def allow(self, now_s: float, num_achieved: int | None = None, num_pardoned: int = 0) -> bool:
         """Record a restart; False means give up.
 
         Args:
@@ -59,10 +59,13 @@ class RestartIntensity:
             num_achieved: a count of what the children have achieved so far, where there is one. A restart that leaves
                 the window is then only forgotten if something was achieved since: what fails slowly, each time for a
                 minute, must be given up, too.
+            num_pardoned: restarts, this one and the latest before it, that are explained, and count no more.
         """
         while self._restarts and self._is_forgotten(*self._restarts[0], now_s, num_achieved):
             self._restarts.popleft()
         self._restarts.append((now_s, num_achieved))
+        for _ in range(min(num_pardoned, len(self._restarts))):
+            self._restarts.pop()
         return len(self._restarts) <= self.max_restarts
 
     def _is_forgotten(
