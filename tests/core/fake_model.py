@@ -50,12 +50,17 @@ class FakeModel:
         self.block_size, self.vocab_size = block_size, vocab_size
         self.rows: dict[int, _Row] = {}
         self.failing: set[str] = set()
+        self.most_tokens: int | None = None  # a step with more finds no memory
 
     def execute(self, plan: StepPlan) -> StepResult:
         for row_id in plan.ended:
             self.rows.pop(row_id, None)
         for start in plan.starts:
             self.rows[start.row_id] = _Row(start, [*start.prompt_token_ids, *start.output_token_ids], [])
+        for planned in plan.rows:
+            self.rows[planned.row_id].block_table += planned.new_block_ids
+        if self.most_tokens is not None and plan.num_tokens > self.most_tokens:
+            return StepResult(plan.step_id, (), out_of_memory="planted")
         for row in plan.rows:
             self._write(row)
         sampled = [self._sample(self.rows[planned.row_id]) for planned in plan.rows if planned.sample]
@@ -65,7 +70,6 @@ class FakeModel:
 
     def _write(self, planned: PlanRow) -> None:
         row = self.rows[planned.row_id]
-        row.block_table += planned.new_block_ids
         assert planned.num_tokens > 0
         for position in range(planned.start, planned.start + planned.num_tokens):
             self.cache[row.block_table[position // self.block_size]][position % self.block_size] = row.tokens[
