@@ -1,0 +1,368 @@
+"""One response: outputs of the engine in, server events out, and exactly one ending.
+
+    state      what comes                          events                                            next
+    fresh      begin                               response.created, response.in_progress            running
+    running    output, not the last                items opened, deltas                              running
+    running    last output: stop                   open item done, response.completed                over
+    running    last output: length                 open item done, response.incomplete               over
+               (reason max_output_tokens)
+    running    last output: abort, deadline        open item done, response.incomplete               over
+               (status cancelled)
+    running    last output: error, shutdown        response.failed                                   over
+    running    cancel                              open item done, response.incomplete               over
+               (status cancelled, or, of a steer, reason steered)
+    running    fail                                response.failed                                   over
+    fresh      cancel, fail                        those of begin, then as above                     over
+    over       anything                            none
+
+The same for WebSocket and HTTP; who sends the events adds what is the transport's, such as a `stream_id`. What goes
+beyond OpenAI's events are two keys of a response that is over: `finish_reason`, the engine's own word, and `metrics`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from triolet.core.params import SamplingParams
+from triolet.core.tools.events import (
+    AnswerEvent,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from triolet.wire.errors import WireError
+from triolet.wire.items import Message
+from triolet.wire.output_items import (
+    CallOutput,
+    Event,
+    Logprobs,
+    MessageOutput,
+    OutputItem,
+    ReasoningOutput,
+    messages_of,
+)
+from triolet.wire.requests import CreateResponse
+
+Parse = Callable[[str, bool], Sequence[AnswerEvent]]
+"""Finds text, reasoning and calls in what is new of an answer; the second argument says that it is the last."""
+
+NewId = Callable[[str], str]
+"""Makes an id with a prefix, such as `msg`."""
+
+
+def plain_text(text: str, is_last: bool) -> Sequence[AnswerEvent]:
+    """All of an answer is text."""
+    return [TextPiece(text)] if text else []
+
+
+class _State(enum.Enum):
+    FRESH = enum.auto()
+    RUNNING = enum.auto()
+    OVER = enum.auto()
+
+
+@attrs.define(eq=False, kw_only=True)
+class Answer:
+    """A response on its way; see the table at the head of this module.
+
+    Args:
+        response_id: such as `resp_...`.
+        request: what was asked for.
+        params: with what it is sampled.
+        model: name of the model.
+        created_at: seconds since the epoch.
+        new_id: names items.
+        parse: finds them.
+    """
+
+    response_id: str
+    request: CreateResponse
+    params: SamplingParams
+    model: str
+    created_at: int
+    new_id: NewId
+    parse: Parse = plain_text
+    _state: _State = attrs.field(default=_State.FRESH, init=False)
+    _num_events: int = attrs.field(default=0, init=False)
+    _items: list[OutputItem] = attrs.field(factory=list, init=False)
+    _open: OutputItem | None = attrs.field(default=None, init=False)
+    _statuses: list[str] = attrs.field(factory=list, init=False)
+    _late_logprobs: Logprobs = attrs.field(factory=list, init=False)
+    _last_output: RequestOutput | None = attrs.field(default=None, init=False)
+    _num_output_tokens: int = attrs.field(default=0, init=False)
+    _num_reasoning_tokens: int = attrs.field(default=0, init=False)
+    _ending: dict[str, Any] = attrs.field(factory=dict, init=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its terminal event has been made."""
+        return self._state is _State.OVER
+
+    @property
+    def was_successful(self) -> bool:
+        """Whether it is over, and later turns can continue it."""
+        return self._ending.get("status") in ("completed", "incomplete", "cancelled")
+
+    # -------------------------------------------------------------------------------------- what comes
+
+    def begin(self) -> list[Event]:
+        """The request was admitted."""
+        if self._state is not _State.FRESH:
+            return []
+        self._state = _State.RUNNING
+        return [
+            self._numbered({"type": "response.created", "response": self.response()}),
+            self._numbered({"type": "response.in_progress", "response": self.response()}),
+        ]
+
+    def add(self, output: RequestOutput, now: int) -> list[Event]:
+        """The engine has something new.
+
+        Args:
+            output: of kind DELTA.
+            now: seconds since the epoch.
+        """
+        if self.is_over:
+            return []
+        events = self.begin()
+        completion = output.outputs[0]
+        self._last_output = output
+        if self.request.generate:
+            self._num_output_tokens += len(completion.token_ids)
+            events += map(self._numbered, self._grown(completion))
+        if completion.finish_reason is not None:
+            events += self._finish(completion.finish_reason, now)
+        return events
+
+    def cancel(self, now: int, *, steered: bool = False) -> list[Event]:
+        """Somebody wants no more of it; it ends with what was sent so far."""
+        if self.is_over:
+            return []
+        ending: dict[str, Any] = {"status": "cancelled", "finish_reason": "abort"}
+        if steered:
+            ending |= {"status": "incomplete", "incomplete_details": {"reason": "steered"}}
+        return [*self.begin(), *self._end("response.incomplete", "incomplete", ending, now)]
+
+    def fail(self, error: WireError, now: int) -> list[Event]:
+        """It can not be finished."""
+        if self.is_over:
+            return []
+        return [*self.begin(), *self._fail(error, FinishReason.ERROR, now)]
+
+    # ------------------------------------------------------------------------------------- what it is
+
+    def response(self) -> dict[str, Any]:
+        """The response object as it is now; strict clients want every key."""
+        request, params = self.request, self.params
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.created_at,
+            "completed_at": None,
+            "status": "in_progress",
+            "model": self.model,
+            "output": [item.item(status) for item, status in self._items_and_statuses()],
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "metadata": dict(request.metadata),
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": request.previous_response_id,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "top_logprobs": request.top_logprobs,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "tool_choice": request.tool_choice,
+            "tools": list(request.tools),
+            "text": _without_none(attrs.asdict(request.text, recurse=False)),
+            "truncation": request.truncation,
+            "reasoning": None if request.reasoning is None else attrs.asdict(request.reasoning),
+            "store": request.store,
+            "background": False,
+            "service_tier": request.service_tier or "default",
+            "user": request.user,
+            "safety_identifier": request.safety_identifier,
+            "prompt_cache_key": request.prompt_cache_key,
+            "usage": self._usage(),
+            **self._ending,
+        }
+
+    def messages(self) -> list[Message]:
+        """The answer as messages of a chat, for the next turn."""
+        return messages_of(self._items)
+
+    # ------------------------------------------------------------------------------------------ items
+
+    def _grown(self, completion: CompletionOutput) -> list[Event]:
+        is_last = completion.finish_reason is not None
+        self._late_logprobs += self._logprobs(completion)
+        events: list[Event] = []
+        pieces = self.parse(completion.text, is_last)
+        if any(isinstance(piece, ReasoningPiece) for piece in pieces):
+            self._num_reasoning_tokens += len(completion.token_ids)
+        for piece in pieces:
+            events += self._piece(piece)
+        if (
+            is_last and self._late_logprobs
+        ):  # of tokens without a text of their own, such as the one that ended it
+            events += self._text("")
+        return events
+
+    def _piece(self, piece: AnswerEvent) -> list[Event]:
+        match piece:
+            case TextPiece(text=text):
+                return self._text(text)
+            case ReasoningPiece(text=text):
+                events: list[Event] = []
+                if not isinstance(self._open, ReasoningOutput):
+                    events += self._opened(ReasoningOutput(self.new_id("rs"), len(self._items)))
+                assert isinstance(self._open, ReasoningOutput)
+                return events + self._open.add(text)
+            case ToolCallBegin(name=name):
+                call_id = self.new_id("call")
+                return self._opened(CallOutput(self.new_id("fc"), len(self._items), call_id, name))
+            case ToolCallArguments(text=text):
+                assert isinstance(self._open, CallOutput), "arguments come between a call's begin and its end"
+                return self._open.add(text)
+            case ToolCallEnd(is_valid=is_valid):
+                return self._closed("completed" if is_valid else "incomplete")
+
+    def _text(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._open, MessageOutput):
+            events += self._opened(MessageOutput(self.new_id("msg"), len(self._items)))
+        assert isinstance(self._open, MessageOutput)
+        logprobs, self._late_logprobs = self._late_logprobs, []
+        return events + self._open.add(text, logprobs)
+
+    def _opened(self, item: OutputItem) -> list[Event]:
+        events = self._closed("completed")
+        self._items.append(item)
+        self._open = item
+        return events + item.begin()
+
+    def _closed(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        item, self._open = self._open, None
+        self._statuses.append(status)
+        return item.end(status)
+
+    def _items_and_statuses(self) -> list[tuple[OutputItem, str]]:
+        return list(zip(self._items, [*self._statuses, "in_progress"], strict=False))
+
+    # ---------------------------------------------------------------------------------------- endings
+
+    def _finish(self, reason: FinishReason, now: int) -> list[Event]:
+        ending: dict[str, Any] = {"finish_reason": reason.value}
+        match reason:
+            case FinishReason.STOP:
+                return self._end("response.completed", "completed", {**ending, "status": "completed"}, now)
+            case FinishReason.LENGTH if not self.request.generate:  # its one token, which nobody gets
+                ending = {"finish_reason": "stop", "status": "completed"}
+                return self._end("response.completed", "completed", ending, now)
+            case FinishReason.LENGTH:
+                ending |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            case FinishReason.ABORT | FinishReason.DEADLINE:
+                ending["status"] = "cancelled"
+            case FinishReason.SHUTDOWN:
+                return self._fail(WireError("The server is shutting down.", code="server_error"), reason, now)
+            case _:
+                return self._fail(WireError("The server failed.", code="server_error"), reason, now)
+        return self._end("response.incomplete", "incomplete", ending, now)
+
+    def _end(self, kind: str, item_status: str, ending: dict[str, Any], now: int) -> list[Event]:
+        events: list[Event] = []
+        if not self._items and kind == "response.completed" and self.request.generate:
+            events += self._text("")  # an answer of nothing is an answer
+        events += self._closed(item_status)
+        return [*map(self._numbered, events), self._over(kind, ending, now)]
+
+    def _fail(self, error: WireError, reason: FinishReason, now: int) -> list[Event]:
+        code = error.code if error.code in ("rate_limit_exceeded", "invalid_prompt") else "server_error"
+        ending = {
+            "status": "failed",
+            "error": {"code": code, "message": error.message},
+            "finish_reason": reason.value,
+        }
+        if self._open is not None:
+            self._statuses.append("incomplete")
+            self._open = None
+        return [self._over("response.failed", ending, now)]
+
+    def _over(self, kind: str, ending: dict[str, Any], now: int) -> Event:
+        self._state = _State.OVER
+        self._ending = {**ending, "metrics": self._metrics()}
+        if ending["status"] == "completed":
+            self._ending["completed_at"] = now
+        return self._numbered({"type": kind, "response": self.response()})
+
+    def _numbered(self, event: Event) -> Event:
+        event["sequence_number"] = self._num_events
+        self._num_events += 1
+        return event
+
+    # ---------------------------------------------------------------------------------------- numbers
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self._last_output is None or not self._ending:
+            return None
+        num_input, num_output = len(self._last_output.prompt_token_ids), self._num_output_tokens
+        cached = self._last_output.num_cached_tokens
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": min(self._num_reasoning_tokens, num_output)},
+            "total_tokens": num_input + num_output,
+        }
+
+    def _metrics(self) -> dict[str, float] | None:
+        """Where the time went, in seconds; keys that are not known yet are left out."""
+        if self._last_output is None:
+            return None
+        metrics = self._last_output.metrics
+        times = {}
+        if metrics.scheduled_ts:
+            times["queue_s"] = metrics.scheduled_ts - metrics.queued_ts
+        if metrics.first_token_ts:
+            times["ttft_s"] = metrics.first_token_ts - metrics.queued_ts
+            times["decode_s"] = metrics.last_token_ts - metrics.first_token_ts
+        return {name: round(time, 6) for name, time in times.items()}
+
+    def _logprobs(self, completion: CompletionOutput) -> Logprobs:
+        if completion.logprobs is None or not self.request.wants_logprobs:
+            return []
+        return [
+            _position(token_id, logprobs, self.request.top_logprobs)
+            for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]
+
+
+def _position(token_id: int, logprobs: dict[int, Logprob], num_top: int) -> dict[str, Any]:
+    """One token's log-probability, and those of the likeliest at its place."""
+    likeliest = sorted(logprobs.values(), key=lambda one: -one.logprob)[:num_top]
+    return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, likeliest))}
+
+
+def _token(one: Logprob) -> dict[str, Any]:
+    text = one.decoded_token or ""
+    return {
+        "token": text,
+        "bytes": list(text.encode(errors="replace")),
+        "logprob": max(one.logprob, -9999.0),  # JSON has no infinity; OpenAI's word for "impossible"
+    }
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

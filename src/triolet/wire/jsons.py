@@ -1,0 +1,49 @@
+"""JSON as it comes from strangers: one object, of plain Unicode text and finite numbers, not too deep."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from triolet.wire.errors import WireError
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_object(raw: str | bytes) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Raises:
+        WireError: `invalid_json`, with what is wrong and where.
+    """
+    try:
+        text = raw if isinstance(raw, str) else raw.decode()
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if _SURROGATE.search(
+            text
+        ):  # half a pair is no character: no tokenizer takes it and no frame can carry it
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise _invalid("it is nested too deep") from None
+    except UnicodeError:
+        raise _invalid("it holds something that is not Unicode text") from None
+    except ValueError as error:  # also an integer of more digits than Python reads
+        raise _invalid(str(error)) from None
+    if not isinstance(value, dict):
+        raise _invalid(f"it must be an object, got {type(value).__name__}")
+    return value
+
+
+def encode(value: Mapping[str, Any]) -> str:
+    """One line of JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _invalid(reason: str) -> WireError:
+    return WireError(f"This is not valid JSON: {reason}", code="invalid_json")

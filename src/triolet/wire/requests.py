@@ -1,0 +1,299 @@
+"""What a client may ask for: `response.create`, which is also the body of `POST /v1/responses`, and its companions.
+
+Types are strict and unknown keys are let pass. What is known and can not be honoured is refused by name, here: a
+request that passes means what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.errors import InvalidParams
+from triolet.wire.errors import of_exception, unsupported, wrong
+from triolet.wire.items import Input
+from triolet.wire.strict import CONVERTER, Wrong, structure
+
+LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
+MAX_TOP_LOGPROBS = 20
+MAX_STREAM_ID_CHARS = 256
+MAX_METADATA_ENTRIES = 16
+_STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+# Fields that go into `SamplingParams` under their own names.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+)
+# Known from OpenAI or vLLM, with a meaning that this server can not give them: ignoring them would be a lie.
+_REFUSED = ("prompt", "conversation", "context_management", "structured_outputs", "lora", "prompt_embeds")
+
+
+@attrs.frozen
+class Strings:
+    """One string or several."""
+
+    values: tuple[str, ...]
+
+
+def _strings(value: Any, _: Any) -> Strings:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(type(item) is str for item in values):
+        raise Wrong("a string or a list of strings", value)
+    return Strings(tuple(values))
+
+
+@attrs.frozen(kw_only=True)
+class TextConfig:
+    """How the text of an answer is to be.
+
+    Args:
+        format: `{"type": "text"}`, or a JSON schema.
+        verbosity: a hint; echoed.
+    """
+
+    format: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "text"})
+    verbosity: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningConfig:
+    """How much a model is to think; models here know at most whether."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class CreateResponse:
+    """`response.create`: start an answer.
+
+    The first group are OpenAI's fields, the second what a WebSocket adds, the third this server's own (most of them
+    vLLM's, with their meaning in `SamplingParams`).
+
+    Args:
+        model: name of the model.
+        input: what is new.
+        instructions: a system message before everything; not inherited by later turns.
+        previous_response_id: continue that response: its input, its output, then this input.
+        store: remember the response beyond this connection.
+        generate: false only takes the input in: a response without output, to continue from.
+        stream_id: the lane.
+        timeout: seconds after which the answer ends with what there is.
+        resumable: keep the answer going for a while if the connection is lost.
+        priority: lower goes first, under the engine's policy `priority`.
+        client: whom the request is counted for.
+        cache_salt: prefixes are shared only between requests of the same salt.
+    """
+
+    model: str
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int = 0
+    include: tuple[str, ...] = ()
+    text: TextConfig = TextConfig()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningConfig | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    stream: bool = False
+    background: bool = False
+    truncation: str = "disabled"
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    stream_id: str | None = None
+    generate: bool = True
+
+    timeout: float | None = None
+    resumable: bool = False
+    priority: int = 0
+    client: str | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[str, Any] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> CreateResponse:
+        """Structure and check a request.
+
+        Raises:
+            WireError: names the field, the rule and what came.
+        """
+        for name in _REFUSED:
+            if payload.get(name) is not None:
+                raise unsupported(name, f"{name} is not supported by this server")
+        request = structure(payload, cls)
+        request._check()
+        return request
+
+    def _check(self) -> None:
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise wrong("max_output_tokens", "at least 1", self.max_output_tokens)
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise wrong("top_logprobs", f"from 0 to {MAX_TOP_LOGPROBS}", self.top_logprobs)
+        if self.truncation not in ("disabled", "auto"):
+            raise wrong("truncation", "disabled or auto", self.truncation)
+        if self.timeout is not None and self.timeout <= 0:
+            raise wrong("timeout", "above 0 seconds", self.timeout)
+        if len(self.metadata) > MAX_METADATA_ENTRIES:
+            raise wrong("metadata", f"at most {MAX_METADATA_ENTRIES} entries", len(self.metadata))
+        if self.background:
+            raise unsupported("background", "background responses are not supported; stream instead")
+        check_stream_id(self.stream_id)
+        self._check_features()
+
+    def _check_features(self) -> None:
+        """What needs a part of the engine that is not there is refused, never ignored."""
+        if self.text.format.get("type", "text") != "text":
+            raise unsupported(
+                "text.format", "text.format must be of type text: this server enforces no schema"
+            )
+        if self.tools and self.tool_choice != "none":
+            raise unsupported("tools", "tools are not supported by this server")
+        if self.tool_choice not in ("auto", "none"):
+            raise unsupported("tool_choice", "tool_choice must be auto or none: there are no tools")
+        if self.chat_template_kwargs:
+            raise unsupported("chat_template_kwargs", "chat_template_kwargs are not supported by this server")
+        if self.truncation != "disabled":
+            raise unsupported("truncation", "truncation must be disabled: this server drops no turns")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether deltas carry log-probabilities."""
+        return LOGPROBS in self.include or self.top_logprobs > 0
+
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """The parameters of this request: what it says, and for the rest the model's own wishes.
+
+        Raises:
+            WireError: a value out of its range.
+        """
+        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.stop is not None:
+            given["stop"] = self.stop.values
+        if self.logit_bias is not None:
+            given["logit_bias"] = _biases(self.logit_bias)
+        if self.max_output_tokens is not None:
+            given["max_tokens"] = self.max_output_tokens
+        if self.wants_logprobs:
+            given["logprobs"] = self.top_logprobs
+        if not self.generate:  # the input is computed, and with it there always comes one token
+            given |= {"max_tokens": 1, "min_tokens": 0}
+        try:
+            return attrs.evolve(defaults, **given, output_kind=RequestOutputKind.DELTA)
+        except InvalidParams as error:
+            raise of_exception(error) from None
+
+
+@attrs.frozen(kw_only=True)
+class CancelResponse:
+    """`response.cancel`: end a response now.
+
+    Args:
+        response_id: which; by default the active one of the lane.
+        stream_id: the lane; by default the one without a name.
+    """
+
+    response_id: str | None = None
+    stream_id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SteerResponse:
+    """`response.steer`: end an active response where it is, and continue it with more input."""
+
+    previous_response_id: str
+    input: Input
+
+
+@attrs.frozen(kw_only=True)
+class ResumeResponse:
+    """`response.resume`: go on reading a resumable response, on another connection than the one it began on.
+
+    Args:
+        response_id: which.
+        starting_after: the last sequence number that was received; -1 for none.
+        stream_id: the lane for its events from now on.
+    """
+
+    response_id: str
+    starting_after: int = -1
+    stream_id: str | None = None
+
+
+def check_stream_id(stream_id: object) -> None:
+    """Hold the name of a lane to its rule.
+
+    Raises:
+        WireError: `invalid_stream_id`.
+    """
+    if stream_id is None:
+        return
+    is_name = isinstance(stream_id, str) and 0 < len(stream_id) <= MAX_STREAM_ID_CHARS
+    if not is_name or not _STREAM_ID_CHARS.issuperset(stream_id):  # type: ignore[arg-type]
+        rule = f"1 to {MAX_STREAM_ID_CHARS} characters of A-Z, a-z, 0-9, _, . and -"
+        raise wrong("stream_id", rule, stream_id, code="invalid_stream_id")
+
+
+def _biases(written: Mapping[str, Any]) -> dict[int, float]:
+    """Token ids as JSON writes them, in strings."""
+    biases = {}
+    for token_id, bias in written.items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 18):
+            raise wrong("logit_bias", "an object with token ids as keys", token_id)
+        if type(bias) not in (int, float):
+            raise wrong(f"logit_bias.{token_id}", "a number", bias)
+        biases[int(token_id)] = bias
+    return biases
+
+
+def _tool_choice(value: Any, _: Any) -> str | Mapping[str, Any]:
+    if not isinstance(value, str | dict):
+        raise Wrong("a string or an object", value)
+    return value
+
+
+CONVERTER.register_structure_hook(Strings, _strings)
+CONVERTER.register_structure_hook_func(lambda kind: kind == str | Mapping[str, Any], _tool_choice)
