@@ -1,0 +1,251 @@
+"""What a caller may ask of an answer's form: `StructuredOutputsParams`, with vLLM's names and messages.
+
+Here it is only held to its rules; whether a grammar means anything, its compiler says (`triolet.grammar`), far from the
+event loop and under limits of its own.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from triolet.errors import InvalidParams, shown
+
+MAX_NESTING = 64
+"""Deepest nesting of a schema; those that people write reach perhaps 20."""
+
+MAX_CHOICES = 4_096
+MAX_TEXT_CHARS = 2**20
+"""Longest text of any kind that is looked at; the engine's own limit is `max_grammar_bytes`."""
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+DEFAULT_MAX_BYTES = 2**17
+
+
+def _wrong(field: str, sentence: str, got: object) -> InvalidParams:
+    name = f"structured_outputs.{field}"
+    return InvalidParams(f"{name} {sentence}, got {shown(got)}.", field=name, got=got)
+
+
+def _text(value: Any, field: attrs.Attribute[Any]) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise _wrong(field.name, "must be a string", value)
+    if not value.strip():
+        raise _wrong(field.name, "cannot be empty", value)
+    if len(value) > MAX_TEXT_CHARS:
+        raise _wrong(field.name, f"must have at most {MAX_TEXT_CHARS} characters", len(value))
+    if "\0" in value:
+        raise _wrong(field.name, "must hold no NUL character", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _wrong(field.name, "must be Unicode text", value) from None
+    return str.__str__(value)
+
+
+def _schema(value: Any) -> str | None:
+    """A JSON schema as its text, whether it came as text or as data."""
+    if isinstance(value, str):
+        _text(value, attrs.fields(StructuredOutputsParams).json)
+        try:
+            value = json_text.loads(value)
+        except RecursionError:
+            raise _too_deep() from None
+        except ValueError as error:
+            raise InvalidParams(
+                f"structured_outputs.json must be JSON: {error}", field="structured_outputs.json", got=value
+            ) from None
+    if value is None:
+        return None
+    if not isinstance(value, Mapping | bool):
+        raise _wrong("json", "must be a JSON schema: a mapping, or its text", value)
+    _check_nesting(value)
+    try:
+        text = json_text.dumps(value, default=dict, ensure_ascii=False, allow_nan=False)
+        return _text(text, attrs.fields(StructuredOutputsParams).json)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InvalidParams):
+            raise
+        raise InvalidParams(
+            f"structured_outputs.json must be a JSON schema: {error}",
+            field="structured_outputs.json",
+            got=shown(value),
+        ) from None
+
+
+def _check_nesting(value: object) -> None:
+    """Level by level, so that no schema is deeper than this function's stack. A schema that holds itself is endless."""
+    level: list[object] = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, Mapping | list | tuple)
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+        if not level:
+            return
+        if len(level) > MAX_TEXT_CHARS:
+            raise _wrong("json", f"must have at most {MAX_TEXT_CHARS} values", len(level))
+    if any(isinstance(inner, Mapping | list | tuple) for inner in level):
+        raise _too_deep()
+
+
+def _too_deep() -> InvalidParams:
+    return InvalidParams(
+        f"structured_outputs.json must be nested no deeper than {MAX_NESTING} levels",
+        field="structured_outputs.json",
+    )
+
+
+def _choices(value: Sequence[str] | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise _wrong("choice", "must be a list of strings", value)
+    if not value:
+        raise _wrong("choice", "cannot be empty", value)
+    if len(value) > MAX_CHOICES:
+        raise _wrong("choice", f"must have at most {MAX_CHOICES} entries", len(value))
+    texts: tuple[object, ...] = tuple(value)
+    if not all(isinstance(choice, str) and choice for choice in texts):
+        raise _wrong("choice", "must hold only strings, none of them empty", value)
+    field = attrs.fields(StructuredOutputsParams).choice
+    if sum(map(len, value)) > MAX_TEXT_CHARS:
+        raise _wrong("choice", f"must have at most {MAX_TEXT_CHARS} characters", sum(map(len, value)))
+    for choice in value:
+        if choice.strip():
+            _text(choice, field)
+    return tuple(dict.fromkeys(value))
+
+
+def _flag(value: Any, field: attrs.Attribute[Any]) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(field.name, "must be True or False", value)
+    return value
+
+
+def _strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Give every text and flag the strict converter of its type, which names the field in its message."""
+    converters = {"str | None": _text, "bool": _flag}
+    return [
+        field.evolve(converter=attrs.Converter(converters[str(field.type)], takes_field=True))
+        if field.converter is None and str(field.type) in converters
+        else field
+        for field in fields
+    ]
+
+
+@attrs.frozen(kw_only=True, field_transformer=_strict_plain_fields)
+class StructuredOutputsParams:
+    """The form that an answer must have: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`.
+
+    Args:
+        json: a JSON schema, as data or as text; kept as text.
+        regex: a regular expression that the whole answer matches. No look-around, no back-references.
+        choice: texts, of which the answer is one.
+        grammar: a context-free grammar, in Lark's notation or in GBNF.
+        json_object: any JSON object.
+        disable_any_whitespace: JSON without whitespace between its parts.
+        disable_additional_properties: objects of a JSON schema hold no properties but those named.
+        whitespace_pattern: regular expression of what may stand between the parts of JSON.
+        structural_tag: not offered; refused by name.
+
+    Raises:
+        InvalidParams: names the field, the rule and what came.
+    """
+
+    json: str | None = attrs.field(default=None, converter=_schema)
+    regex: str | None = None
+    choice: tuple[str, ...] | None = attrs.field(default=None, converter=_choices)
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(kinds) > 1:
+            raise _wrong_kinds(
+                f"You can only use one kind of structured outputs constraint but multiple are specified: {kinds}"
+            )
+        if not kinds:
+            raise _wrong_kinds(
+                f"You must use one kind of structured outputs constraint but none are specified; "
+                f"the kinds are {', '.join(KINDS)}"
+            )
+        if self.structural_tag is not None:
+            raise _wrong("structural_tag", "is not offered yet", self.structural_tag)
+        if self.json_object is not None and self.json_object is not True:
+            raise _wrong("json_object", "must be True, or left out", self.json_object)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if self.disable_additional_properties and self.json is None:
+            raise _wrong("disable_additional_properties", "is about json only", True)
+        is_json = self.json is not None or self.json_object is not None
+        for field in ("disable_any_whitespace", "whitespace_pattern"):
+            if getattr(self, field) and not is_json:
+                raise _wrong(field, "is about json and json_object only", getattr(self, field))
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            raise _wrong("whitespace_pattern", "contradicts disable_any_whitespace", self.whitespace_pattern)
+
+    @property
+    def kind(self) -> str:
+        """Which of the kinds it is."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is to be compiled, bytes."""
+        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern, *(self.choice or ()))
+        return sum(len(text.encode()) for text in texts if text)
+
+    def check_size(self, max_bytes: int) -> None:
+        """Hold it against the engine's limit.
+
+        Raises:
+            InvalidParams: it is larger.
+        """
+        if self.num_bytes > max_bytes:
+            raise InvalidParams(
+                f"structured_outputs.{self.kind} must have at most {max_bytes} bytes (max_grammar_bytes), "
+                f"got {self.num_bytes}.",
+                field=f"structured_outputs.{self.kind}",
+                got=self.num_bytes,
+            )
+
+
+def _wrong_kinds(message: str) -> InvalidParams:
+    return InvalidParams(message, field="structured_outputs")
+
+
+def structured_outputs(value: object) -> StructuredOutputsParams | None:
+    """What stands in `SamplingParams.structured_outputs`: such an object, a mapping of its fields, or None.
+
+    Raises:
+        InvalidParams: it is none of these.
+    """
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidParams(
+            f"structured_outputs must be a StructuredOutputsParams, got {type(value).__name__}.",
+            field="structured_outputs",
+            got=value,
+        )
+    known = {field.name for field in attrs.fields(StructuredOutputsParams)}
+    if unknown := [key for key in value if key not in known]:
+        raise InvalidParams(
+            f"structured_outputs has no field {shown(unknown[0])}; its fields are {', '.join(sorted(known))}",
+            field="structured_outputs",
+            got=unknown[0],
+        )
+    return StructuredOutputsParams(**value)

@@ -1,0 +1,42 @@
+"""Calls of tools: how they are asked for, and how an answer that holds them is read.
+
+    plan = plan_tools(tools, tool_choice, tool_parser="hermes", reasoning_parser="qwen3")
+    prompt = {"messages": messages, "tools": plan.template_tools}
+    params = SamplingParams(
+        structured_outputs=plan.structured_outputs, skip_special_tokens=plan.skip_special_tokens
+    )
+    parser = plan.parser(output.prompt)
+    for event in (*parser.feed(delta), *parser.finish()):
+        ...  # TextPiece, ReasoningPiece, ToolCallBegin, ToolCallArguments, ToolCallEnd
+
+Everything here is a pure function of the text; ids of calls are the business of whoever speaks the protocol.
+"""
+
+from triolet.core.tools.answer import AnswerParser
+from triolet.core.tools.choice import FunctionTool, ToolPlan, parse_tools, plan_tools
+from triolet.core.tools.events import (
+    AnswerEvent,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from triolet.core.tools.formats import TOOL_FORMATS
+from triolet.core.tools.reasoning import REASONING_FORMATS
+
+__all__ = [
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "AnswerEvent",
+    "AnswerParser",
+    "FunctionTool",
+    "ReasoningPiece",
+    "TextPiece",
+    "ToolCallArguments",
+    "ToolCallBegin",
+    "ToolCallEnd",
+    "ToolPlan",
+    "parse_tools",
+    "plan_tools",
+]

@@ -1,0 +1,68 @@
+"""Answers whose form is forced by a grammar (`tool_choice` required, or a function's name): JSON without any marks."""
+
+from __future__ import annotations
+
+from triolet.core.tools.calls import CallWriter, ObjectCall
+from triolet.core.tools.events import AnswerEvent
+from triolet.core.tools.scanning import WHITESPACE
+
+
+class ArgumentsFormat:
+    """The whole answer is the arguments of one function, which is known.
+
+    Args:
+        name: of the function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._writer = CallWriter(0, name)
+        self._has_begun = False
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        if not self._has_begun and not (text := text.lstrip(WHITESPACE)):
+            return []
+        begin = [] if self._has_begun else self._writer.begin()
+        self._has_begun = True
+        return [*begin, *self._writer.arguments(text)]
+
+    def finish(self) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        return self._writer.end() if self._has_begun else []
+
+
+class CallListFormat:
+    """The whole answer is a JSON list of calls, `[{"name": ..., "parameters": {...}}, ...]`."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._call: ObjectCall | None = None
+        self._held = ""
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        self._held += text
+        events: list[AnswerEvent] = []
+        while self._held:
+            if self._call is None:
+                self._held = self._held.lstrip(WHITESPACE + "[,]")
+                if not self._held:
+                    break
+                self._call = ObjectCall(self._num_calls, "")
+            num_used, found = self._call.take(self._held)
+            self._held = self._held[num_used:]
+            events += found
+            if self._call.is_whole or self._call.is_broken:
+                events += self._end_call()
+        return events
+
+    def _end_call(self) -> list[AnswerEvent]:
+        call, self._call = self._call, None
+        if call is None or not call.has_begun:
+            return []
+        self._num_calls += 1
+        return call.end()
+
+    def finish(self) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        return self._end_call()

@@ -1,0 +1,296 @@
+"""How families of models write calls of tools, each as a small automaton; `TOOL_FORMATS` has them by name.
+
+    hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, once per call; Hermes, Qwen2.5, Qwen3
+    llama3_json  {"name": ..., "parameters": {...}}, the whole answer; several with ; between them; Llama 3.1 and later
+    mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, once per call
+
+What is marked as a call and is none is given back as the text it is: the user sees what the model said, and nothing is
+lost. A call whose arguments have begun can no longer be taken back; if it breaks then, it ends and says so.
+
+Source: the formats are those of the models' own chat templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from triolet.core.tools.calls import CallWriter, ObjectCall
+from triolet.core.tools.events import AnswerEvent, TextPiece
+from triolet.core.tools.scanning import WHITESPACE, ValueScanner, split_at_marker
+
+MAX_NAME_CHARS = 64
+
+
+class ToolFormat(Protocol):
+    """Finds the calls in an answer. However the text is cut into pieces, it finds the same."""
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """Take the next piece of text."""
+        ...
+
+    def finish(self) -> list[AnswerEvent]:
+        """The answer is over: give back what was held, and end the call that is open."""
+        ...
+
+
+class Automaton:
+    """What the formats share. A state is a method that uses up what it can of the text held, and names the next state.
+
+    Args:
+        names: of the functions there are.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = frozenset(names)
+        self._state: Callable[[], list[AnswerEvent] | None] = self._in_text
+        self._held = ""
+        self._lead = ""  # what announced a call, and is text again if none follows
+        self._num_calls = 0
+        self._call: ObjectCall | None = None
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        self._held += text
+        events: list[AnswerEvent] = []
+        while self._held and (found := self._state()) is not None:
+            events += found
+        return events
+
+    def finish(self) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        call, self._call = self._call, None
+        if call is not None:
+            return call.end() if call.has_begun else [TextPiece(call.raw)]
+        return _text(self._lead + self._held)
+
+    def _in_text(self) -> list[AnswerEvent] | None:
+        """No call is near."""
+        raise AssertionError("every format begins somewhere")
+
+    def _behind_call(self) -> list[AnswerEvent] | None:
+        """A call has just ended."""
+        raise AssertionError("every format goes on somewhere")
+
+    def _behind_broken_call(self) -> list[AnswerEvent] | None:
+        """A call has broken in the middle: what follows is neither text nor a call."""
+        self._held = ""
+        return None
+
+    def _open_call(self, *, needs_arguments: bool = False) -> list[AnswerEvent]:
+        self._call = ObjectCall(
+            self._num_calls, self._lead, is_name=self._is_name, needs_arguments=needs_arguments
+        )
+        self._lead, self._state = "", self._in_call
+        return []
+
+    def _is_name(self, name: str) -> bool:
+        """Whether a function of that name can be meant. A mark says clearly enough that a call is."""
+        return bool(name)
+
+    def _in_call(self) -> list[AnswerEvent] | None:
+        call = self._call
+        assert call is not None
+        num_used, events = call.take(self._held)
+        self._held = self._held[num_used:]
+        if call.is_whole or call.is_broken:
+            self._call = None
+            if not call.has_begun:  # the character that broke it may begin something else
+                self._state, self._held = self._in_text, call.raw[-1] + self._held
+                return _text(call.raw[:-1])
+            self._num_calls += 1
+            self._state = self._behind_call if call.is_whole else self._behind_broken_call
+            events += call.end()
+        return events
+
+    def _give_back(self) -> list[AnswerEvent]:
+        """No call follows what announced one."""
+        lead, self._lead, self._state = self._lead, "", self._in_text
+        return _text(lead)
+
+    def _lead_on(self) -> bool:
+        """Count whitespace to what announced a call; False if nothing is left to look at."""
+        bare = self._held.lstrip(WHITESPACE)
+        self._lead, self._held = self._lead + self._held[: len(self._held) - len(bare)], bare
+        return bool(bare)
+
+    def _skip(self, chars: str) -> bool:
+        """Drop these characters where they come next; False if nothing is left to look at."""
+        self._held = self._held.lstrip(chars)
+        return bool(self._held)
+
+    def _find(self, marker: str, then: Callable[[], list[AnswerEvent] | None]) -> list[AnswerEvent] | None:
+        """Pass text on up to a marker, and go on with another state behind it."""
+        before, found, self._held = split_at_marker(self._held, [marker])
+        if found is not None:
+            self._lead, self._state = marker, then
+            return _text(before)
+        return _text(before) or None
+
+
+class HermesFormat(Automaton):
+    """See the module's text."""
+
+    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+    def _in_text(self) -> list[AnswerEvent] | None:
+        return self._find(self.OPEN, self._open_call)
+
+    def _behind_call(self) -> list[AnswerEvent] | None:
+        if not self._skip(WHITESPACE) or (self.CLOSE.startswith(self._held) and self._held != self.CLOSE):
+            return None
+        self._held = self._held.removeprefix(self.CLOSE)
+        self._state = self._in_text
+        return []
+
+    def _behind_broken_call(self) -> list[AnswerEvent] | None:
+        _, marker, rest = split_at_marker(self._held, [self.CLOSE, self.OPEN])
+        self._held = self.OPEN + rest if marker == self.OPEN else rest
+        if marker is None:
+            return None
+        self._state = self._in_text
+        return []
+
+    def finish(self) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        if self._state in (self._behind_call, self._behind_broken_call):
+            self._held = ""  # the beginning of a mark
+        return super().finish()
+
+
+class Llama3JsonFormat(Automaton):
+    """See the module's text. Without a mark only an object that names one of the functions there are is a call."""
+
+    MARKER = "<|python_tag|>"
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__(names)
+        self._state = self._at_beginning
+
+    def _is_name(self, name: str) -> bool:
+        return name in self._names if self._names else bool(name)
+
+    def _at_beginning(self) -> list[AnswerEvent] | None:
+        bare = self._held.lstrip(WHITESPACE)
+        if not bare or (bare != self.MARKER and self.MARKER.startswith(bare)):
+            return None
+        if not bare.startswith("{"):
+            return self._give_back()
+        self._lead_on()
+        return self._open_call(needs_arguments=True)
+
+    def _in_text(self) -> list[AnswerEvent] | None:
+        return self._find(self.MARKER, self._behind_marker)
+
+    def _behind_marker(self) -> list[AnswerEvent] | None:
+        return self._open_call(needs_arguments=True)
+
+    def _behind_call(self) -> list[AnswerEvent] | None:
+        if not self._skip(WHITESPACE + ";"):
+            return None
+        self._state = self._at_beginning
+        return []
+
+
+class MistralFormat(Automaton):
+    """See the module's text."""
+
+    MARKER, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__(names)
+        self._value = ValueScanner()
+        self._writer: CallWriter | None = None
+
+    def _in_text(self) -> list[AnswerEvent] | None:
+        return self._find(self.MARKER, self._behind_marker)
+
+    def _behind_marker(self) -> list[AnswerEvent] | None:
+        if not self._lead_on():
+            return None
+        if self._held[0] == "[":
+            self._lead, self._held = self._lead + "[", self._held[1:]
+            self._state = self._before_item
+        elif self._held[0] == "{":
+            self._open_call()
+        else:
+            self._state = self._in_name
+        return []
+
+    # ------------------------------------------------------------------------------ a list of objects
+
+    def _before_item(self) -> list[AnswerEvent] | None:
+        if not self._lead_on():
+            return None
+        return self._open_call() if self._held[0] == "{" else self._give_back()
+
+    def _behind_call(self) -> list[AnswerEvent] | None:
+        if not self._skip(WHITESPACE + ",]"):
+            return None
+        if self._held[0] == "{":
+            return self._open_call()
+        self._state = self._in_text
+        return []
+
+    # ------------------------------------------------------------------------ a name, then an object
+
+    def _in_name(self) -> list[AnswerEvent] | None:
+        name, marker, rest = split_at_marker(self._held, [self.ARGS, self.CALL_ID, "{"])
+        if not _may_be_name(name):
+            return self._give_back()
+        if marker == self.CALL_ID:
+            call_id, marker, rest = split_at_marker(rest, [self.ARGS, "{"])
+            if not _may_be_name(call_id):
+                return self._give_back()
+        if marker is None:
+            return None
+        self._lead, self._held = "", "{" + rest if marker == "{" else rest
+        self._writer, self._value = CallWriter(self._num_calls, name), ValueScanner()
+        self._state = self._before_arguments
+        return self._writer.begin()
+
+    def _before_arguments(self) -> list[AnswerEvent] | None:
+        if not self._skip(WHITESPACE):
+            return None
+        self._state = self._in_arguments
+        return []
+
+    def _in_arguments(self) -> list[AnswerEvent] | None:
+        assert self._writer is not None
+        end = self._value.take(self._held, 0)
+        events = self._writer.arguments(self._held[:end])
+        self._held = self._held[end:]
+        if self._value.is_over or self._value.is_broken:
+            events += self._end_arguments()
+            self._state = self._in_text if self._value.is_over else self._behind_broken_call
+        return events
+
+    def _end_arguments(self) -> list[AnswerEvent]:
+        writer, self._writer = self._writer, None
+        self._num_calls += 1
+        return writer.end() if writer is not None else []
+
+    def finish(self) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        if self._state == self._behind_call:
+            self._held = ""
+        return self._end_arguments() if self._writer is not None else super().finish()
+
+
+def _may_be_name(text: str) -> bool:
+    """Whether this is a function's name, or the beginning of one."""
+    return len(text) <= MAX_NAME_CHARS and all(char.isalnum() or char in "_-." for char in text)
+
+
+def _text(text: str) -> list[AnswerEvent]:
+    return [TextPiece(text)] if text else []
+
+
+TOOL_FORMATS: Mapping[str, Callable[[Collection[str]], ToolFormat]] = {
+    "hermes": HermesFormat,
+    "llama3_json": Llama3JsonFormat,
+    "mistral": MistralFormat,
+}
+
+# Whose marks a tokenizer counts among its special tokens, so that they are text only where those are shown.
+SPECIAL_MARKS = frozenset({"llama3_json", "mistral"})

@@ -1,0 +1,91 @@
+"""What a model says to itself before it answers, split from the answer; `REASONING_FORMATS` has the marks by name.
+
+qwen3        <think>...</think> at the beginning of the answer, or no reasoning at all; Qwen3 and many others
+deepseek_r1  everything up to </think>; the mark that opens it is part of the prompt, or left out
+mistral      [THINK]...[/THINK] at the beginning of the answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from triolet.core.tools.events import AnswerEvent, ReasoningPiece, TextPiece
+from triolet.core.tools.scanning import WHITESPACE, split_at_marker
+
+
+@attrs.frozen
+class ReasoningFormat:
+    """The marks around reasoning.
+
+    Args:
+        opening: the text that begins it.
+        closing: the text that ends it.
+        is_implied: it has begun where the answer begins, whether or not the opening mark is there.
+    """
+
+    opening: str
+    closing: str
+    is_implied: bool = False
+
+    def is_open_after(self, prompt: str) -> bool:
+        """Whether a prompt ends amid reasoning, as those of templates that write the opening mark do."""
+        return prompt.rfind(self.opening) > prompt.rfind(self.closing)
+
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+}
+
+
+class ReasoningSplitter:
+    """Splits an answer into reasoning and the rest. However the text is cut into pieces, it finds the same.
+
+    Args:
+        marks: around the reasoning.
+        is_open: the prompt ends amid reasoning already (`ReasoningFormat.is_open_after`).
+    """
+
+    def __init__(self, marks: ReasoningFormat, *, is_open: bool = False) -> None:
+        self._marks = marks
+        self._is_at_beginning = True
+        self._is_inside = is_open or marks.is_implied
+        self._held = ""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what comes next would be reasoning, as far as can be told."""
+        return self._is_inside
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """Take the next piece of text."""
+        self._held += text
+        if self._is_at_beginning and not self._has_begun():
+            return []
+        events: list[AnswerEvent] = []
+        if self._is_inside:
+            reasoning, closing, self._held = split_at_marker(self._held, [self._marks.closing])
+            self._is_inside = closing is None
+            events += [ReasoningPiece(reasoning)] if reasoning else []
+        if not self._is_inside and self._held:
+            events.append(TextPiece(self._held))
+            self._held = ""
+        return events
+
+    def _has_begun(self) -> bool:
+        """Look for the opening mark, of which only whitespace may stand in front; False if it may still be coming."""
+        opening, bare = self._marks.opening, self._held.lstrip(WHITESPACE)
+        if len(bare) < len(opening) and opening.startswith(bare):
+            return False
+        if bare.startswith(opening):
+            self._is_inside, self._held = True, bare[len(opening) :]
+        self._is_at_beginning = False
+        return True
+
+    def finish(self) -> list[AnswerEvent]:
+        """The answer is over: give what was held back."""
+        held, self._held = self._held, ""
+        return [ReasoningPiece(held) if self._is_inside else TextPiece(held)] if held else []
