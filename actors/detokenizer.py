@@ -33,7 +33,7 @@ def deliver(wiring: Wiring, serial: int) -> None:
     errors: list[BaseException] = []
     with foreign_errors_kept(errors.append):
         wiring.advance(serial)
-    if errors and (stream := wiring.streams.pop(serial, None)) is not None:
+    if errors and (stream := wiring.close_stream(serial, FinishReason.ERROR)) is not None:
         failure = RequestFailed(stream.feed.entry.request.request_id, "its tokens could not be decoded")
         failure.__cause__ = errors[0]
         stream.fail(failure)

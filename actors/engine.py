@@ -18,9 +18,10 @@ import trio
 
 from triolet.actors.detokenizer import deliver
 from triolet.actors.health import check_health
+from triolet.actors.reporting import Reporting, StatLogger
 from triolet.actors.resolving import resolve
 from triolet.actors.stream import TokenStream
-from triolet.actors.submission import Submission, check_type, seconds
+from triolet.actors.submission import Submission, check_type, counted_admission, seconds
 from triolet.actors.wiring import Stream, Wiring
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
@@ -53,6 +54,8 @@ class Engine:
         self._refusal: EngineClosed | EngineDead | None = None
         self._num_restarts = 0
         self._was_death_told = False
+        self._reporting = Reporting(wiring.journal.tally, self.statistics)
+        wiring.report = self._reporting.report
 
     # ---------------------------------------------------------------------------------------- facts
 
@@ -100,7 +103,17 @@ class Engine:
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             steps=counters.num_steps_done,
+            num_requests_received=wiring.journal.tally.num_received,
+            num_requests_ended=wiring.journal.tally.endings,
         )
+
+    def add_stat_logger(self, stat_logger: StatLogger) -> None:
+        """Tell somebody of every step and every ending from now on. One that raises is told no more."""
+        self._reporting.add(stat_logger)
+
+    def remove_stat_logger(self, stat_logger: StatLogger) -> None:
+        """The reverse of `add_stat_logger`; harmless if it was not there."""
+        self._reporting.remove(stat_logger)
 
     def check_health(self) -> None:
         """Find out whether requests are being served; what is wrong now may be mended a moment later.
@@ -220,6 +233,10 @@ class Engine:
 
     async def _admit(self, submission: Submission) -> Stream:
         """Take a request in; raises before anything is taken, or returns with everything in place."""
+        with counted_admission(self._wiring.journal.tally):
+            return await self._take_in(submission)
+
+    async def _take_in(self, submission: Submission) -> Stream:
         self._check_open()
         admission, request_id = self._wiring.admission, submission.request_id
         if (other := self._submissions.get(request_id)) is not None and other.is_live:
@@ -253,7 +270,7 @@ class Engine:
         """The reader is gone: end what it read, and give its id back. Synchronous, no checkpoint."""
         assert submission.stream is not None
         entry = submission.stream.feed.entry
-        self._wiring.streams.pop(entry.serial, None)
+        self._wiring.close_stream(entry.serial, entry.finish_reason or FinishReason.ABORT)
         self._wiring.finish(entry.serial, FinishReason.ABORT)
         self._wiring.admission.ended(trio.current_time())
         if self._submissions.get(submission.request_id) is not submission:
@@ -317,9 +334,10 @@ class Engine:
         self._was_death_told = bool(self._wiring.streams)
         for entry in list(self._wiring.journal):
             self._wiring.finish(entry.serial, FinishReason.ERROR)
-        for stream in self._wiring.streams.values():
+        for serial in list(self._wiring.streams):
+            stream = self._wiring.close_stream(serial, FinishReason.ERROR)
+            assert stream is not None
             stream.fail(_died(cause))
-        self._wiring.streams.clear()
         self._wiring.idle.unpark_all()
 
     def _check_death_told(self) -> None:

@@ -30,6 +30,7 @@ async def scheduler_actor(
                 wiring.to_runner.send_nowait(plan)
             if serials := core.take_progress():
                 await wiring.to_detokenizer.send(Progressed(serials))
+            wiring.report(trio.current_time())
             if not wiring.journal:
                 wiring.idle.unpark_all()
             with trio.move_on_at(core.next_deadline()):

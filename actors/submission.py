@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import trio
@@ -10,7 +12,8 @@ import trio
 from triolet.actors.wiring import Stream
 from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
-from triolet.errors import InvalidRequest, shown
+from triolet.core.tally import Tally
+from triolet.errors import InvalidRequest, Overloaded, shown
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -39,6 +42,20 @@ class Submission:
     def is_live(self) -> bool:
         """Whether it waits for its admission, or has not ended since."""
         return self.stream is None or self.stream.feed.entry.finish_reason is None
+
+
+@contextmanager
+def counted_admission(tally: Tally) -> Iterator[None]:
+    """Around an admission: whoever is not taken in was rejected, or has left before."""
+    tally.received()
+    try:
+        yield
+    except trio.Cancelled:
+        tally.withdrawn()
+        raise
+    except BaseException as error:
+        tally.rejected(error.limit if isinstance(error, Overloaded) else None)
+        raise
 
 
 def check_type(field: str, value: object, kind: type, rule: str) -> None:

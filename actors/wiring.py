@@ -11,6 +11,7 @@ thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -93,6 +94,7 @@ class Wiring:
         self.scheduler: Scheduler | None = None
         self.idle = trio.lowlevel.ParkingLot()
         self.pulse = Pulse()
+        self.report: Callable[[float], None] = lambda now_s: None
         self._is_woken = False
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
@@ -110,6 +112,7 @@ class Wiring:
         if not self.streams:
             self.pulse.progressed_s = trio.current_time()
         self.streams[serial] = stream
+        self.journal.tally.accepted()
         self.wake_scheduler()
 
     def wake_scheduler(self) -> None:
@@ -151,6 +154,13 @@ class Wiring:
             self.scheduler.abort(serial, reason)
             self.wake_scheduler()
 
+    def close_stream(self, serial: int, reason: FinishReason) -> Stream | None:
+        """Its reader gets nothing new any more, and the ending is counted. None if that has happened before."""
+        stream = self.streams.pop(serial, None)
+        if stream is not None:
+            self.journal.tally.ended(stream.feed.finished_request(reason, trio.current_time()))
+        return stream
+
     def advance(self, serial: int) -> None:
         """Deliver what is new of a request to its stream, if it still has one."""
         stream = self.streams.get(serial)
@@ -159,7 +169,7 @@ class Wiring:
         if stream.feed.advance():
             self.finish(serial, FinishReason.STOP)
         if stream.feed.collector.finish_reason is not None:
-            del self.streams[serial]
+            self.close_stream(serial, stream.feed.collector.finish_reason)
         stream.readers.unpark_all()
 
 

@@ -92,7 +92,7 @@ class OutputCollector:
             prompt_token_ids=request.prompt_token_ids,
             outputs=(self._completion(new_text, first_token),),
             finished=self._finish_reason is not None,
-            metrics=self._metrics(),
+            metrics=self.metrics(),
             num_cached_tokens=self.entry.num_cached_tokens,
         )
 
@@ -119,7 +119,8 @@ class OutputCollector:
             described.setdefault(token_id, Logprob(logprob, rank, self.decode_token(token_id)))
         return described
 
-    def _metrics(self) -> RequestMetrics:
+    def metrics(self) -> RequestMetrics:
+        """Where its time went so far."""
         entry = self.entry
         return RequestMetrics(
             num_generation_tokens=self._num_tokens,

@@ -11,6 +11,7 @@ from triolet.core.collector import OutputCollector
 from triolet.core.detokenizer import Decode, OutputText
 from triolet.core.journal import JournalEntry
 from triolet.core.outputs import FinishReason
+from triolet.core.tally import FinishedRequest
 
 
 @attrs.define(eq=False)
@@ -60,6 +61,19 @@ class Feed:
             collector.put(text.flush(), 0)
             collector.finish(entry.finish_reason, entry.stop_reason)
         return False
+
+    def finished_request(self, reason: FinishReason, now_s: float) -> FinishedRequest:
+        """What is counted of it when it ends."""
+        request = self.entry.request
+        return FinishedRequest(
+            finish_reason=reason,
+            metrics=self.collector.metrics(),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=self.entry.num_cached_tokens,
+            max_tokens=request.max_tokens,
+            n=request.params.n,
+            e2e_latency=now_s - request.arrival_s,
+        )
 
     def _rebuilt(self) -> OutputText:
         request = self.entry.request

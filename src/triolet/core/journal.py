@@ -18,6 +18,7 @@ import attrs
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import SampledToken, TokenLogprobs
 from triolet.core.request import Request
+from triolet.core.tally import Tally
 from triolet.errors import InvariantViolated
 
 
@@ -68,6 +69,7 @@ class Journal:
     """The live requests of one engine, in order of admission."""
 
     def __init__(self) -> None:
+        self.tally = Tally()
         self._live: dict[int, JournalEntry] = {}
         self._arrivals: list[int] = []
         self._num_serials = 0
@@ -126,6 +128,7 @@ class Journal:
         """Append a token, if it belongs exactly here; False for one that is late or came twice."""
         if token.epoch != entry.epoch or token.position != len(entry.output_token_ids) or entry.finish_reason:
             return False
+        self._count(entry, now_s)
         entry.output_token_ids.append(token.token_id)
         if token.logprobs is not None:
             entry.output_logprobs.append(token.logprobs)
@@ -133,6 +136,15 @@ class Journal:
             entry.first_token_s = now_s
         entry.last_token_s = now_s
         return True
+
+    def _count(self, entry: JournalEntry, now_s: float) -> None:
+        if entry.last_token_s is None:
+            num_prompt_tokens = len(entry.request.prompt_token_ids)
+            self.tally.first_token(
+                now_s - entry.request.arrival_s, num_prompt_tokens, entry.num_cached_tokens
+            )
+        else:
+            self.tally.next_token(now_s - entry.last_token_s)
 
     def close(self, entry: JournalEntry) -> None:
         """The request has ended: it will not be computed again. Harmless when repeated."""

@@ -87,6 +87,26 @@ class RequestMetrics:
         """Seconds from the queue to the first token; 0.0 before it."""
         return self.first_token_ts - self.queued_ts if self.first_token_ts else 0.0
 
+    @property
+    def queued_time(self) -> float:
+        """Seconds from the queue to the first step; 0.0 before it."""
+        return self.scheduled_ts - self.queued_ts if self.scheduled_ts else 0.0
+
+    @property
+    def prefill_time(self) -> float:
+        """Seconds from the first step to the first token; 0.0 before it."""
+        return self.first_token_ts - self.scheduled_ts if self.first_token_ts else 0.0
+
+    @property
+    def decode_time(self) -> float:
+        """Seconds from the first token to the latest; 0.0 before the first."""
+        return self.last_token_ts - self.first_token_ts if self.first_token_ts else 0.0
+
+    @property
+    def inference_time(self) -> float:
+        """Seconds from the first step to the latest token, time spent preempted included; 0.0 before the first."""
+        return self.last_token_ts - self.scheduled_ts if self.first_token_ts else 0.0
+
 
 @attrs.frozen(kw_only=True)
 class CompletionOutput:

@@ -290,6 +290,7 @@ class Scheduler:
             return
         self._in_flight = None
         self.counters.num_steps_done += 1
+        self.journal.tally.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
         self.pool.end_quarantine(result.step_id)
         failed_epochs = {failure.epoch for failure in result.failures}
         for sequence in self._scheduled:

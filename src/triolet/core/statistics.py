@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 
@@ -23,6 +25,8 @@ class EngineStatistics:
         prefix_cache_queries: tokens looked up in the prefix cache, since the start.
         prefix_cache_hits: tokens found there.
         steps: forward passes finished, since the start.
+        num_requests_received: requests that were asked for, since the start: what was received is live, or has ended.
+        num_requests_ended: of these, the ones that have ended, by reason; `rejected` at the door is one.
     """
 
     num_requests_running: int
@@ -38,3 +42,5 @@ class EngineStatistics:
     prefix_cache_queries: int
     prefix_cache_hits: int
     steps: int
+    num_requests_received: int
+    num_requests_ended: Mapping[str, int]
