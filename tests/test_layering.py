@@ -43,6 +43,8 @@ LAYERS = {
         "attrs huggingface_hub numpy safetensors tokenizers torch transformers", "kernels core config errors"
     ),
     "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
+    "metrics": Layer("prometheus_client", "core errors"),
+    "http": Layer("attrs starlette trio", "actors wire metrics core config_gateway errors"),
     # The program of the runner's process: what `actors` is to the engine's, without Trio.
     "worker": Layer("attrs", "ipc model core config errors"),
 }
@@ -58,7 +60,7 @@ EXCEPTIONS = {
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.model_runner": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.actors.gateway": words("trio_websocket starlette hypercorn"),
-    "triolet.actors.http": words("trio_websocket starlette hypercorn"),
+    "triolet.actors.http": words("trio_websocket starlette hypercorn h11"),
 }
 
 # A pure module does not ask for the time, draw from shared randomness, or speak to the world.
