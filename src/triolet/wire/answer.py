@@ -49,6 +49,7 @@ from triolet.wire.output_items import (
     messages_of,
 )
 from triolet.wire.requests import CreateResponse
+from triolet.wire.store import StoredResponse
 
 Parse = Callable[[str, bool], Sequence[AnswerEvent]]
 """Finds text, reasoning and calls in what is new of an answer; the second argument says that it is the last."""
@@ -80,6 +81,7 @@ class Answer:
         created_at: seconds since the epoch.
         new_id: names items.
         parse: finds them.
+        chat: what it answers, less its instructions: with its own messages, what later turns continue.
     """
 
     response_id: str
@@ -89,6 +91,7 @@ class Answer:
     created_at: int
     new_id: NewId
     parse: Parse = plain_text
+    chat: tuple[Message, ...] = ()
     _state: _State = attrs.field(default=_State.FRESH, init=False)
     _num_events: int = attrs.field(default=0, init=False)
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
@@ -118,8 +121,8 @@ class Answer:
             return []
         self._state = _State.RUNNING
         return [
-            self._numbered({"type": "response.created", "response": self.response()}),
-            self._numbered({"type": "response.in_progress", "response": self.response()}),
+            self.numbered({"type": "response.created", "response": self.response()}),
+            self.numbered({"type": "response.in_progress", "response": self.response()}),
         ]
 
     def add(self, output: RequestOutput, now: int) -> list[Event]:
@@ -136,7 +139,7 @@ class Answer:
         self._last_output = output
         if self.request.generate:
             self._num_output_tokens += len(completion.token_ids)
-            events += map(self._numbered, self._grown(completion))
+            events += map(self.numbered, self._grown(completion))
         if completion.finish_reason is not None:
             events += self._finish(completion.finish_reason, now)
         return events
@@ -200,6 +203,10 @@ class Answer:
     def messages(self) -> list[Message]:
         """The answer as messages of a chat, for the next turn."""
         return messages_of(self._items)
+
+    def stored(self, owner: str | None) -> StoredResponse:
+        """What is remembered of it once it is over."""
+        return StoredResponse(response=self.response(), messages=(*self.chat, *self.messages()), owner=owner)
 
     # ------------------------------------------------------------------------------------------ items
 
@@ -286,7 +293,7 @@ class Answer:
         if not self._items and kind == "response.completed" and self.request.generate:
             events += self._text("")  # an answer of nothing is an answer
         events += self._closed(item_status)
-        return [*map(self._numbered, events), self._over(kind, ending, now)]
+        return [*map(self.numbered, events), self._over(kind, ending, now)]
 
     def _fail(self, error: WireError, reason: FinishReason, now: int) -> list[Event]:
         code = error.code if error.code in ("rate_limit_exceeded", "invalid_prompt") else "server_error"
@@ -305,9 +312,10 @@ class Answer:
         self._ending = {**ending, "metrics": self._metrics()}
         if ending["status"] == "completed":
             self._ending["completed_at"] = now
-        return self._numbered({"type": kind, "response": self.response()})
+        return self.numbered({"type": kind, "response": self.response()})
 
-    def _numbered(self, event: Event) -> Event:
+    def numbered(self, event: Event) -> Event:
+        """Give an event the next number of this response."""
         event["sequence_number"] = self._num_events
         self._num_events += 1
         return event

@@ -110,14 +110,14 @@ def previous_messages(
     )
 
 
-def prompt_of(instructions: str | None, before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
+def prompt_of(instructions: str | None, chat: Sequence[Message]) -> list[Message]:
     """The messages that the model is asked with.
 
     Raises:
         WireError: there are none.
     """
     first = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*first, *before, *new]
+    messages = [*first, *chat]
     if not messages:
         raise WireError("input must not be empty", code="invalid_value", param="input")
     return messages

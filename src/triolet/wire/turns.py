@@ -1,0 +1,69 @@
+"""The turns of a conversation, and what is to be done for them."""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.params import SamplingParams
+from triolet.wire.answer import Answer
+from triolet.wire.errors import WireError
+from triolet.wire.items import Message
+from triolet.wire.output_items import Event
+from triolet.wire.requests import CreateResponse, ResumeResponse
+
+
+@attrs.define(eq=False, kw_only=True)
+class Turn:
+    """One `response.create`, or one `response.resume`, and what came of it.
+
+    Args:
+        stream_id: its lane.
+        request: what was asked for; None for a resume.
+        params: with what it is to be sampled.
+        resume: what is to be read on; None for a create.
+        error: why there will be no answer.
+        messages: what the model is asked with, once it has started.
+        answer: once it has started.
+        was_told: whether the client knows of it.
+    """
+
+    stream_id: str | None
+    request: CreateResponse | None = None
+    params: SamplingParams | None = None
+    resume: ResumeResponse | None = None
+    error: WireError | None = None
+    messages: list[Message] = attrs.field(factory=list)
+    answer: Answer | None = None
+    was_told: bool = False
+
+
+@attrs.frozen
+class Send:
+    """Say this to the client."""
+
+    event: Event
+
+
+@attrs.frozen
+class Start:
+    """Have the engine answer this turn, or read its answer on."""
+
+    turn: Turn
+
+
+@attrs.frozen
+class Stop:
+    """Nobody wants more of this turn."""
+
+    turn: Turn
+
+
+@attrs.frozen
+class Close:
+    """End the connection, after what was said before."""
+
+    code: int
+    reason: str
+
+
+Effect = Send | Start | Stop | Close

@@ -1,0 +1,74 @@
+"""What tests of the wire are made of: requests, outputs, and events held against the SDK's classes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, get_args
+
+from openai.types.responses.responses_server_event import ResponsesServerEvent
+
+from triolet import SamplingParams
+from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from triolet.wire.answer import Answer, Parse, plain_text
+from triolet.wire.output_items import Event
+from triolet.wire.requests import CreateResponse
+
+_CLASSES = {
+    get_args(member.model_fields["type"].annotation)[0]: member
+    for member in get_args(get_args(ResponsesServerEvent)[0])
+}
+NOW = 1_795_192_114
+
+
+def create(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "input": "Hello", **fields}
+
+
+def answer(parse: Parse = plain_text, **fields: Any) -> Answer:
+    request = CreateResponse.of(create(**fields))
+    numbers = itertools.count(1)
+    return Answer(
+        response_id="resp_1",
+        request=request,
+        params=request.sampling_params(SamplingParams()),
+        model="m",
+        created_at=NOW,
+        new_id=lambda prefix: f"{prefix}_{next(numbers)}",
+        parse=parse,
+    )
+
+
+def output(
+    text: str = "",
+    reason: FinishReason | None = None,
+    *,
+    num_tokens: int = 1,
+    logprobs: bool = False,
+    num_cached_tokens: int = 0,
+) -> RequestOutput:
+    positions = tuple({7: Logprob(-0.1, 1, "Hi"), 8: Logprob(-2.5, 2, "Ho")} for _ in range(num_tokens))
+    completion = CompletionOutput(
+        index=0,
+        text=text,
+        token_ids=(7,) * num_tokens,
+        logprobs=positions if logprobs else None,
+        finish_reason=reason,
+    )
+    return RequestOutput(
+        request_id="resp_1",
+        prompt=None,
+        prompt_token_ids=(1, 2, 3),
+        outputs=(completion,),
+        finished=reason is not None,
+        metrics=RequestMetrics(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=2.0, last_token_ts=3.0),
+        num_cached_tokens=num_cached_tokens,
+    )
+
+
+def assert_valid(event: Event) -> None:
+    """The SDK's own class for its type takes it; the SDK itself would let anything pass."""
+    _CLASSES[event["type"]].model_validate(event)
+
+
+def types(events: list[Event]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
