@@ -115,6 +115,20 @@ class Engine:
         """The reverse of `add_stat_logger`; harmless if it was not there."""
         self._reporting.remove(stat_logger)
 
+    def tell_stat_loggers(self) -> None:
+        """Tell them now what they would be told with the next step."""
+        self._reporting.report(trio.current_time())
+
+    def cache_config(self) -> dict[str, object]:
+        """How the KV cache is laid out."""
+        info = self.model_info
+        return {
+            "block_size": info.block_size,
+            "num_gpu_blocks": info.num_kv_blocks,  # vLLM's word, whatever the device
+            "cache_dtype": info.dtype,
+            "enable_prefix_caching": self.config.enable_prefix_caching,
+        }
+
     def check_health(self) -> None:
         """Find out whether requests are being served; what is wrong now may be mended a moment later.
 

@@ -45,6 +45,7 @@ LAYERS = {
     "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
     "metrics": Layer("prometheus_client", "core errors"),
     "http": Layer("attrs starlette trio", "actors wire metrics core config_gateway errors"),
+    "metrics": Layer("prometheus_client", "core errors"),
     # The program of the runner's process: what `actors` is to the engine's, without Trio.
     "worker": Layer("attrs", "ipc model core config errors"),
 }
