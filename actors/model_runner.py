@@ -17,10 +17,12 @@ from typing import Protocol, TypeVar
 import attrs
 import trio
 
+from triolet.actors.supervisor import foreign_errors_kept
 from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
-from triolet.core.plan import StepPlan, StepResult
+from triolet.core.params import SamplingParams
+from triolet.core.plan import PlanRow, RowStart, StepPlan, StepResult
 from triolet.core.progress import LoadProgress, OnProgress
 
 T = TypeVar("T")
@@ -39,6 +41,27 @@ class Runner(Protocol):
 
 
 Load = Callable[[OnProgress], tuple[Runner, ModelInfo]]
+
+# A runner whose last life ended in a step computes one token for nobody before it is given another: a request is only
+# blamed for what happens to a runner that is otherwise well. No scheduler has made a plan for this life yet, and the
+# first thing that one says is that all rows have ended.
+PROOF = StepPlan(
+    step_id=0,
+    ended=(),
+    starts=(
+        RowStart(
+            row_id=0,
+            request_id="",
+            epoch=0,
+            prompt_token_ids=(0,),
+            output_token_ids=(),
+            params=SamplingParams(temperature=0.0),
+            seed=0,
+            ending_token_ids=frozenset(),
+        ),
+    ),
+    rows=(PlanRow(row_id=0, start=0, num_tokens=1, new_block_ids=(0,), sample=True),),
+)
 
 
 class Executor(Protocol):
@@ -69,13 +92,26 @@ async def model_runner_actor(
         async with executor.running():
             wiring.model_info = await executor.start(on_progress)
             wiring.void_plans()
+            if wiring.has_runner_failed:
+                await executor.execute(PROOF)
+                wiring.has_runner_failed = False
             wiring.pulse.is_runner_ready = True
             task_status.started()
             try:
                 async for plan in inbox:
-                    wiring.step_done(await executor.execute(plan))
+                    await _compute(plan, wiring, executor)
             finally:
                 wiring.pulse.is_runner_ready = False
+
+
+async def _compute(plan: StepPlan, wiring: Wiring, executor: Executor) -> None:
+    errors: list[BaseException] = []
+    with foreign_errors_kept(errors.append):
+        result = await executor.execute(plan)
+    if errors:
+        wiring.step_failed(plan, errors[0])
+        raise errors[0]
+    wiring.step_done(result)
 
 
 @attrs.define(eq=False)

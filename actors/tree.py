@@ -65,6 +65,7 @@ def plant_tree(
         period_s=30.0,
         on_report=on_report,
         num_achieved=num_steps_done,
+        take_pardons=wiring.take_pardons,
     )
     is_inline = config.runner == "inline"
     text = Supervisor(

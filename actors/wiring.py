@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from triolet.core.admission import Admission
+from triolet.core.caution import Caution
 from triolet.core.codec import TextCodec
 from triolet.core.feed import Feed
 from triolet.core.journal import Journal
@@ -27,6 +28,7 @@ from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
+from triolet.errors import RequestFailed
 
 # At most one Wake is unread (`_is_woken`). Of StepDone there is one for the step in flight, and there may be a late
 # one of a step that an earlier scheduler had planned.
@@ -88,6 +90,7 @@ class Wiring:
         self.admission = admission
         self.journal: Journal = admission.journal
         self.counters = SchedulerCounters()
+        self.caution = Caution()
         self.streams: dict[int, Stream] = {}
         self.model_info: ModelInfo | None = None
         self.codec: TextCodec | None = None
@@ -96,6 +99,8 @@ class Wiring:
         self.pulse = Pulse()
         self.report: Callable[[float], None] = lambda now_s: None
         self._is_woken = False
+        self._num_pardons = 0
+        self.has_runner_failed = False
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
         )
@@ -130,6 +135,24 @@ class Wiring:
         self.pulse.progressed_s = trio.current_time()
         self.to_scheduler.send_nowait(StepDone(result))
 
+    def step_failed(self, plan: StepPlan, error: BaseException) -> None:
+        """The runner dies of a step: whoever makes it die each time fails alone, with that as the cause."""
+        self.has_runner_failed = True
+        if self.scheduler is None or not self.scheduler.is_in_flight(plan):
+            return
+        verdict = self.caution.suspects.step_failed(self.scheduler.marks(), num_rows=len(plan.rows))
+        self._num_pardons += verdict.num_pardoned
+        if verdict.culprit is None:
+            return
+        if (stream := self.streams.get(verdict.culprit)) is not None:
+            stream.fail(_crashes_the_runner(stream.feed.entry.request.request_id, error))
+        self.finish(verdict.culprit, FinishReason.ERROR)
+
+    def take_pardons(self) -> int:
+        """How many of the latest crashes have been explained since the last call; see `core.suspects`."""
+        num_pardons, self._num_pardons = self._num_pardons, 0
+        return num_pardons
+
     def void_plans(self) -> None:
         """A runner that begins a new life knows none of the rows that its last one's plans speak of."""
         _empty(self.runner_inbox)
@@ -140,7 +163,7 @@ class Wiring:
         self.void_plans()
         self._is_woken = False
         self.journal.take_arrivals()
-        self.scheduler = Scheduler(config, self.journal, self.counters)
+        self.scheduler = Scheduler(config, self.journal, self.counters, self.caution)
         for entry in tuple(self.journal):
             self.scheduler.add(entry)
         return self.scheduler
@@ -171,6 +194,12 @@ class Wiring:
         if stream.feed.collector.finish_reason is not None:
             self.close_stream(serial, stream.feed.collector.finish_reason)
         stream.readers.unpark_all()
+
+
+def _crashes_the_runner(request_id: str, cause: BaseException) -> RequestFailed:
+    failure = RequestFailed(request_id, f"it crashes the model runner, also when computed alone: {cause}")
+    failure.__cause__ = cause
+    return failure
 
 
 def _empty(inbox: trio.MemoryReceiveChannel[Any]) -> None:

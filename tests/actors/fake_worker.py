@@ -2,8 +2,8 @@
 
     python -m tests.actors.fake_worker [WHAT WHEN MARK]
 
-WHEN is `load`, or the number of a step of its life. Where a MARK is given, the file is made, and the next process that
-finds it behaves: a fault that comes once.
+WHEN is `load`, the number of a step of its life, or `poison`: each step that computes a prompt beginning with POISON.
+Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from triolet.ipc.messages import REPLIES
 from triolet.worker import Runner, serve
 
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
+POISON = 13
 REPLIES_FD = 4  # where `serve` puts them: 3 is for the requests
 
 
@@ -113,7 +114,10 @@ class Misbehaving:
     def execute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
         self._misbehave(str(self.num_steps))
-        return self.model.execute(plan)
+        result = self.model.execute(plan)
+        if any(self.model.rows[row.row_id].start.prompt_token_ids[0] == POISON for row in plan.rows):
+            self._misbehave("poison")
+        return result
 
     def _misbehave(self, when: str) -> None:
         if when != self.when or (self.mark and Path(self.mark).exists()):

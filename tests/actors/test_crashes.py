@@ -118,7 +118,8 @@ async def test_past_the_roots_patience_every_stream_gets_the_real_cause(autojump
         with pytest.raises(EngineDead):
             await engine.complete([1], SamplingParams(max_tokens=1))
         assert engine.statistics().num_requests_live == 0
-    assert executor.num_lives == 4 * 6
+    # Six for the engine's supervisor; the others can not even compute their first token, and the root allows three.
+    assert executor.num_lives == 6 + 3
 
 
 async def test_a_death_that_nobody_saw_is_raised_where_the_engine_ends(autojump_clock: MockClock) -> None:
@@ -287,4 +288,4 @@ async def test_a_step_that_always_fails_slowly_is_given_up(autojump_clock: MockC
         with pytest.raises(EngineDead) as caught:
             await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
     assert isinstance(caught.value.__cause__, Planted)
-    assert executor.num_lives == 4 * 6
+    assert executor.num_lives == 6 + 3

@@ -112,6 +112,15 @@ def test_a_request_that_failed_beside_one_that_has_left_is_tried_alone_before_it
     assert suspects.step_failed({1: 8}, num_rows=1) == Verdict(1, 3)
 
 
+def test_chance_that_strikes_first_many_and_then_one_of_them_alone_convicts_nobody() -> None:
+    suspects = Suspects()
+    suspects.step_failed({1: 8, 2: 8}, num_rows=2)
+    assert suspects.step_failed({1: 6}, num_rows=1) == Verdict(None, 0)
+    assert [suspects.may_run(serial) for serial in (1, 2)] == [True, False]
+    suspects.step_done({1: 8})
+    assert not suspects.is_trial
+
+
 def test_when_all_on_trial_have_left_the_next_half_is_tried() -> None:
     suspects = Suspects()
     for _ in range(2):

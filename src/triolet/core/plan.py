@@ -134,9 +134,12 @@ class StepResult:
         tokens: one per row with `sample` that did not fail.
         failures: rows that failed alone.
         elapsed_s: time the runner took, seconds.
+        out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the
+            runner is as it was, except that it knows the plan's rows and blocks.
     """
 
     step_id: int
     tokens: tuple[SampledToken, ...]
     failures: tuple[RowFailure, ...] = ()
     elapsed_s: float = 0.0
+    out_of_memory: str | None = None

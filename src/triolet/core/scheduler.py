@@ -17,22 +17,25 @@ Three verbs, in turns: `plan_step()` when no step is in flight, `apply()` when i
 between any two of them `add()`, `abort()`, `expire()`. Blocks of a request that ends while a step works on
 them are quarantined until that step ends. The answer itself lives in the journal; `take_progress()` names the
 requests whose entries have moved.
+
+Steps that go wrong make the scheduler cautious (`core.caution`): while a request that crashes the runner is looked for,
+all but a few wait, and while memory is short, steps are smaller.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from bisect import insort
 from collections.abc import Iterable
 
+from triolet.core.caution import Caution
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import RowStart, StepPlan, StepResult
 from triolet.core.prefix_cache import PrefixCache
+from triolet.core.scheduler_check import check_lanes, check_rows
 from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
 from triolet.core.sequence import Sequence
-from triolet.errors import InvariantViolated
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -44,14 +47,20 @@ class Scheduler:
         config: limits.
         journal: requests and answers; whatever is live in it when the scheduler is built must be added again.
         counters: totals to go on with; also numbers the steps, so that no step id is ever used twice.
+        caution: what earlier steps have taught.
     """
 
     def __init__(
-        self, config: SchedulerConfig, journal: Journal, counters: SchedulerCounters | None = None
+        self,
+        config: SchedulerConfig,
+        journal: Journal,
+        counters: SchedulerCounters | None = None,
+        caution: Caution | None = None,
     ) -> None:
         self.config = config
         self.journal = journal
         self.counters = counters or SchedulerCounters()
+        self.caution = caution or Caution()
         self.cache = PrefixCache(
             config.num_blocks, config.block_size, key=config.cache_key, enabled=config.enable_prefix_caching
         )
@@ -116,12 +125,14 @@ class Scheduler:
         elif (entry := self.journal.get(serial)) is not None:
             entry.finish(reason)
             self.journal.close(entry)
+            self.caution.suspects.ended(serial)
             self._progress[serial] = None
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         entry = sequence.entry
         entry.finish(reason, stop_reason)
         self.journal.close(entry)
+        self.caution.suspects.ended(entry.serial)
         del self._sequences[entry.serial]
         del self._by_epoch[entry.epoch]
         if sequence.row_id is None:
@@ -174,7 +185,10 @@ class Scheduler:
         """
         assert self._in_flight is None, "a step is in flight"
         self._scheduled = []
-        budget, preempted = self._schedule_running(self.config.max_num_batched_tokens)
+        self._hold_back()
+        budget, preempted = self._schedule_running(
+            self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
+        )
         starts = [] if preempted else self._admit(budget, now_s)
         if not self._scheduled:
             return None
@@ -188,6 +202,25 @@ class Scheduler:
         self._ended_rows.clear()
         self._in_flight = plan
         return plan
+
+    def _hold_back(self) -> None:
+        """Send those back to wait that may not take part in the next step."""
+        may_run = self.caution.suspects.may_run
+        for sequence in [sequence for sequence in self._running if not may_run(sequence.entry.serial)]:
+            self._preempt(sequence)
+        while len(self._running) > self._max_rows:
+            self._preempt(self._running[-1])
+
+    @property
+    def _max_rows(self) -> int:
+        return self.caution.memory.max_rows(self.config.max_num_seqs)
+
+    def _next_waiting(self) -> Sequence | None:
+        """Who is let in next, if there is a place."""
+        if len(self._running) >= self._max_rows:
+            return None
+        may_run = self.caution.suspects.may_run
+        return next((sequence for sequence in self._waiting if may_run(sequence.entry.serial)), None)
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
@@ -228,8 +261,7 @@ class Scheduler:
     def _admit(self, budget: int, now_s: float) -> list[RowStart]:
         """Let waiting requests in, in order, as long as rows, budget and blocks last."""
         starts: list[RowStart] = []
-        while self._waiting and self._free_rows and budget > 0:
-            sequence = self._waiting[0]
+        while budget > 0 and (sequence := self._next_waiting()) is not None:
             entry = sequence.entry
             block_ids, hashes = self.cache.find(
                 entry.tokens(0, entry.num_tokens), entry.request.cache_salt, sequence.known_hashes
@@ -237,7 +269,7 @@ class Scheduler:
             num_cached = len(block_ids) * self.config.block_size
             if not self._has_room(entry, block_ids):
                 break
-            del self._waiting[0]
+            self._waiting.remove(sequence)
             self.pool.share(block_ids)
             sequence.block_table, sequence.block_hashes, sequence.num_computed_tokens = (
                 block_ids,
@@ -289,9 +321,14 @@ class Scheduler:
         if self._in_flight is None or result.step_id != self._in_flight.step_id:
             return
         self._in_flight = None
+        self.pool.end_quarantine(result.step_id)
+        if result.out_of_memory is not None:
+            self._make_smaller(result.out_of_memory)
+            return
         self.counters.num_steps_done += 1
         self.journal.tally.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
-        self.pool.end_quarantine(result.step_id)
+        self.caution.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.caution.suspects.step_done(self.marks())
         failed_epochs = {failure.epoch for failure in result.failures}
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
@@ -310,6 +347,38 @@ class Scheduler:
             if failed is not None:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
+
+    def _make_smaller(self, problem: str) -> None:
+        """There was no memory for the step: its largest rows leave, and the others try again."""
+        rows = sorted(
+            (sequence for sequence in self._scheduled if sequence.num_scheduled_tokens),
+            key=lambda sequence: (sequence.num_scheduled_tokens, sequence.entry.num_tokens),
+            reverse=True,
+        )
+        if not rows:  # all have ended since
+            return
+        num_leaving = self.caution.memory.step_did_not_fit([row.num_scheduled_tokens for row in rows])
+        for sequence in rows:
+            sequence.num_scheduled_tokens = 0
+        self._scheduled = []
+        for sequence in rows[: 1 if num_leaving is None else num_leaving]:
+            if num_leaving is None:
+                sequence.entry.failure = f"there is no memory for even one token of it alone: {problem}"
+                self._finish(sequence, FinishReason.ERROR)
+            else:
+                self._preempt(sequence)
+
+    def is_in_flight(self, plan: StepPlan) -> bool:
+        """Whether this is the step whose result is waited for."""
+        return self._in_flight is plan
+
+    def marks(self) -> dict[int, int]:
+        """Of the requests in the step in flight, how many of their tokens are computed when it succeeds."""
+        return {
+            sequence.entry.serial: sequence.num_computed_tokens + sequence.num_scheduled_tokens
+            for sequence in self._scheduled
+            if sequence.num_scheduled_tokens
+        }
 
     def abandon_step(self) -> None:
         """Nobody computes the step in flight any more: what it worked on is free, and nothing of it counts."""
@@ -351,26 +420,8 @@ class Scheduler:
         self.pool.check(sequence.block_table for sequence in self._running)
         self.cache.check()
         self.journal.check()
-        everybody = {sequence.entry.serial for sequence in (*self._running, *self._waiting)}
-        if everybody != self._sequences.keys() or len(everybody) != self.num_running + self.num_waiting:
-            raise InvariantViolated(
-                f"running {self.num_running} + waiting {self.num_waiting} != {len(self._sequences)}"
-            )
-        if {sequence.entry.epoch: sequence for sequence in self._sequences.values()} != self._by_epoch:
-            raise InvariantViolated("epochs do not name the live sequences")
-        if self.num_running > self.config.max_num_batched_tokens:
-            raise InvariantViolated(
-                f"{self.num_running} running requests share {self.config.max_num_batched_tokens} tokens"
-            )
-        rows = sorted([*self._free_rows, *(s.row_id for s in self._running if s.row_id is not None)])
-        if rows != list(range(self.config.max_num_seqs)):
-            raise InvariantViolated(f"free rows and running requests must be each row once; got {rows}")
-        for waiting in (*self._waiting,):
-            if waiting.block_table or waiting.row_id is not None or waiting.num_scheduled_tokens:
-                raise InvariantViolated(f"waiting request {waiting.entry.serial} holds blocks or a row")
-        for lane in (self._running, self._waiting):
-            if any(a.order >= b.order for a, b in itertools.pairwise(lane)):
-                raise InvariantViolated("requests are out of order")
+        check_lanes(self.config, self._sequences, self._by_epoch, self._running, self._waiting)
+        check_rows(self.config, self._free_rows, self._running)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -9,8 +9,8 @@ held back.
 
 When a request is struck for the second time without having been cleared, those of the step with two strikes are put on
 trial. Half of them are computed and all others wait. If the runner crashes, the culprit is in this half; if the half is
-cleared, it is in the other one. Only a request that crashes the runner when it is *alone* in a step is convicted: it
-fails, and the others complete. Between the first crash and the conviction lie, of n requests, at most 1 + log2(n) more
+cleared, it is in the other one. Only a request that crashes the runner when it is *alone* in a step, on trial or for the
+second time, is convicted: it fails, and the others complete. Between the first crash and the conviction lie, of n requests, at most 1 + log2(n) more
 crashes. The older half goes first: to succeed costs nothing, and the newcomer is the likelier culprit.
 
 Crashes in a trial are explained, and so, after a conviction, are those that led to it: they are pardoned, and use up
@@ -46,11 +46,13 @@ class _Suspect:
     Args:
         mark: computed tokens at which it is cleared.
         num_strikes: crashes it was in.
+        num_alone: those in which nobody else was.
         num_counted: those of them that were not pardoned.
     """
 
     mark: int = 0
     num_strikes: int = 0
+    num_alone: int = 0
     num_counted: int = 0
 
 
@@ -83,9 +85,10 @@ class Suspects:
             suspect = self._suspects.setdefault(serial, _Suspect())
             suspect.mark = max(suspect.mark, mark)
             suspect.num_strikes += 1
+            suspect.num_alone += num_rows == 1
             suspect.num_counted += not is_trial
         struck = [serial for serial in marks if self._suspects[serial].num_strikes >= MAX_STRIKES]
-        if num_rows == 1 and struck:
+        if num_rows == 1 and struck and (is_trial or self._suspects[struck[0]].num_alone >= MAX_STRIKES):
             return Verdict(struck[0], int(is_trial) + self._convict(struck[0]))
         if struck:
             self._try(struck)
