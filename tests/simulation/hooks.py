@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.simulation.world import World, is_planted
-from triolet.actors import detokenizer, engine, tokenizer, wiring
+from triolet.actors import detokenizer, opening, tokenizer, wiring
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.actors.wiring import Wiring
 from triolet.core.journal import Journal, JournalEntry
@@ -33,8 +33,8 @@ def watched(world: World) -> Iterator[None]:
     log = logging.getLogger("triolet.supervisor")
     reports = _Reports(world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "Journal", lambda: WatchedJournal(world))
-        patch.setattr(engine, "Wiring", lambda admission: WatchedWiring(world, admission))
+        patch.setattr(opening, "Journal", lambda: WatchedJournal(world))
+        patch.setattr(opening, "Wiring", lambda admission: WatchedWiring(world, admission))
         patch.setattr(wiring, "Scheduler", lambda *arguments: WatchedScheduler(world, *arguments))
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
