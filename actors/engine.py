@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections import OrderedDict
 from typing import Any
 
@@ -19,18 +18,16 @@ import trio
 from triolet.actors.detokenizer import deliver
 from triolet.actors.health import check_health
 from triolet.actors.reporting import Reporting, StatLogger
-from triolet.actors.resolving import resolve
+from triolet.actors.resolving import open_streams, resolve
 from triolet.actors.stream import TokenStream
 from triolet.actors.submission import Submission, check_type, counted_admission, seconds
-from triolet.actors.wiring import Stream, Wiring
+from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
-from triolet.core.feed import Feed
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt, parse_prompt
-from triolet.core.request import Request
 from triolet.core.statistics import EngineStatistics
 from triolet.core.supervision import CrashReport
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
@@ -146,12 +143,7 @@ class Engine:
         submission = self._submissions.get(request_id)
         if submission is None:
             return self._endings.get(request_id)
-        if submission.stream is None:
-            return RequestStatus.WAITING
-        entry = submission.stream.feed.entry
-        if entry.finish_reason is not None:
-            return RequestStatus.of_ending(entry.finish_reason)
-        return RequestStatus.WAITING if entry.scheduled_s is None else RequestStatus.RUNNING
+        return submission.status()
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -189,8 +181,6 @@ class Engine:
             raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
         if sampling_params is not None:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
-            if sampling_params.n > 1:
-                raise UnsupportedFeature(f"n must be 1 for now, got {sampling_params.n}", field="n")
         if request_id is not None:
             check_type("request_id", request_id, str, "a string")
         for field, text in (("client", client), ("cache_salt", cache_salt)):
@@ -240,59 +230,49 @@ class Engine:
         submission = self._submissions.get(request_id)
         if submission is None:
             return
-        if submission.stream is None:
-            submission.was_aborted = True
-        else:
-            self._wiring.finish(submission.stream.feed.entry.serial, FinishReason.ABORT)
+        submission.was_aborted = True
+        for entry in submission.entries:
+            self._wiring.finish(entry.serial, FinishReason.ABORT)
 
-    async def _admit(self, submission: Submission) -> Stream:
+    async def _admit(self, submission: Submission) -> None:
         """Take a request in; raises before anything is taken, or returns with everything in place."""
         with counted_admission(self._wiring.journal.tally):
-            return await self._take_in(submission)
+            await self._take_in(submission)
 
-    async def _take_in(self, submission: Submission) -> Stream:
+    async def _take_in(self, submission: Submission) -> None:
         self._check_open()
         admission, request_id = self._wiring.admission, submission.request_id
         if (other := self._submissions.get(request_id)) is not None and other.is_live:
             raise RequestIdInUse(request_id)
-        admission.reserve(trio.current_time())
+        params = submission.params or self.default_sampling_params()
+        self.config.request_limits.check(params, self.model_info.vocab_size)
+        admission.reserve(trio.current_time(), params.n)
         self._submissions[request_id] = submission
         try:
             with submission.admission:
-                params = submission.params or self.default_sampling_params()
-                request = await resolve(submission, params, self._wiring, self._seeds)
+                request = await resolve(submission, params, self._wiring, self.config, self._seeds)
             self._check_open()
             admission.check_tokens(trio.current_time())
         except BaseException:
             del self._submissions[request_id]
             raise
         finally:
-            admission.give_back()
+            admission.give_back(params.n)
         # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
-        return self._open(submission, request)
-
-    def _open(self, submission: Submission, request: Request) -> Stream:
-        wiring = self._wiring
-        entry = wiring.journal.open(request)
-        stream = submission.stream = Stream(Feed.open(entry, wiring.codec, arrival_time=time.time()))
-        wiring.open_stream(entry.serial, stream)
+        open_streams(submission, request, self._wiring, self.config, self._seeds)
         if submission.was_aborted:
-            wiring.finish(entry.serial, FinishReason.ABORT)
-        return stream
+            self.abort(request_id)
 
     def _leave(self, submission: Submission) -> None:
         """The reader is gone: end what it read, and give its id back. Synchronous, no checkpoint."""
-        assert submission.stream is not None
-        entry = submission.stream.feed.entry
-        self._wiring.close_stream(entry.serial, entry.finish_reason or FinishReason.ABORT)
-        self._wiring.finish(entry.serial, FinishReason.ABORT)
+        for entry in submission.entries:
+            self._wiring.close_stream(entry.serial, entry.finish_reason or FinishReason.ABORT)
+            self._wiring.finish(entry.serial, FinishReason.ABORT)
         self._wiring.admission.ended(trio.current_time())
         if self._submissions.get(submission.request_id) is not submission:
             return  # it had ended, and another one bears its id now
         del self._submissions[submission.request_id]
-        self._endings[submission.request_id] = RequestStatus.of_ending(
-            entry.finish_reason or FinishReason.ABORT
-        )
+        self._endings[submission.request_id] = submission.status()
         self._endings.move_to_end(submission.request_id)
         if len(self._endings) > MAX_REMEMBERED_ENDINGS:
             self._endings.popitem(last=False)
@@ -312,7 +292,7 @@ class Engine:
         if self._refusal is None or isinstance(refusal, EngineDead):
             self._refusal = refusal
         for submission in self._submissions.values():
-            if submission.stream is None:
+            if not submission.streams:
                 submission.admission.cancel()
 
     async def drain(self, deadline: float) -> None:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
+from typing import cast
 
 import attrs
 import trio
 
 from triolet.actors.submission import Submission
 from triolet.actors.tokenizer import ask_tokenizer
-from triolet.actors.wiring import Wiring
+from triolet.actors.wiring import Stream, Wiring
+from triolet.config import EngineConfig
+from triolet.core.fan_out import fan_out
+from triolet.core.feed import Feed
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt, check_prompt
 from triolet.core.request import Request
+from triolet.core.stop import HoldBack
 from triolet.errors import UnsupportedFeature
 
 
-async def resolve(submission: Submission, params: SamplingParams, wiring: Wiring, seeds: Random) -> Request:
+async def resolve(
+    submission: Submission, params: SamplingParams, wiring: Wiring, config: EngineConfig, seeds: Random
+) -> Request:
     """Tokenise a submission and hold it against the model.
 
     Args:
         submission: from the caller.
         params: its own, or the model's wishes.
         wiring: of the engine; its model is loaded.
+        config: of the engine.
         seeds: where the seed of a request that brings none is drawn from.
     Raises:
         InvalidRequest: the model can not serve it.
@@ -51,12 +60,37 @@ async def resolve(submission: Submission, params: SamplingParams, wiring: Wiring
         eos_token_ids=info.generation.eos_token_ids,
         bad_words_token_ids=tokenized.bad_words_token_ids,
         priority=submission.priority,
+        stream_interval=max(params.stream_interval or 1, config.stream_interval),
         client=submission.client,
         cache_salt=submission.cache_salt,
         arrival_s=arrival_s,
         deadline_s=min(submission.deadline_s, ambient_deadline_s),
         queue_deadline_s=arrival_s + submission.queue_timeout_s,
     )
+
+
+def open_streams(
+    submission: Submission, request: Request, wiring: Wiring, config: EngineConfig, seeds: Random
+) -> None:
+    """Enter a request in the journal, with a stream for each of its answers. No checkpoint.
+
+    Args:
+        submission: what it was asked with.
+        request: resolved, and let in.
+        wiring: of the engine.
+        config: of the engine.
+        seeds: where the seeds of further answers are drawn from.
+    """
+    readers, arrival_time = trio.lowlevel.ParkingLot(), time.time()
+    streams: list[Stream] = []
+    for one in fan_out(request, lambda: seeds.getrandbits(63)):
+        entry = wiring.journal.open(one, after=streams[0].feed.entry if streams else None)
+        feed = Feed.open(
+            entry, wiring.codec, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
+        )
+        streams.append(Stream(feed, readers=readers))
+        wiring.open_stream(entry.serial, streams[-1])
+    submission.open(tuple(streams))
 
 
 async def _tokenize(wiring: Wiring, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Self
 
 import trio
 
-from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.answers import Answers
+from triolet.core.outputs import RequestOutput
 from triolet.errors import RequestFailed, StreamMisused
 
 if TYPE_CHECKING:
     from triolet.actors.engine import Engine
     from triolet.actors.submission import Submission
-    from triolet.actors.wiring import Stream
 
 
 class TokenStream:
@@ -28,7 +28,6 @@ class TokenStream:
     def __init__(self, engine: Engine, submission: Submission) -> None:
         self._engine = engine
         self._submission = submission
-        self._stream: Stream | None = None
         self._was_entered = False
         self._was_left = False
         self._is_read = False
@@ -43,65 +42,62 @@ class TokenStream:
         if self._was_entered:
             raise StreamMisused("a stream can be entered once; call generate() again")
         self._was_entered = True
-        self._stream = await self._engine._admit(self._submission)
+        await self._engine._admit(self._submission)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._was_left = True
-        if self._stream is not None:
+        if self._submission.streams:
             self._engine._leave(self._submission)
-            self._stream.readers.unpark_all()
+            self._submission.readers.unpark_all()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        stream = self._readable()
+        answers = self._readable()
         if self._is_read:
             raise StreamMisused("a stream has one reader; another task is waiting for its next output")
         self._is_read = True
         try:
-            if self._has_news(stream):
+            if self._has_news(answers):
                 await trio.lowlevel.checkpoint()  # parking would have been one
-            while not self._has_news(stream):
-                await stream.readers.park()
+            while not self._has_news(answers):
+                await self._submission.readers.park()
         finally:
             self._is_read = False
         return self._next_output(self._readable())
 
-    def _has_news(self, stream: Stream) -> bool:
-        return (
-            stream.feed.collector.has_output() or self._is_over or self._was_left or stream.error is not None
-        )
+    def _has_news(self, answers: Answers) -> bool:
+        has_error = self._submission.error is not None or answers.failed is not None
+        return answers.has_output() or self._is_over or self._was_left or has_error
 
-    def _readable(self) -> Stream:
-        if self._stream is None or self._was_left:
+    def _readable(self) -> Answers:
+        if self._submission.answers is None or self._was_left:
             raise StreamMisused("a stream must be read inside of its `async with`")
-        return self._stream
+        return self._submission.answers
 
-    def _next_output(self, stream: Stream) -> RequestOutput:
-        collector = stream.feed.collector
-        if not self._is_over and collector.has_output() and collector.finish_reason is not FinishReason.ERROR:
-            output = collector.take()
+    def _next_output(self, answers: Answers) -> RequestOutput:
+        if not self._is_over and answers.has_output() and answers.failed is None:
+            output = answers.take()
             self._is_over = output.finished
             return output
         if self._is_over:
             raise StopAsyncIteration
         self._is_over = True
-        raise stream.error or RequestFailed(
-            self.request_id, stream.feed.entry.failure or "for an unknown reason"
-        )
+        failure = answers.failed.failure if answers.failed is not None else None
+        raise self._submission.error or RequestFailed(self.request_id, failure or "for an unknown reason")
 
     async def text(self) -> str:
-        """Read to the end; return the whole text, whatever part of it was read before.
+        """Read to the end; return the whole text of the first answer, whatever part of it was read before.
 
         Raises:
             RequestFailed: it could not be finished.
             EngineDead: nor could anything else.
         """
-        stream = self._readable()
+        answers = self._readable()
         async for _ in self:
             pass
-        return stream.feed.collector.text
+        return answers.text

@@ -10,6 +10,9 @@ import attrs
 import trio
 
 from triolet.actors.wiring import Stream
+from triolet.core.answers import Answers
+from triolet.core.journal import JournalEntry
+from triolet.core.outputs import RequestStatus
 from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
 from triolet.core.tally import Tally
@@ -21,7 +24,8 @@ class Submission:
     """A call of `generate`, before and after its admission.
 
     Args:
-        stream: once it is in the journal.
+        streams: of its answers, by index, once they are in the journal.
+        answers: what its reader takes from, once there are streams.
         was_aborted: somebody aborted it before that.
         admission: around the wait before that; cancelled when the engine takes nothing new any more.
     """
@@ -34,14 +38,46 @@ class Submission:
     deadline_s: float
     queue_timeout_s: float
     cache_salt: str | None
-    stream: Stream | None = None
+    streams: tuple[Stream, ...] = ()
+    answers: Answers | None = None
     was_aborted: bool = False
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     @property
     def is_live(self) -> bool:
         """Whether it waits for its admission, or has not ended since."""
-        return self.stream is None or self.stream.feed.entry.finish_reason is None
+        return not self.streams or any(entry.finish_reason is None for entry in self.entries)
+
+    @property
+    def entries(self) -> list[JournalEntry]:
+        """Of its answers, once they are in the journal."""
+        return [stream.feed.entry for stream in self.streams]
+
+    @property
+    def readers(self) -> trio.lowlevel.ParkingLot:
+        """Where its reader waits, once there are streams."""
+        return self.streams[0].readers
+
+    @property
+    def error(self) -> BaseException | None:
+        """What its reader gets instead of a next output."""
+        return next((stream.error for stream in self.streams if stream.error is not None), None)
+
+    def open(self, streams: tuple[Stream, ...]) -> None:
+        """It is in the journal."""
+        self.streams = streams
+        self.answers = Answers([stream.feed.collector for stream in streams])
+
+    def status(self) -> RequestStatus:
+        """Where it is: as far as the furthest of its answers, and ended when all have."""
+        entries = self.entries
+        if not any(entry.scheduled_s is not None or entry.finish_reason for entry in entries):
+            return RequestStatus.WAITING
+        if self.is_live:
+            return RequestStatus.RUNNING
+        endings = {RequestStatus.of_ending(entry.finish_reason) for entry in entries if entry.finish_reason}
+        worst_first = (RequestStatus.FAILED, RequestStatus.CANCELLED, RequestStatus.COMPLETED)
+        return next(status for status in worst_first if status in endings)
 
 
 @contextmanager

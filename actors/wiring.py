@@ -165,7 +165,8 @@ class Wiring:
         self.journal.take_arrivals()
         self.scheduler = Scheduler(config, self.journal, self.counters, self.caution)
         for entry in tuple(self.journal):
-            self.scheduler.add(entry)
+            if not self.journal.is_held(entry):
+                self.scheduler.add(entry)
         return self.scheduler
 
     def finish(self, serial: int, reason: FinishReason) -> None:

@@ -9,10 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.config import DEVICES, DTYPES, ENVIRONMENT_PREFIX, POLICIES, RUNNERS, EngineConfig
+from triolet.config import (
+    DEVICES,
+    DTYPES,
+    ENVIRONMENT_PREFIX,
+    HOLD_BACKS,
+    LOGPROBS_MODES,
+    POLICIES,
+    RUNNERS,
+    EngineConfig,
+)
+from triolet.core.param_checks import MAX_ENTRIES
+from triolet.core.params import MAX_N
 from triolet.errors import ConfigError, shown
 
-CHOICES = {"dtype": DTYPES, "device": DEVICES, "runner": RUNNERS, "policy": POLICIES}
+CHOICES = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "runner": RUNNERS,
+    "policy": POLICIES,
+    "hold_back": HOLD_BACKS,
+    "logprobs_mode": LOGPROBS_MODES,
+}
 TEXTS = ("model", "tokenizer", "revision", "served_model_name")
 FLAGS = ("enable_prefix_caching", "trust_remote_code")
 MINIMA = {
@@ -25,6 +43,19 @@ MINIMA = {
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
     "seed": 0,
+    "stream_interval": 1,
+    "max_logprobs": -1,
+    "max_n": 1,
+    "max_stop_strings": 0,
+    "max_logit_bias": 0,
+    "max_bad_words": 0,
+}
+MAXIMA = {
+    "max_num_seqs": 2**16,
+    "max_n": MAX_N,
+    "max_stop_strings": MAX_ENTRIES,
+    "max_logit_bias": MAX_ENTRIES,
+    "max_bad_words": MAX_ENTRIES,
 }
 SECONDS = ("step_timeout",)
 OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None} | {"step_timeout"}
@@ -47,6 +78,14 @@ FIELDS: dict[str, Any] = {
     "policy": "priority",
     "enable_prefix_caching": False,
     "seed": 7,
+    "stream_interval": 3,
+    "hold_back": "blind",
+    "logprobs_mode": "processed_logits",
+    "max_logprobs": -1,
+    "max_n": 8,
+    "max_stop_strings": 4,
+    "max_logit_bias": 300,
+    "max_bad_words": 0,
     "served_model_name": "mine",
     "step_timeout": 2.5,
     "trust_remote_code": True,
@@ -118,12 +157,14 @@ def test_every_field_has_a_sentence_for_help(field: attrs.Attribute[Any]) -> Non
 
 
 @pytest.mark.parametrize(("field", "minimum"), MINIMA.items())
-def test_a_number_has_a_least_value(field: str, minimum: int) -> None:
-    for value in (minimum, 2**63 - 1):
+def test_a_number_has_a_least_value_and_some_have_a_greatest(field: str, minimum: int) -> None:
+    maximum = MAXIMA.get(field, 2**63 - 1)
+    rule = f"from {minimum} to {maximum}" if field in MAXIMA else f"of at least {minimum}"
+    for value in (minimum, maximum):
         assert taken(field, value) == value
-    for value in (minimum - 1, -(2**63), 2**63):
+    for value in (minimum - 1, -(2**63), maximum + 1):
         error = refusal(**{field: value})
-        assert str(error) == f"{field} must be a whole number of at least {minimum}; got {value}"
+        assert str(error) == f"{field} must be a whole number {rule}; got {value}"
         assert (error.field, error.got) == (field, value)
 
 
@@ -209,8 +250,8 @@ def test_a_text_that_is_no_number_is_refused(field: str, text: str) -> None:
 
 @pytest.mark.parametrize("field", MINIMA)
 def test_a_number_out_of_range_is_refused_as_text_too(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{field} must be a whole number of at least "):
-        EngineConfig.from_texts({field: "-1"})
+    with pytest.raises(ConfigError, match=f"^{field} must be a whole number (of at least|from) "):
+        EngineConfig.from_texts({field: "-2"})
 
 
 @pytest.mark.parametrize("field", FLAGS)

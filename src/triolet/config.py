@@ -14,12 +14,19 @@ from typing import Any, Final
 import attrs
 
 from triolet.config_fields import flag, from_text, one_of, option, seconds, text, whole
+from triolet.core.limits import RequestLimits
+from triolet.core.param_checks import MAX_ENTRIES
+from triolet.core.params import MAX_N
 from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
 RUNNERS: Final = ("thread", "process", "inline")
 POLICIES: Final = ("fcfs", "priority")
+LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+HOLD_BACKS: Final = ("exact", "blind")
+# The scheduler and the runner keep a place for each row; a step of more has been of use to nobody yet.
+MAX_NUM_SEQS: Final = 2**16
 ENVIRONMENT_PREFIX: Final = "TRIOLET_"
 
 
@@ -81,7 +88,7 @@ class EngineConfig:
     max_num_seqs: int = option(
         "Requests computed together in a step.",
         default=128,  # vLLM's
-        validator=whole(1),
+        validator=whole(1, MAX_NUM_SEQS),
     )
     max_num_batched_tokens: int | None = option(
         # A step must stay short, or the decodes in it wait for the prefill chunk beside them: on a CPU 512
@@ -110,6 +117,48 @@ class EngineConfig:
     enable_prefix_caching: bool = option("Reuse the KV of equal beginnings.", default=True, validator=flag)
     seed: int = option(
         "Requests without a seed of their own draw theirs from this one.", default=0, validator=whole(0)
+    )
+    stream_interval: int = option(
+        "Tokens from one output of a stream to the next, after the first token's; requests may ask for more.",
+        default=1,
+        validator=whole(1),
+    )
+    hold_back: str = option(
+        # blind is what vLLM does. The whole text is the same.
+        "What streamed text waits for a stop string: exact holds back only what may begin one, blind always as many "
+        "characters as the longest has, less one.",
+        default="exact",
+        validator=one_of(HOLD_BACKS),
+    )
+    logprobs_mode: str = option(
+        "What logprobs are of: the model's own distribution (raw) or what penalties, temperature and filters leave of "
+        "it (processed); as log-probabilities or as logits.",
+        default="raw_logprobs",
+        validator=one_of(LOGPROBS_MODES),
+    )
+    max_logprobs: int = option(
+        "Most logprobs or prompt_logprobs per position; -1 is the whole vocabulary.",
+        default=20,  # vLLM's
+        validator=whole(-1),
+    )
+    max_n: int = option(
+        # As many as one step computes by default: more would wait for each other.
+        "Most answers to one prompt.",
+        default=128,
+        validator=whole(1, MAX_N),
+    )
+    max_stop_strings: int = option(
+        "Most stop strings of a request.", default=128, validator=whole(0, MAX_ENTRIES)
+    )
+    max_logit_bias: int = option(
+        "Most token ids in a request's logit_bias.",
+        default=1024,  # what vLLM's newer runner takes
+        validator=whole(0, MAX_ENTRIES),
+    )
+    max_bad_words: int = option(
+        "Most bad_words of a request.",
+        default=128,  # vLLM's
+        validator=whole(0, MAX_ENTRIES),
     )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default its folder's or hub id's last part.",
@@ -166,3 +215,10 @@ class EngineConfig:
         if self.served_model_name:
             return self.served_model_name
         return self.model.rstrip("/").rsplit("/", 1)[-1] if self.model else "triolet-nano"
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """How much one request may ask for."""
+        return RequestLimits(
+            **{field.name: getattr(self, field.name) for field in attrs.fields(RequestLimits)}
+        )

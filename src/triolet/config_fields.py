@@ -27,15 +27,16 @@ def one_of(choices: tuple[str, ...]) -> Any:
     return check
 
 
-def whole(minimum: int, *, optional: bool = False) -> Any:
+def whole(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> Any:
     """Check for a whole number."""
+    rule = f"of at least {minimum}" if maximum >= 2**63 - 1 else f"from {minimum} to {maximum}"
 
     def check(_config: object, attribute: attrs.Attribute[int], value: object) -> None:
         if optional and value is None:
             return
         is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not minimum <= value < 2**63:  # type: ignore[operator]
-            raise ConfigError(attribute.name, f"a whole number of at least {minimum}", value)
+        if not is_whole or not minimum <= value <= maximum:  # type: ignore[operator]
+            raise ConfigError(attribute.name, f"a whole number {rule}", value)
 
     return check
 

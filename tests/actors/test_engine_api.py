@@ -172,7 +172,6 @@ async def test_a_reader_whose_stream_is_left_by_another_task_is_told(autojump_cl
         ("queue_timeout", {"queue_timeout": math.nan}),
         ("queue_timeout", {"queue_timeout": [1]}),
         ("lora", {"lora": "adapter"}),
-        ("n", {"sampling_params": SamplingParams(n=2)}),
     ],
 )
 async def test_a_wrong_argument_is_refused_by_name(

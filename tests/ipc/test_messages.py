@@ -97,16 +97,16 @@ TOKEN = ["r", 1, 0, 5, None]
         ("requests", ["StepPlan", [7, {}, [], []]]),  # a mapping for a list
         ("requests", ["StepPlan", {"step_id": 7}]),
         ("requests", ["StepPlan"]),
-        ("requests", ["StepResult", [7, [], [], 0.0]]),
+        ("requests", ["StepResult", [7, [], [], 0.0, None, []]]),
         ("requests", ["object", []]),
         ("requests", [1, [7, [], [], []]]),
         ("requests", [[], [7, [], [], []]]),
         ("requests", {"StepPlan": [7, [], [], []]}),
         ("requests", []),
         ("requests", None),
-        ("replies", ["StepResult", [7, [["r", 1, 0, "5", None]], [], 0.1]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], "0.1"]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], None]]),
+        ("replies", ["StepResult", [7, [["r", 1, 0, "5", None]], [], 0.1, None, []]]),
+        ("replies", ["StepResult", [7, [TOKEN], [], "0.1", None, []]]),
+        ("replies", ["StepResult", [7, [TOKEN], [], None, None, []]]),
         ("replies", ["Failure", ["kind", "message", {"got": {}}]]),
         ("replies", ["Failure", ["kind", "message", {"got": [1]}]]),
         ("replies", ["Failure", ["kind", b"message", {}]]),
@@ -122,7 +122,7 @@ def test_the_bodies_of_the_test_above_are_wrong_in_one_place_only() -> None:
     assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW]]]) == StepPlan(
         7, (), (), (PlanRow(0, 0, 1, (), sample=True),)
     )
-    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], [], 1]]) == StepResult(
+    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], [], 1, None, []]]) == StepResult(
         7, (SampledToken("r", 1, 0, 5),), (), 1.0
     )
 

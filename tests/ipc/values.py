@@ -11,6 +11,7 @@ from triolet.core.model_info import GenerationDefaults, ModelInfo
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.plan import (
     PlanRow,
+    PromptLogprobs,
     RowFailure,
     RowStart,
     SampledToken,
@@ -19,6 +20,7 @@ from triolet.core.plan import (
     TokenLogprobs,
 )
 from triolet.core.progress import LoadProgress
+from triolet.core.repetition import RepetitionDetectionParams
 from triolet.ipc.failures import Failure
 
 MANY = 4  # items of a list, at most: what a long list does, a short one does
@@ -53,9 +55,21 @@ sampling_params = st.builds(
     max_tokens=maybe() | st.integers(10, 2**63 - 1),
     min_tokens=st.integers(0, 10),
     logprobs=maybe() | st.integers(-1, 20),
+    prompt_logprobs=maybe() | st.integers(-1, 20),
+    flat_logprobs=st.booleans(),
+    logprob_token_ids=token_lists,
     skip_special_tokens=st.booleans(),
     include_stop_str_in_output=st.booleans(),
     output_kind=st.sampled_from(RequestOutputKind),
+    stream_interval=maybe() | st.integers(1, 100),
+    repetition_detection=maybe()
+    | st.builds(
+        RepetitionDetectionParams,
+        max_pattern_size=st.integers(9, 99),
+        min_pattern_size=st.integers(0, 9),
+        min_count=st.integers(2, 9),
+    ),
+    skip_reading_prefix_cache=maybe() | st.booleans(),
     logit_bias=maybe() | st.dictionaries(token_ids, st.floats(-100, 100), max_size=MANY),
     allowed_token_ids=maybe() | token_lists,
     bad_words=st.lists(names, max_size=MANY),
@@ -71,6 +85,7 @@ row_starts = st.builds(
     seed=st.integers(-(2**63), 2**63 - 1),
     ending_token_ids=st.frozensets(token_ids, max_size=MANY),
     bad_words_token_ids=lists(token_lists),
+    wants_prompt_logprobs=st.booleans(),
 )
 plan_rows = st.builds(PlanRow, naturals, naturals, naturals, token_lists, st.booleans())
 plans = st.builds(StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows))
@@ -118,7 +133,16 @@ infos = st.builds(
 logprobs = st.builds(TokenLogprobs, token_lists, lists(numbers), naturals)
 sampled_tokens = st.builds(SampledToken, any_text, naturals, naturals, token_ids, maybe() | logprobs)
 row_failures = st.builds(RowFailure, any_text, naturals, any_text)
-results = st.builds(StepResult, naturals, lists(sampled_tokens), lists(row_failures), numbers)
+prompt_logprobs = st.builds(PromptLogprobs, naturals, naturals, lists(logprobs))
+results = st.builds(
+    StepResult,
+    naturals,
+    lists(sampled_tokens),
+    lists(row_failures),
+    numbers,
+    maybe() | any_text,
+    lists(prompt_logprobs),
+)
 arguments = maybe() | any_text | st.integers(-(2**63), 2**63 - 1) | numbers | st.booleans() | lists(any_text)
 failures = st.builds(Failure, any_text, any_text, st.dictionaries(any_text, arguments, max_size=MANY))
 

@@ -70,8 +70,8 @@ class WatchedJournal(Journal):
         super().__init__()
         self.world = world
 
-    def open(self, request: Request) -> JournalEntry:
-        entry = super().open(request)
+    def open(self, request: Request, *, after: JournalEntry | None = None) -> JournalEntry:
+        entry = super().open(request, after=after)
         self.world.opened(entry)
         return entry
 
@@ -81,11 +81,12 @@ class WatchedJournal(Journal):
         self.world.reach("scheduler.commit.after")
         return was_committed
 
-    def close(self, entry: JournalEntry) -> None:
-        was_live = entry.serial in self
-        super().close(entry)
-        if was_live:
-            self.world.closed(entry)
+    def close(self, entry: JournalEntry) -> list[int]:
+        live = {one.serial: one for one in self}
+        ended = super().close(entry)
+        for serial in live.keys() & ended:
+            self.world.closed(live[serial])
+        return ended
 
 
 class WatchedWiring(Wiring):

@@ -15,7 +15,16 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 import click
 
-from triolet.config import DEVICES, DTYPES, ENVIRONMENT_PREFIX, POLICIES, RUNNERS, EngineConfig
+from triolet.config import (
+    DEVICES,
+    DTYPES,
+    ENVIRONMENT_PREFIX,
+    HOLD_BACKS,
+    LOGPROBS_MODES,
+    POLICIES,
+    RUNNERS,
+    EngineConfig,
+)
 from triolet.core.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
@@ -23,7 +32,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
-CHOICES: Final = {"dtype": DTYPES, "device": DEVICES, "runner": RUNNERS, "policy": POLICIES}
+CHOICES: Final = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "runner": RUNNERS,
+    "policy": POLICIES,
+    "hold_back": HOLD_BACKS,
+    "logprobs_mode": LOGPROBS_MODES,
+}
 
 
 @attrs.frozen

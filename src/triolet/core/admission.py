@@ -36,16 +36,16 @@ class Admission:
         """Requests that can be in the engine at one time; every channel's capacity follows from this."""
         return self.max_num_seqs + self.max_queued_requests
 
-    def reserve(self, now_s: float) -> None:
-        """Take a place for a request whose prompt is not known in tokens yet.
+    def reserve(self, now_s: float, num_places: int = 1) -> None:
+        """Take places for a request whose prompt is not known in tokens yet: one for each of its answers, or none.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: there are not so many.
         """
-        if self._num_reserved + len(self.journal) >= self.max_live_requests:
+        if self._num_reserved + len(self.journal) + num_places > self.max_live_requests:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
         self.check_tokens(now_s)
-        self._num_reserved += 1
+        self._num_reserved += num_places
 
     def check_tokens(self, now_s: float) -> None:
         """Look at the waiting tokens; again once the prompt is tokenised, since others came meanwhile.
@@ -56,10 +56,10 @@ class Admission:
         if self.journal.num_queued_tokens >= self.max_queued_tokens:
             raise Overloaded("max_queued_tokens", self.max_queued_tokens, self.retry_after_s(now_s))
 
-    def give_back(self) -> None:
+    def give_back(self, num_places: int = 1) -> None:
         """The request is in the journal now, or was never taken."""
-        assert self._num_reserved > 0, "a place was given back twice"
-        self._num_reserved -= 1
+        assert self._num_reserved >= num_places, "a place was given back twice"
+        self._num_reserved -= num_places
 
     def ended(self, now_s: float) -> None:
         """A request has ended; the pace of endings is what `retry_after_s` is estimated from."""

@@ -87,7 +87,7 @@ class OutputCollector:
         if request.params.output_kind is not RequestOutputKind.DELTA:
             new_text, first_token = self._text, 0
         return RequestOutput(
-            request_id=request.request_id,
+            request_id=request.parent_id or request.request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
             outputs=(self._completion(new_text, first_token),),
@@ -100,7 +100,7 @@ class OutputCollector:
         entry, wants_logprobs = self.entry, self.entry.request.params.logprobs is not None
         logprobs = entry.output_logprobs[first_token : self._num_tokens] if wants_logprobs else []
         return CompletionOutput(
-            index=0,
+            index=entry.request.index,
             text=text,
             token_ids=tuple(entry.output_token_ids[first_token : self._num_tokens]),
             cumulative_logprob=self._cumulative_logprob() if wants_logprobs else None,

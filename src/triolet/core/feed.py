@@ -11,6 +11,7 @@ from triolet.core.collector import OutputCollector
 from triolet.core.detokenizer import Decode, OutputText
 from triolet.core.journal import JournalEntry
 from triolet.core.outputs import FinishReason
+from triolet.core.stop import HoldBack
 from triolet.core.tally import FinishedRequest
 
 
@@ -23,18 +24,29 @@ class Feed:
         entry: the request and its answer so far.
         collector: what its reader takes from.
         codec: turns ids into text; None where the model has no tokenizer, and every text is empty.
+        hold_back: what text waits for a stop string; see `StopMatcher`.
     """
 
     entry: JournalEntry
     collector: OutputCollector
     codec: TextCodec | None
+    hold_back: HoldBack = "exact"
     _text: OutputText | None = attrs.field(default=None, init=False)
 
     @classmethod
-    def open(cls, entry: JournalEntry, codec: TextCodec | None, *, arrival_time: float) -> Feed:
+    def open(
+        cls,
+        entry: JournalEntry,
+        codec: TextCodec | None,
+        *,
+        arrival_time: float,
+        hold_back: HoldBack = "exact",
+    ) -> Feed:
         """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
         decode = _decoder(codec, skip_special_tokens=False)
-        return cls(entry, OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time), codec)
+        return cls(
+            entry, OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time), codec, hold_back
+        )
 
     def forget_text(self) -> None:
         """The detokenizer has crashed: trust nothing but the journal and what the reader has got."""
@@ -85,6 +97,7 @@ class Feed:
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            hold_back=self.hold_back,
         )
         text.add(self.entry.output_token_ids[: self.collector.num_tokens])
         self._text = text

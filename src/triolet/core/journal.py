@@ -7,6 +7,10 @@ stay (`epoch`) that the scheduler is counting on.
 
 A stay is one continuous presence of a request in a scheduler. Epochs are never reused, neither after a crash
 nor by another request of the same id, so that a late result can not be mistaken for a current one.
+
+The answers to one prompt (n > 1) are entries of their own. All but the first are held until the first has a token: by
+then the prompt has been computed, and they find its blocks instead of computing it again. If the first ends before
+that, so do they, for the same reason.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Iterator
 import attrs
 
 from triolet.core.outputs import FinishReason
-from triolet.core.plan import SampledToken, TokenLogprobs
+from triolet.core.plan import PromptLogprobs, SampledToken, TokenLogprobs
 from triolet.core.request import Request
 from triolet.core.tally import Tally
 from triolet.errors import InvariantViolated
@@ -30,11 +34,15 @@ class JournalEntry:
         request: what was asked.
         serial: its number in order of admission; never reused.
         epoch: of its present stay.
+        leader_serial: number of the entry whose first token this one waited for; 0 if there is none.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known, if they were asked for.
     """
 
     request: Request
     serial: int
     epoch: int
+    leader_serial: int = 0
+    prompt_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     output_token_ids: list[int] = attrs.field(factory=list)
     output_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
@@ -50,6 +58,21 @@ class JournalEntry:
     def num_tokens(self) -> int:
         """Tokens of prompt and answer."""
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether some of the prompt's log-probabilities were asked for and are not there yet."""
+        num_wanted = len(self.request.prompt_token_ids) - 1
+        return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < num_wanted
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether what was computed before need not be computed for this request."""
+        return not (self.wants_prompt_logprobs or self.request.params.skip_reading_prefix_cache)
+
+    def add_prompt_logprobs(self, share: PromptLogprobs) -> None:
+        """Append what a step gave; what came before a preemption is not taken twice."""
+        self.prompt_logprobs += share.logprobs[len(self.prompt_logprobs) + 1 - share.start :]
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Ids of prompt and answer from `start` up to `end`, positions in the sequence."""
@@ -72,6 +95,7 @@ class Journal:
         self.tally = Tally()
         self._live: dict[int, JournalEntry] = {}
         self._arrivals: list[int] = []
+        self._held: dict[int, list[JournalEntry]] = {}  # by the serial of the first one
         self._num_serials = 0
         self._num_epochs = 0
         self._num_queued_tokens = 0
@@ -94,17 +118,31 @@ class Journal:
         """The live entry of that number, if there is one."""
         return self._live.get(serial)
 
-    def open(self, request: Request) -> JournalEntry:
-        """Take a request in."""
+    def open(self, request: Request, *, after: JournalEntry | None = None) -> JournalEntry:
+        """Take a request in.
+
+        Args:
+            request: what is asked.
+            after: a request with the same prompt, which has no token yet: this one waits for that.
+        """
         self._num_serials += 1
-        entry = JournalEntry(request, self._num_serials, self._next_epoch())
+        entry = JournalEntry(
+            request, self._num_serials, self._next_epoch(), leader_serial=after.serial if after else 0
+        )
         self._live[entry.serial] = entry
-        self._arrivals.append(entry.serial)
+        if after is None:
+            self._arrivals.append(entry.serial)
+        else:
+            self._held.setdefault(after.serial, []).append(entry)
         self._num_queued_tokens += len(request.prompt_token_ids)
         return entry
 
+    def is_held(self, entry: JournalEntry) -> bool:
+        """Whether it waits for the first token of another one."""
+        return any(entry in held for held in self._held.values())
+
     def take_arrivals(self) -> list[JournalEntry]:
-        """Entries opened since the last call that are still live, in order."""
+        """Entries opened, or held no more, since the last call that are still live, in order."""
         arrivals = [self._live[serial] for serial in self._arrivals if serial in self._live]
         self._arrivals.clear()
         return arrivals
@@ -134,6 +172,7 @@ class Journal:
             entry.output_logprobs.append(token.logprobs)
         if entry.first_token_s is None:
             entry.first_token_s = now_s
+            self._arrivals += [held.serial for held in self._held.pop(entry.serial, ())]
         entry.last_token_s = now_s
         return True
 
@@ -146,10 +185,20 @@ class Journal:
         else:
             self.tally.next_token(now_s - entry.last_token_s)
 
-    def close(self, entry: JournalEntry) -> None:
-        """The request has ended: it will not be computed again. Harmless when repeated."""
-        if self._live.pop(entry.serial, None) is not None and entry.scheduled_s is None:
-            self._num_queued_tokens -= len(entry.request.prompt_token_ids)
+    def close(self, entry: JournalEntry) -> list[int]:
+        """The request has ended: it will not be computed again. Harmless when repeated.
+
+        Returns:
+            Serials of what has ended: its own, and those of the requests that waited for its first token.
+        """
+        held = self._held.pop(entry.serial, [])
+        for follower in held:
+            follower.finish(entry.finish_reason or FinishReason.ABORT)
+            follower.failure = entry.failure
+        for ended in (entry, *held):
+            if self._live.pop(ended.serial, None) is not None and ended.scheduled_s is None:
+                self._num_queued_tokens -= len(ended.request.prompt_token_ids)
+        return [ended.serial for ended in (entry, *held)]
 
     def check(self) -> None:
         """Hold the counts against the entries.

@@ -22,6 +22,8 @@ class FinishReason(enum.StrEnum):
     """Its time was up; what there was so far was delivered."""
     SHUTDOWN = "shutdown"
     """The engine closed."""
+    REPETITION = "repetition"
+    """It went round in circles, and `repetition_detection` was asked for."""
 
 
 class RequestStatus(enum.StrEnum):
@@ -37,7 +39,7 @@ class RequestStatus(enum.StrEnum):
     def of_ending(cls, reason: FinishReason) -> RequestStatus:
         """The status that an ending leaves behind."""
         match reason:
-            case FinishReason.STOP | FinishReason.LENGTH:
+            case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
                 return cls.COMPLETED
             case FinishReason.ERROR:
                 return cls.FAILED

@@ -27,6 +27,7 @@ class RowStart:
         seed: of the sampling noise.
         ending_token_ids: masked while the answer is shorter than `params.min_tokens`.
         bad_words_token_ids: sequences whose last token is banned when the others precede it.
+        wants_prompt_logprobs: whether those that `params` ask for are not known yet.
     """
 
     row_id: int
@@ -38,6 +39,7 @@ class RowStart:
     seed: int
     ending_token_ids: frozenset[int]
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    wants_prompt_logprobs: bool = False
 
 
 @attrs.frozen
@@ -117,6 +119,21 @@ class SampledToken:
 
 
 @attrs.frozen
+class PromptLogprobs:
+    """Log-probabilities of tokens of a prompt, whose positions this step computed.
+
+    Args:
+        epoch: from the `RowStart`.
+        start: position of the first of them in the prompt; at least 1, since nothing comes before the first token.
+        logprobs: one per position.
+    """
+
+    epoch: int
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@attrs.frozen
 class RowFailure:
     """A row that gave no token, through no fault of the others: its logits are not numbers."""
 
@@ -136,6 +153,7 @@ class StepResult:
         elapsed_s: time the runner took, seconds.
         out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the
             runner is as it was, except that it knows the plan's rows and blocks.
+        prompt_logprobs: of the rows whose requests asked for them.
     """
 
     step_id: int
@@ -143,3 +161,4 @@ class StepResult:
     failures: tuple[RowFailure, ...] = ()
     elapsed_s: float = 0.0
     out_of_memory: str | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()

@@ -22,6 +22,9 @@ class Request:
         eos_token_ids: end the answer, unless `params.ignore_eos`.
         bad_words_token_ids: each bad word as the token ids that would write it.
         priority: lower runs first under the `priority` policy.
+        parent_id: of the request with n > 1 that this one gives one of the answers to.
+        index: of that answer.
+        stream_interval: tokens from one output of the stream to the next.
         client: whom admission and fairness count it for.
         cache_salt: requests share cached blocks only with requests of the same salt.
         arrival_s: when it was admitted, monotonic seconds.
@@ -38,6 +41,9 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
+    parent_id: str | None = None
+    index: int = 0
+    stream_interval: int = 1
     client: str | None = None
     cache_salt: str | None = None
     arrival_s: float = 0.0

@@ -29,10 +29,12 @@ from bisect import insort
 from collections.abc import Iterable
 
 from triolet.core.caution import Caution
+from triolet.core.ending import ending_of
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import RowStart, StepPlan, StepResult
 from triolet.core.prefix_cache import PrefixCache
+from triolet.core.reuse import find_computed
 from triolet.core.scheduler_check import check_lanes, check_rows
 from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
 from triolet.core.sequence import Sequence
@@ -116,7 +118,8 @@ class Scheduler:
     def add_arrivals(self) -> None:
         """Queue what has come into the journal since the last call."""
         for entry in self.journal.take_arrivals():
-            self.add(entry)
+            if entry.serial not in self._sequences:
+                self.add(entry)
 
     def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request whatever it is doing, or before it was queued. Ended ones are left alone."""
@@ -124,15 +127,12 @@ class Scheduler:
             self._finish(sequence, reason)
         elif (entry := self.journal.get(serial)) is not None:
             entry.finish(reason)
-            self.journal.close(entry)
-            self.caution.suspects.ended(serial)
-            self._progress[serial] = None
+            self._close(entry)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         entry = sequence.entry
         entry.finish(reason, stop_reason)
-        self.journal.close(entry)
-        self.caution.suspects.ended(entry.serial)
+        self._close(entry)
         del self._sequences[entry.serial]
         del self._by_epoch[entry.epoch]
         if sequence.row_id is None:
@@ -140,7 +140,11 @@ class Scheduler:
         else:
             self._running.remove(sequence)
             self._take_back(sequence)
-        self._progress[entry.serial] = None
+
+    def _close(self, entry: JournalEntry) -> None:
+        for serial in self.journal.close(entry):
+            self.caution.suspects.ended(serial)
+            self._progress[serial] = None
 
     def _take_back(self, sequence: Sequence) -> None:
         """Free the row and the blocks; while a step is in flight, which all that run take part in, when it ends."""
@@ -263,9 +267,8 @@ class Scheduler:
         starts: list[RowStart] = []
         while budget > 0 and (sequence := self._next_waiting()) is not None:
             entry = sequence.entry
-            block_ids, hashes = self.cache.find(
-                entry.tokens(0, entry.num_tokens), entry.request.cache_salt, sequence.known_hashes
-            )
+            leader = self._sequences.get(entry.leader_serial)
+            block_ids, hashes = find_computed(self.cache, sequence, leader)
             num_cached = len(block_ids) * self.config.block_size
             if not self._has_room(entry, block_ids):
                 break
@@ -337,6 +340,9 @@ class Scheduler:
                 if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
                     self._publish(sequence)
         self._scheduled = []
+        for share in result.prompt_logprobs:
+            if (prompted := self._by_epoch.get(share.epoch)) is not None:
+                prompted.entry.add_prompt_logprobs(share)
         for token in result.tokens:
             sampled = self._by_epoch.get(token.epoch)
             if sampled is not None and self.journal.commit(sampled.entry, token, now_s):
@@ -347,6 +353,7 @@ class Scheduler:
             if failed is not None:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
+        self.add_arrivals()  # those that waited for a first token
 
     def _make_smaller(self, problem: str) -> None:
         """There was no memory for the step: its largest rows leave, and the others try again."""
@@ -399,15 +406,8 @@ class Scheduler:
             sequence.block_hashes.append(self.cache.publish(sequence.block_table[index], parent, content))
 
     def _finish_if_over(self, sequence: Sequence) -> None:
-        """EOS, then stop token ids, then length, as everywhere: an EOS on the last allowed token is a stop."""
-        entry = sequence.entry
-        request, token_id = entry.request, entry.output_token_ids[-1]
-        if token_id in request.eos_token_ids and not request.params.ignore_eos:
-            self._finish(sequence, FinishReason.STOP)
-        elif token_id in request.params.stop_token_ids:
-            self._finish(sequence, FinishReason.STOP, token_id)
-        elif len(entry.output_token_ids) >= request.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH)
+        if (ending := ending_of(sequence.entry)) is not None:
+            self._finish(sequence, *ending)
 
     # ---------------------------------------------------------------------------------------- check
 

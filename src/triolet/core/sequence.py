@@ -69,6 +69,7 @@ class Sequence:
             seed=request.seed,
             ending_token_ids=request.ending_token_ids,
             bad_words_token_ids=request.bad_words_token_ids,
+            wants_prompt_logprobs=entry.wants_prompt_logprobs,
         )
 
     def take_row(self) -> PlanRow:

@@ -1,0 +1,63 @@
+"""The answers to one request, as its reader gets them.
+
+Each has a collector. With n = 1 there is one, and this adds nothing. Otherwise a streamed output carries one answer, in
+turns, and only the last one is `finished`; a FINAL_ONLY reader gets all of them in one output, in the order of their
+index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from triolet.core.collector import OutputCollector
+from triolet.core.journal import JournalEntry
+from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.params import RequestOutputKind
+
+
+class Answers:
+    """What a reader takes from.
+
+    Args:
+        collectors: one per answer, by index; all of the same kind of output.
+    """
+
+    def __init__(self, collectors: Sequence[OutputCollector]) -> None:
+        self._collectors = tuple(collectors)
+        kind = collectors[0].entry.request.params.output_kind
+        self._comes_at_once = kind is RequestOutputKind.FINAL_ONLY
+        self._turn = 0
+
+    @property
+    def failed(self) -> JournalEntry | None:
+        """An answer that could not be finished, if there is one."""
+        failed = (c.entry for c in self._collectors if c.finish_reason is FinishReason.ERROR)
+        return next(failed, None)
+
+    @property
+    def text(self) -> str:
+        """The whole text of the first answer so far."""
+        return self._collectors[0].text
+
+    def has_output(self) -> bool:
+        """Whether `take` has something."""
+        whether = all if self._comes_at_once else any
+        return whether(collector.has_output() for collector in self._collectors)
+
+    def take(self) -> RequestOutput:
+        """The next output; there is one."""
+        if not self._comes_at_once or len(self._collectors) == 1:
+            return self._take_next()
+        outputs = [collector.take() for collector in self._collectors]
+        return attrs.evolve(outputs[0], outputs=tuple(output.outputs[0] for output in outputs))
+
+    def _take_next(self) -> RequestOutput:
+        """From the next collector in turn that has something."""
+        turns = [*self._collectors[self._turn :], *self._collectors[: self._turn]]
+        place = next(place for place, collector in enumerate(turns) if collector.has_output())
+        self._turn = (self._turn + place + 1) % len(turns)
+        output = turns[place].take()
+        is_last = all(c.finish_reason is not None and not c.has_output() for c in self._collectors)
+        return output if output.finished == is_last else attrs.evolve(output, finished=is_last)
