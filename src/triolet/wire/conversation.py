@@ -26,27 +26,23 @@ of a create wait for their place in the lane, since a client tells the turns of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from triolet.core.params import SamplingParams
 from triolet.wire.answer import Answer, NewId, Parse, plain_text
-from triolet.wire.errors import WireError, model_not_found, wrong
+from triolet.wire.client_events import ClientEvent
+from triolet.wire.errors import WireError
 from triolet.wire.items import Message
-from triolet.wire.jsons import parse_object
 from triolet.wire.lanes import Lanes
 from triolet.wire.output_items import Event
 from triolet.wire.requests import (
     CancelResponse,
     CreateResponse,
-    ResumeResponse,
     SteerResponse,
-    check_stream_id,
 )
 from triolet.wire.store import ResponseStore, previous_messages, prompt_of
-from triolet.wire.strict import structure
 from triolet.wire.turns import Close, Effect, Send, Start, Stop, Turn
 
 TERMINAL_TYPES = ("response.completed", "response.failed", "response.incomplete")
@@ -68,6 +64,7 @@ class Service:
         max_active: turns at the same time.
         max_lanes: named lanes.
         max_queued: turns that wait.
+        max_queued_bytes: how long what they were asked with may be together.
     """
 
     models: tuple[str, ...]
@@ -79,6 +76,7 @@ class Service:
     max_active: int = 16
     max_lanes: int = 32
     max_queued: int = 256
+    max_queued_bytes: int = 64 * 2**20
 
     def answer(
         self, request: CreateResponse, params: SamplingParams, before: tuple[Message, ...], now: int
@@ -114,7 +112,10 @@ class Conversation:
     def __init__(self, service: Service, owner: str | None = None) -> None:
         self._service, self._owner = service, owner
         self._lanes = Lanes(
-            max_active=service.max_active, max_lanes=service.max_lanes, max_queued=service.max_queued
+            max_active=service.max_active,
+            max_lanes=service.max_lanes,
+            max_queued=service.max_queued,
+            max_queued_bytes=service.max_queued_bytes,
         )
         self._is_draining = False
         self._is_closed = False
@@ -127,65 +128,29 @@ class Conversation:
 
     # ---------------------------------------------------------------------------- what the client says
 
-    def receive(self, raw: str | bytes, now: int) -> list[Effect]:
-        """Take a message in."""
+    def receive(self, event: ClientEvent, now: int) -> list[Effect]:
+        """Take in what the client says."""
         if self._is_closed:
             return []
-        try:
-            payload = parse_object(raw)
-        except WireError as error:
-            return [Send(error.event())]
-        handlers: Mapping[object, Callable[[dict[str, Any], int], list[Effect]]] = {
-            "response.create": self._create,
-            "response.cancel": self._cancel,
-            "response.steer": self._steer,
-            "response.resume": self._resume,
-        }
-        kind = payload.get("type")
-        handler = handlers.get(kind) if isinstance(kind, str) else None
-        if handler is None:
-            unknown = wrong(
-                "type", "one of " + ", ".join(map(str, handlers)), kind, code="unknown_event_type"
-            )
-            return [Send(unknown.event(_lane_of(payload)))]
-        return handler(payload, now)
+        if event.type in ("response.create", "response.resume"):
+            return self._enqueue(event, now)
+        if event.type == "response.steer":
+            return self._steer(event, now)
+        if event.error is not None:
+            return [Send(event.error.event(event.stream_id))]
+        assert isinstance(event.body, CancelResponse), "there are four kinds of events"
+        return self._cancel(event.body, now)
 
-    def _create(self, payload: dict[str, Any], now: int) -> list[Effect]:
-        turn = Turn(stream_id=_lane_of(payload))
-        try:
-            turn.request = CreateResponse.of(payload)
-            turn.params = turn.request.sampling_params(self._service.defaults)
-            if turn.request.model not in self._service.models:
-                raise model_not_found(turn.request.model)
-        except WireError as error:
-            turn.error = error
-        return self._enqueue(turn, now)
-
-    def _resume(self, payload: dict[str, Any], now: int) -> list[Effect]:
-        turn = Turn(stream_id=_lane_of(payload))
-        try:
-            turn.resume = structure(payload, ResumeResponse)
-            check_stream_id(turn.resume.stream_id)
-        except WireError as error:
-            turn.error = error
-        return self._enqueue(turn, now)
-
-    def _cancel(self, payload: dict[str, Any], now: int) -> list[Effect]:
-        stream_id = _lane_of(payload)
-        try:
-            wish = structure(payload, CancelResponse)
-            check_stream_id(wish.stream_id)
-        except WireError as error:
-            return [Send(error.event(stream_id))]
+    def _cancel(self, wish: CancelResponse, now: int) -> list[Effect]:
         turn = self._active_turn(wish)
         if turn is None or turn.answer is None:
-            not_found = WireError(
+            error = WireError(
                 "There is no such active response on this connection.",
                 code="response_not_found",
                 status=404,
                 param="response_id" if wish.response_id else "stream_id",
             )
-            return [Send(not_found.event(stream_id))]
+            return [Send(error.event(wish.stream_id))]
         return [Stop(turn), *self.tell(turn, turn.answer.cancel(now), now)]
 
     def _active_turn(self, wish: CancelResponse) -> Turn | None:
@@ -199,18 +164,18 @@ class Conversation:
 
     # ------------------------------------------------------------------------------------------- steer
 
-    def _steer(self, payload: dict[str, Any], now: int) -> list[Effect]:
-        try:
-            steer = structure(payload, SteerResponse)
-        except WireError as error:
-            return [_steer_failed(payload, None, "invalid_input", error.message)]
+    def _steer(self, event: ClientEvent, now: int) -> list[Effect]:
+        steer = event.body
+        if not isinstance(steer, SteerResponse):
+            message = event.error.message if event.error else ""
+            return [_steer_failed(event, None, "invalid_input", message)]
         turn = self._turn_of(steer.previous_response_id)
         if not steer.input.is_of_user:
-            return [_steer_failed(payload, turn, "invalid_input", "input must be messages of the user")]
+            return [_steer_failed(event, turn, "invalid_input", "input must be messages of the user")]
         if self._is_draining:
-            return [_steer_failed(payload, turn, "successor_creation_failed", SHUTTING_DOWN.message)]
+            return [_steer_failed(event, turn, "successor_creation_failed", shutting_down().message)]
         if turn is None or turn.answer is None or turn.request is None:
-            return [_steer_failed(payload, turn, *self._why_not_active(steer.previous_response_id))]
+            return [_steer_failed(event, turn, *self._why_not_active(steer.previous_response_id))]
         return self._steered(turn, turn.answer, turn.request, steer, now)
 
     def _why_not_active(self, response_id: str) -> tuple[str, str]:
@@ -222,19 +187,15 @@ class Conversation:
     def _steered(
         self, turn: Turn, answer: Answer, request: CreateResponse, steer: SteerResponse, now: int
     ) -> list[Effect]:
-        accepted = answer.numbered(
-            {
-                "type": "response.steer.accepted",
-                "steer": {"id": self._service.new_id("steer"), "previous_response_id": answer.response_id},
-            }
-        )
         successor = attrs.evolve(
             request, input=steer.input, previous_response_id=answer.response_id, generate=True
         )
-        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, params=turn.params))
-        begin = answer.begin()
-        ending = answer.cancel(now, steered=True)
-        return [Stop(turn), *self.tell(turn, [*begin, accepted, *ending], now)]
+        params = successor.sampling_params(self._service.defaults)
+        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, params=params))
+        events = answer.begin()
+        named = {"id": self._service.new_id("steer"), "previous_response_id": answer.response_id}
+        events.append(answer.numbered({"type": "response.steer.accepted", "steer": named}))
+        return [Stop(turn), *self.tell(turn, [*events, *answer.cancel(now, steered=True)], now)]
 
     # ------------------------------------------------------------------------- what comes of the turns
 
@@ -266,7 +227,7 @@ class Conversation:
         """Take nothing new; what is active may finish, and then the connection closes."""
         self._is_draining = True
         effects: list[Effect] = [
-            Send(SHUTTING_DOWN.event(turn.stream_id)) for turn in self._lanes.take_queued()
+            Send(shutting_down().event(turn.stream_id)) for turn in self._lanes.take_queued()
         ]
         return effects + self._closed_if_idle()
 
@@ -274,7 +235,7 @@ class Conversation:
         """End everything now."""
         effects = self.drain(now)
         for turn in self.active:
-            effects += [Stop(turn), *self.refuse(turn, SHUTTING_DOWN, now)]
+            effects += [Stop(turn), *self.refuse(turn, shutting_down(), now)]
         return effects + self._closed_if_idle()
 
     def expire(self, now: int) -> list[Effect]:
@@ -293,10 +254,11 @@ class Conversation:
 
     # ------------------------------------------------------------------------------------------- turns
 
-    def _enqueue(self, turn: Turn, now: int) -> list[Effect]:
+    def _enqueue(self, event: ClientEvent, now: int) -> list[Effect]:
+        turn = Turn.of(event)
         try:
             if self._is_draining:
-                raise SHUTTING_DOWN
+                raise shutting_down()
             self._lanes.add(turn)
         except WireError as error:
             return [Send(error.event(turn.stream_id))]
@@ -350,31 +312,23 @@ class Conversation:
             store.put(answer.stored(self._owner))
 
 
-SHUTTING_DOWN = WireError(
-    "The server is shutting down.", code="service_unavailable", status=503, type="server_error"
-)
-
-
-def _lane_of(payload: Mapping[str, Any]) -> str | None:
-    """The lane that an event belongs to; one without a valid name is answered in the lane without a name."""
-    stream_id = payload.get("stream_id")
-    try:
-        check_stream_id(stream_id)
-    except WireError:
-        return None
-    return stream_id
+def shutting_down() -> WireError:
+    """Nothing new is taken."""
+    return WireError(
+        "The server is shutting down.", code="service_unavailable", status=503, type="server_error"
+    )
 
 
 def _in_lane(event: Event, stream_id: str | None) -> Event:
     return event if stream_id is None else {**event, "stream_id": stream_id}
 
 
-def _steer_failed(payload: Mapping[str, Any], turn: Turn | None, code: str, message: str) -> Send:
-    steer = {name: payload.get(name) for name in ("previous_response_id", "input")}
-    event: Event = {
+def _steer_failed(event: ClientEvent, turn: Turn | None, code: str, message: str) -> Send:
+    steer = {name: event.payload.get(name) for name in ("previous_response_id", "input")}
+    failed: Event = {
         "type": "response.steer.failed",
         "sequence_number": 0,
         "error": {"type": "invalid_request_error", "code": code, "message": message},
         "steer": {name: "" if value is None else value for name, value in steer.items()},
     }
-    return Send(_in_lane(event, None if turn is None else turn.stream_id))
+    return Send(_in_lane(failed, None if turn is None else turn.stream_id))

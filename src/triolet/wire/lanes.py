@@ -24,13 +24,16 @@ class Lanes:
         max_active: turns at the same time, of all lanes together.
         max_lanes: named ones; a name that was used counts as long as the connection lives.
         max_queued: turns that wait.
+        max_queued_bytes: how long what they were asked with may be together.
     """
 
     max_active: int
     max_lanes: int
     max_queued: int
+    max_queued_bytes: int
     num_active: int = attrs.field(default=0, init=False)
     num_queued: int = attrs.field(default=0, init=False)
+    num_queued_bytes: int = attrs.field(default=0, init=False)
     _lanes: dict[str | None, _Lane] = attrs.field(factory=lambda: {None: _Lane()}, init=False)
     _waiting: deque[str | None] = attrs.field(
         factory=deque, init=False
@@ -64,7 +67,9 @@ class Lanes:
                 code="websocket_stream_limit_reached",
                 param="stream_id",
             )
-        if self.num_queued >= self.max_queued:
+        if self.num_queued >= self.max_queued or (
+            self.num_queued and self.num_queued_bytes + turn.num_bytes > self.max_queued_bytes
+        ):
             raise WireError(
                 f"{self.num_queued} responses wait on this connection; read their answers first.",
                 code="rate_limit_exceeded",
@@ -74,6 +79,7 @@ class Lanes:
         lane = self._lanes.setdefault(turn.stream_id, _Lane())
         lane.queue.append(turn)
         self.num_queued += 1
+        self.num_queued_bytes += turn.num_bytes
         if lane.active is None and len(lane.queue) == 1:
             self._waiting.append(turn.stream_id)
 
@@ -81,6 +87,7 @@ class Lanes:
         """Put a turn right behind the active one of its lane."""
         self._lanes[turn.stream_id].queue.appendleft(turn)
         self.num_queued += 1
+        self.num_queued_bytes += turn.num_bytes
 
     def take_next(self) -> Turn | None:
         """The turn whose place has come, if there is one; it is active from now on."""
@@ -89,6 +96,7 @@ class Lanes:
         lane = self._lanes[self._waiting.popleft()]
         turn = lane.active = lane.queue.popleft()
         self.num_queued -= 1
+        self.num_queued_bytes -= turn.num_bytes
         self.num_active += 1
         return turn
 
@@ -106,5 +114,5 @@ class Lanes:
         for lane in self._lanes.values():
             lane.queue.clear()
         self._waiting.clear()
-        self.num_queued = 0
+        self.num_queued = self.num_queued_bytes = 0
         return turns

@@ -6,6 +6,7 @@ import attrs
 
 from triolet.core.params import SamplingParams
 from triolet.wire.answer import Answer
+from triolet.wire.client_events import ClientEvent
 from triolet.wire.errors import WireError
 from triolet.wire.items import Message
 from triolet.wire.output_items import Event
@@ -25,6 +26,7 @@ class Turn:
         messages: what the model is asked with, once it has started.
         answer: once it has started.
         was_told: whether the client knows of it.
+        num_bytes: how long the message was that asked for it.
     """
 
     stream_id: str | None
@@ -35,6 +37,19 @@ class Turn:
     messages: list[Message] = attrs.field(factory=list)
     answer: Answer | None = None
     was_told: bool = False
+    num_bytes: int = 0
+
+    @classmethod
+    def of(cls, event: ClientEvent) -> Turn:
+        """The turn that a `response.create` or a `response.resume` asks for, be it right or wrong."""
+        return cls(
+            stream_id=event.stream_id,
+            request=event.body if isinstance(event.body, CreateResponse) else None,
+            params=event.params,
+            resume=event.body if isinstance(event.body, ResumeResponse) else None,
+            error=event.error,
+            num_bytes=event.num_bytes,
+        )
 
 
 @attrs.frozen
