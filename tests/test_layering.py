@@ -42,10 +42,10 @@ LAYERS = {
     "model": Layer(
         "attrs huggingface_hub numpy safetensors tokenizers torch transformers", "kernels core config errors"
     ),
+    "grammar": Layer("attrs llguidance", "ipc core errors"),
     "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
     "metrics": Layer("prometheus_client", "core errors"),
     "http": Layer("attrs starlette trio", "actors wire metrics core config_gateway errors"),
-    "metrics": Layer("prometheus_client", "core errors"),
     # The program of the runner's process: what `actors` is to the engine's, without Trio.
     "worker": Layer("attrs", "ipc model core config errors"),
 }
@@ -58,6 +58,7 @@ EXCEPTIONS = {
     "triolet.core.chat_template": words(
         "jinja2"
     ),  # a template is a Jinja program; the rest of core is plain Python
+    "triolet.actors.grammars": words("triolet.grammar"),  # follows grammars here, in tests
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.model_runner": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.actors.gateway": words("trio_websocket starlette hypercorn"),

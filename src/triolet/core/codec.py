@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from triolet.core.messages import Tokenize, Tokenized
 
@@ -21,4 +21,13 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids."""
+        ...
+
+
+@runtime_checkable
+class SpelledCodec(Protocol):
+    """A tokenizer that can be told to another program, token by token."""
+
+    def tokenizer_json(self) -> str:
+        """The whole of it, in Hugging Face's form (tokenizer.json)."""
         ...

@@ -20,7 +20,7 @@ from triolet.ipc.failures import Argument
 
 Structure = Callable[[Any, Any], Any]
 
-_PLAIN: Final = (int, str, bool)
+_PLAIN: Final = (int, str, bool, bytes)
 CONVERTER: Final = cattrs.preconf.msgpack.make_converter(detailed_validation=False)
 
 # ------------------------------------------------------------------------------ exact types, no coercion

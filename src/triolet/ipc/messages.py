@@ -41,11 +41,13 @@ class Way(Generic[M]):
         kinds: their classes.
         max_bytes: of a message.
         max_items: of a list in one.
+        layout: checksum over the fields of all messages, both ways.
     """
 
     kinds: tuple[type, ...]
     max_bytes: int
     max_items: int
+    layout: int
 
     def pack(self, message: M) -> bytes:
         """The frame of a message.
@@ -56,11 +58,11 @@ class Way(Generic[M]):
         body = [type(message).__name__, CONVERTER.unstructure(message)]
         # A request id may be any text, also one that is not well-formed Unicode.
         payload = msgpack.packb(body, unicode_errors="surrogatepass")
-        return pack_frame(payload, layout=LAYOUT, max_bytes=self.max_bytes)
+        return pack_frame(payload, layout=self.layout, max_bytes=self.max_bytes)
 
     def reader(self) -> FrameReader:
         """A reader of this way's frames."""
-        return FrameReader(layout=LAYOUT, max_bytes=self.max_bytes)
+        return FrameReader(layout=self.layout, max_bytes=self.max_bytes)
 
     def unpack(self, payload: bytes) -> M:
         """The message of a frame.
@@ -100,5 +102,5 @@ LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 
 # A plan may start a hundred requests with a million prompt tokens each, if all but one of each are in the prefix cache.
 # An answer is short, and the process that it comes from may have lost its mind.
-REQUESTS: Final = Way[Request](_REQUESTS, max_bytes=2**29, max_items=2**24)
-REPLIES: Final = Way[Reply](_REPLIES, max_bytes=2**24, max_items=2**16)
+REQUESTS: Final = Way[Request](_REQUESTS, max_bytes=2**29, max_items=2**24, layout=LAYOUT)
+REPLIES: Final = Way[Reply](_REPLIES, max_bytes=2**24, max_items=2**16, layout=LAYOUT)

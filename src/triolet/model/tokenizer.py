@@ -79,6 +79,11 @@ class TextTokenizer:
                 token_ids = self.encode(text, add_special_tokens=False)
         return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words))
 
+    def tokenizer_json(self) -> str:
+        """See `SpelledCodec`."""
+        text: str = self.backend.to_str()
+        return text
+
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids that would write each word, at a beginning and after a space.
 

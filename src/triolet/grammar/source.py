@@ -1,0 +1,67 @@
+"""From `StructuredOutputsParams` to the grammar that llguidance compiles."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from triolet.core.structured_outputs import StructuredOutputsParams
+
+# A model may put whitespace between any two parts of JSON for ever; nobody does on purpose.
+WHITESPACE_PATTERN = r"[\x20\x0A\x0D\x09]{1,16}"
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+
+
+def grammar_source(params: StructuredOutputsParams) -> str:
+    """The grammar in llguidance's own notation.
+
+    Raises:
+        ValueError: a grammar in a notation that can not be read.
+    """
+    match params.kind:
+        case "json":
+            assert params.json is not None
+            schema = json.loads(params.json)
+            if params.disable_additional_properties:
+                schema = closed(schema)
+            return _json_source(schema, params)
+        case "json_object":
+            return _json_source({"type": "object"}, params)
+        case "regex":
+            return LLMatcher.grammar_from_regex(params.regex or "")
+        case "choice":
+            lines = " | ".join(json.dumps(choice) for choice in params.choice or ())
+            return LLMatcher.grammar_from_lark(f"start: {lines}")
+        case _:
+            return LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+
+
+def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
+    options: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
+    if params.disable_any_whitespace:
+        options = {"whitespace_flexible": False}
+    if not isinstance(schema, dict):  # true and false are schemas, too; options can not be written into them
+        schema = {"anyOf": [schema]}
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+
+
+def closed(schema: Any) -> Any:
+    """The schema, each of whose objects holds no properties but those that it names."""
+    if not isinstance(schema, dict):
+        return schema
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            changed[keyword] = {name: closed(inner) for name, inner in value.items()}
+        elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            changed[keyword] = [closed(inner) for inner in value]
+        elif keyword in ("items", "additionalProperties", "if", "then", "else", "not"):
+            changed[keyword] = closed(value)
+    if schema.get("type") == "object" or isinstance(schema.get("properties"), dict):
+        changed.setdefault("additionalProperties", False)
+    return changed

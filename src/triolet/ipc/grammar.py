@@ -1,0 +1,126 @@
+"""What the engine and a process that follows one grammar say to each other.
+
+    engine --> process   Vocabulary    of the model      process --> engine   GrammarState   understood, or not
+                         OpenGrammar   compile this                           GrammarState   compiled, or not
+                         GuideSteps    and now?                               GuidedSteps    what may come next
+
+The first is said to the process that all others are copies of; see `triolet.grammar.program`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.ipc.converter import layout_of
+from triolet.ipc.messages import Way
+
+
+@attrs.frozen
+class Vocabulary:
+    """The tokens that answers are made of.
+
+    Args:
+        tokenizer_json: the model's tokenizer, in Hugging Face's form.
+        vocab_size: of the model; masks are that long.
+        eos_token_ids: end an answer; allowed where the grammar can end.
+    """
+
+    tokenizer_json: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@attrs.frozen
+class OpenGrammar:
+    """Compile a grammar.
+
+    Args:
+        params: what it says.
+        memory_bytes: that the process may take, beyond what it has; 0 for as much as there is.
+    """
+
+    params: StructuredOutputsParams
+    memory_bytes: int
+
+
+@attrs.frozen
+class GrammarState:
+    """How it went.
+
+    Args:
+        process_id: of the process.
+        problem: what is wrong; empty if all is well.
+    """
+
+    process_id: int
+    problem: str
+
+
+@attrs.frozen
+class GuideStep:
+    """An answer that has grown.
+
+    Args:
+        serial: of the request.
+        start: how many of its tokens have been told of before; 0 for an answer that is new here.
+        token_ids: those that follow.
+    """
+
+    serial: int
+    start: int
+    token_ids: tuple[int, ...]
+
+
+@attrs.frozen
+class GuideSteps:
+    """Answers that have grown together, and those that will grow no more."""
+
+    steps: tuple[GuideStep, ...]
+    ended: tuple[int, ...]
+
+
+@attrs.frozen
+class Guided:
+    """What may come next in an answer.
+
+    Args:
+        serial: of the request.
+        position: tokens of the answer that were followed.
+        mask: a bit per token id, least significant first: 1 for those that may come next.
+        is_over: nothing may: the answer is all that the grammar allows.
+        problem: why the answer can not be followed; empty if it can.
+    """
+
+    serial: int
+    position: int
+    mask: bytes
+    is_over: bool
+    problem: str
+
+
+@attrs.frozen
+class GuidedSteps:
+    """Answer to `GuideSteps`, in its order.
+
+    Args:
+        steps: one for each.
+        process_id: of the process.
+    """
+
+    steps: tuple[Guided, ...]
+    process_id: int
+
+
+GrammarRequest = Vocabulary | OpenGrammar | GuideSteps
+GrammarReply = GrammarState | GuidedSteps
+
+_REQUESTS: Final = (Vocabulary, OpenGrammar, GuideSteps)
+_REPLIES: Final = (GrammarState, GuidedSteps)
+_LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
+
+# The largest tokenizers have some 30 MB of JSON; a mask has a bit for each of a quarter of a million tokens.
+GRAMMAR_REQUESTS: Final = Way[GrammarRequest](_REQUESTS, max_bytes=2**27, max_items=2**22, layout=_LAYOUT)
+GRAMMAR_REPLIES: Final = Way[GrammarReply](_REPLIES, max_bytes=2**27, max_items=2**16, layout=_LAYOUT)
