@@ -33,6 +33,7 @@ from triolet.core.supervision import CrashReport
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
 
 MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
+SCOPE_ENDED = "the engine's scope has ended"
 
 
 class Engine:
@@ -50,6 +51,7 @@ class Engine:
         self._seeds = random.Random(config.seed)
         self._refusal: EngineClosed | EngineDead | None = None
         self._num_restarts = 0
+        self._is_closed = False
         self._was_death_told = False
         self._reporting = Reporting(wiring.journal.tally, self.statistics)
         wiring.report = self._reporting.report
@@ -86,9 +88,10 @@ class Engine:
         wiring, scheduler = self._wiring, self._wiring.scheduler
         assert scheduler is not None
         pool, counters, num_live = scheduler.pool, wiring.counters, len(wiring.journal)
+        num_running = scheduler.num_running if wiring.is_scheduling else 0
         return EngineStatistics(
-            num_requests_running=scheduler.num_running,
-            num_requests_waiting=num_live - scheduler.num_running,
+            num_requests_running=num_running,
+            num_requests_waiting=num_live - num_running,
             num_requests_live=num_live,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.num_free,
@@ -133,9 +136,12 @@ class Engine:
             EngineUnhealthy: work has been pending for `step_timeout` and no step has finished; names the actor that the
                 others wait for.
             EngineDead: nothing is going to be served any more.
+            EngineClosed: nor is it after the engine's scope has ended; an engine that drains still serves.
         """
         if isinstance(self._refusal, EngineDead):
             raise _died(self._refusal.__cause__)
+        if self._is_closed:
+            raise EngineClosed(SCOPE_ENDED)
         check_health(self._wiring, self.config.step_timeout)
 
     def status(self, request_id: str) -> RequestStatus | None:
@@ -319,7 +325,8 @@ class Engine:
         self._wiring.idle.unpark_all()
 
     def _close(self) -> None:
-        self._refuse(EngineClosed("the engine's scope has ended"))
+        self._is_closed = True
+        self._refuse(EngineClosed(SCOPE_ENDED))
         self._end_all(FinishReason.SHUTDOWN)
 
     def _die(self, cause: BaseException) -> None:

@@ -19,7 +19,7 @@ async def scheduler_actor(
 ) -> None:
     """Plan, apply, tell; until cancelled."""
     core = wiring.new_scheduler(config)
-    with wiring.scheduler_inbox.clone() as inbox:
+    with wiring.scheduling(), wiring.scheduler_inbox.clone() as inbox:
         task_status.started()
         if wiring.streams:  # the last life may have known something that it had not told
             await wiring.to_detokenizer.send(Progressed(tuple(wiring.streams)))

@@ -11,8 +11,8 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
@@ -95,6 +95,7 @@ class Wiring:
         self.model_info: ModelInfo | None = None
         self.codec: TextCodec | None = None
         self.scheduler: Scheduler | None = None
+        self.is_scheduling = False
         self.idle = trio.lowlevel.ParkingLot()
         self.pulse = Pulse()
         self.report: Callable[[float], None] = lambda now_s: None
@@ -169,14 +170,34 @@ class Wiring:
                 self.scheduler.add(entry)
         return self.scheduler
 
+    @contextmanager
+    def scheduling(self) -> Iterator[None]:
+        """Around the life of a scheduler, which the endings of requests are told to; to no other one."""
+        self.is_scheduling = True
+        try:
+            yield
+        finally:
+            self.is_scheduling = False
+
     def finish(self, serial: int, reason: FinishReason) -> None:
         """End a request: the one way out, for whatever reason. Synchronous, idempotent, no checkpoint.
 
         Its blocks are free when this returns, or, if the step in flight works on them, when that step ends.
         """
-        if self.scheduler is not None and serial in self.journal:
+        if (entry := self.journal.get(serial)) is None:
+            return
+        if self.is_scheduling and self.scheduler is not None:
             self.scheduler.abort(serial, reason)
             self.wake_scheduler()
+            return
+        # The last scheduler may have died in the middle of anything, and the next one will take what lives from the
+        # journal: nobody else holds anything.
+        entry.finish(reason)
+        ended = self.journal.close(entry)
+        for one in ended:
+            self.caution.suspects.ended(one)
+        with suppress(trio.WouldBlock):  # the next scheduler tells of all streams
+            self.to_detokenizer.send_nowait(Progressed(tuple(ended)))
 
     def close_stream(self, serial: int, reason: FinishReason) -> Stream | None:
         """Its reader gets nothing new any more, and the ending is counted. None if that has happened before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import ModuleType
@@ -14,9 +14,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.actors.harness import FakeExecutor, LetterCodec, answer_of, assert_all_blocks_back, fake_engine
+from tests.actors.harness import (
+    FakeExecutor,
+    LetterCodec,
+    Panic,
+    answer_of,
+    assert_all_blocks_back,
+    fake_engine,
+)
 from triolet import SamplingParams
-from triolet.actors import detokenizer, scheduler
+from triolet.actors import detokenizer, scheduler, tokenizer
 from triolet.actors.engine import Engine
 from triolet.actors.stream import TokenStream
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
@@ -289,3 +296,79 @@ async def test_a_step_that_always_fails_slowly_is_given_up(autojump_clock: MockC
             await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
     assert isinstance(caught.value.__cause__, Planted)
     assert executor.num_lives == 6 + 3
+
+
+# ------------------------------------------------------------------------ while no scheduler lives
+
+
+async def test_what_ends_while_no_scheduler_lives_is_not_told_to_the_dead_one(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one may have died in the middle of anything: what it would do with an abort is anybody's guess."""
+    async with runner_away() as (engine, stream):
+        dead = engine._wiring.scheduler
+        assert dead is not None
+        monkeypatch.setattr(dead, "abort", lambda *arguments: pytest.fail("the dead were asked"))
+        statistics = engine.statistics()
+        assert (statistics.num_requests_running, statistics.num_requests_waiting) == (0, 1)
+        began_s = trio.current_time()
+        engine.abort("r")
+        output = await last_of(stream)
+        assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.ABORT, ANSWER[:4])
+        assert trio.current_time() == began_s, "nobody waits for the runner to hear of that"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actor", ["model_runner", "scheduler", "detokenizer", "tokenizer"])
+async def test_an_exception_planted_in_step_k_of_each_actor_changes_no_token(
+    actor: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 201):
+        await _crash_once(actor, Panic if step % 2 else Planted, step, monkeypatch)
+
+
+async def _crash_once(
+    actor: str, kind: type[BaseException], step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six streams at a time, whose prompts are texts: each actor has at least 200 steps."""
+    calls = 0
+
+    def reach() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            raise kind("planted")
+
+    executor = FakeExecutor(num_blocks=256, block_size=4)
+    with monkeypatch.context() as patch:
+        if actor == "model_runner":
+            executor.before_step = lambda plan: reach()
+        elif actor == "tokenizer":
+            patch.setattr(tokenizer, "_answer", _reaching(tokenizer._answer, reach))
+        else:
+            module, name = (scheduler, "_take_in") if actor == "scheduler" else (detokenizer, "deliver")
+            patch.setattr(module, name, _reaching(getattr(module, name), reach))
+        async with fake_engine(executor, max_num_seqs=6, max_num_batched_tokens=64) as engine:
+            async with trio.open_nursery() as nursery:
+                for seed in range(6):
+                    nursery.start_soon(_ask_in_text, engine, seed)
+            await trio.sleep(1)
+            assert engine.statistics().num_restarts == 1
+            assert_all_blocks_back(engine)
+    assert calls > step
+
+
+def _reaching(original: Any, reach: Callable[[], None]) -> Any:
+    def planted(*arguments: Any) -> Any:
+        reach()
+        return original(*arguments)
+
+    return planted
+
+
+async def _ask_in_text(engine: Engine, seed: int) -> None:
+    for turn in range(34):
+        text = "ABCDEF"[seed] * (turn % 5 + 2)
+        num_tokens = 140 if turn == 0 else 2
+        output = await engine.complete(text, SamplingParams(max_tokens=num_tokens, seed=seed))
+        assert output.outputs[0].token_ids == answer_of([seed] * len(text), seed, num_tokens)

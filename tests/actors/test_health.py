@@ -17,7 +17,7 @@ from triolet.core.model_info import ModelInfo
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.core.scheduler import Scheduler
-from triolet.errors import EngineDead, EngineUnhealthy
+from triolet.errors import EngineClosed, EngineDead, EngineUnhealthy
 
 LIMIT_S = 10.0
 
@@ -175,6 +175,16 @@ async def test_without_a_limit_nothing_takes_too_long(autojump_clock: MockClock)
         async with engine.generate([1], SamplingParams(max_tokens=5)):
             await trio.sleep(1e4)
             engine.check_health()
+
+
+async def test_an_engine_that_has_closed_serves_nobody_and_one_that_drains_still_does(
+    autojump_clock: MockClock,
+) -> None:
+    async with fake_engine() as engine:
+        await engine.drain(trio.current_time())
+        engine.check_health()
+    with pytest.raises(EngineClosed, match="scope has ended"):
+        engine.check_health()
 
 
 async def test_a_dead_engine_says_that_it_is_dead(autojump_clock: MockClock) -> None:
