@@ -69,6 +69,7 @@ _TOKENS: Final = {
     "request_params_max_tokens": "Tokens that an answer might have had.",
     "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
 }
+_BLOCK_STATES: Final = ("free", "cached", "in_use", "quarantined")
 _REASONS: Final = (*FinishReason, REJECTED)
 _REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
     "max_queued_requests": "max_num_queued_reqs",
@@ -137,6 +138,7 @@ class Metrics:
             "source",
             ("local_compute", "local_cache_hit"),
         )
+        self._blocks = self._make_by(Gauge, "kv_blocks", "Blocks of the KV cache.", "state", _BLOCK_STATES)
         self._make_cache_info()
         self._last: EngineStatistics | None = None
         self._catch_up(engine.statistics())
@@ -238,6 +240,8 @@ class Metrics:
         self._gauges["num_requests_running"].set(now.num_requests_running)
         self._gauges["num_requests_waiting"].set(now.num_requests_waiting)
         self._waiting_by_reason["capacity"].set(now.num_requests_waiting)
+        for state, gauge in self._blocks.items():
+            gauge.set(getattr(now, f"kv_blocks_{state}"))
         self._gauges["kv_cache_usage_perc"].set(now.kv_blocks_in_use / now.kv_blocks_total)
         before = self._last
         for name, field in (

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from triolet.core.outputs import CompletionOutput, Logprob
+from triolet.core.logprobs import Logprob
+from triolet.core.outputs import CompletionOutput
 from triolet.core.params import SamplingParams
 from triolet.core.tools import (
     AnswerEvent,

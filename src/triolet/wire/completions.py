@@ -38,14 +38,17 @@ class Prompts:
         """Structure them: a text, a list of texts, a list of token ids, or a list of those."""
         if isinstance(value, str) or (isinstance(value, list) and value and _are(int, value)):
             return cls((value,))
-        if isinstance(value, list) and value and len(value) <= MAX_PROMPTS:
-            if _are(str, value) or all(isinstance(item, list) and _are(int, item) for item in value):
-                return cls(tuple(value))
+        if isinstance(value, list) and 0 < len(value) <= MAX_PROMPTS and _are_prompts(value):
+            return cls(tuple(value))
         raise Wrong(f"a text, token ids, or a list of at most {MAX_PROMPTS} of either", value)
 
 
 def _are(kind: type, values: list[Any]) -> bool:
     return all(type(value) is kind for value in values)
+
+
+def _are_prompts(values: list[Any]) -> bool:
+    return _are(str, values) or all(isinstance(value, list) and _are(int, value) for value in values)
 
 
 @attrs.frozen(kw_only=True)

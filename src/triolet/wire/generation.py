@@ -1,7 +1,7 @@
 """What a body of `/v1/chat/completions` and one of `/v1/completions` have in common: how to sample, and how to answer.
 
-Types are strict. Keys that nobody knows are let pass, since every client sends some of its own; keys that are known from
-OpenAI or vLLM and can not be honoured are refused by name, unless they say what would be done anyway.
+Types are strict. Keys that nobody knows are let pass, since every client sends some of its own; keys that are known
+from OpenAI or vLLM and can not be honoured are refused by name, unless they say what would be done anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import attrs
 
-from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from triolet.core.logprobs import Logprob
+from triolet.core.outputs import CompletionOutput, FinishReason, RequestOutput
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest

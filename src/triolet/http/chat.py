@@ -1,0 +1,89 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.core.outputs import RequestOutput
+from triolet.core.params import SamplingParams
+from triolet.core.tools import ToolPlan
+from triolet.http.errors import refusals
+from triolet.http.reading import read_json, until_gone
+from triolet.http.service import Service, new_id, service_of
+from triolet.http.sse import Events, EventStream
+from triolet.wire.chat_completions import ChatChoice, ChatRequest, chat_chunk, chat_completion
+from triolet.wire.generation import Usage
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a chat, whole or in chunks."""
+    service = service_of(request)
+    body = ChatRequest.of(await read_json(request))
+    service.check_model(body.model)
+    plan = body.plan(service.tool_parser, service.reasoning_parser)
+    params = body.params(service.engine.default_sampling_params(), plan)
+    answer = _Answer(service, body, plan, params, service.arguments(request, body))
+    if body.stream:
+        return EventStream(answer.stream)
+    return JSONResponse(await until_gone(request.receive, answer.whole))
+
+
+@attrs.define(eq=False)
+class _Answer:
+    service: Service
+    body: ChatRequest
+    plan: ToolPlan
+    params: SamplingParams
+    arguments: dict[str, Any]
+    usage: Usage = attrs.field(factory=Usage, init=False)
+    frame: dict[str, Any] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        model = self.service.engine.model_name
+        self.frame = {"answer_id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+
+    async def whole(self) -> dict[str, Any]:
+        with refusals(self.body):
+            output = await self.service.engine.complete(
+                self.body.prompt(self.plan), self.params, **self.arguments
+            )
+        choices = self._choices(output)
+        for completion in output.outputs:
+            choices[completion.index].add(completion)
+        self.usage.add(output)
+        return chat_completion(
+            **self.frame, choices=[choice.whole() for choice in choices], usage=self.usage.body()
+        )
+
+    async def stream(self, events: Events) -> None:
+        prompt = self.body.prompt(self.plan)
+        with refusals(self.body):
+            async with self.service.engine.generate(prompt, self.params, **self.arguments) as stream:
+                await events.start()
+                choices: list[ChatChoice] = []
+                async for output in stream:
+                    if not choices:
+                        choices = self._choices(output)
+                        await events.send(self._chunk([choice.begin() for choice in choices]))
+                    self.usage.add(output)
+                    for completion in output.outputs:
+                        for piece in choices[completion.index].add(completion):
+                            await events.send(self._chunk([piece]))
+        if self.body.includes_usage:
+            await events.send({**self._chunk([]), "usage": self.usage.body()})
+
+    def _choices(self, output: RequestOutput) -> list[ChatChoice]:
+        self.usage.add_prompt(output)
+        num_top = self.body.num_logprobs()
+        return [
+            ChatChoice(index=index, parser=self.plan.parser(output.prompt), num_top=num_top, new_id=new_id)
+            for index in range(self.body.n)
+        ]
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return chat_chunk(**self.frame, choices=choices)

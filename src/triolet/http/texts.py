@@ -1,0 +1,143 @@
+"""`POST /tokenize` and `/detokenize`, after vLLM's, and `/v1/embeddings`, which this engine can not answer yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.core.codec import TextCodec
+from triolet.core.messages import Tokenize
+from triolet.http.reading import read_json
+from triolet.http.service import Service, service_of
+from triolet.wire.chat_completions import ChatMessages
+from triolet.wire.completions import Prompts
+from triolet.wire.errors import WireError, missing, of_exception, unsupported, wrong
+from triolet.wire.strict import structure
+
+MAX_THREADS = 2  # of one app: however many ask, the engine's own work goes on
+ENCODINGS = ("float", "base64")
+_NOT_OFFERED: Mapping[str, Any] = {
+    "add_special_tokens": True,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "chat_template": None,
+    "chat_template_kwargs": None,
+    "tools": None,
+    "mm_processor_kwargs": None,
+}
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeRequest:
+    """A text, or the messages of a chat, of which the tokens are wanted."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: ChatMessages | None = None
+    return_token_strs: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeRequest:
+    """Tokens whose text is wanted."""
+
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsRequest:
+    """Texts whose vectors are wanted."""
+
+    model: str
+    input: Prompts
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+async def tokenize(request: Request) -> Response:
+    """The tokens that a prompt becomes, the chat template's included."""
+    service = service_of(request)
+    payload = await read_json(request)
+    for name, harmless in _NOT_OFFERED.items():
+        if payload.get(name) not in (None, harmless):
+            raise unsupported(name, f"{name} is not supported by this server")
+    body = structure(payload, TokenizeRequest)
+    codec = _codec(service, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise missing("prompt or messages")
+    prompt = body.prompt if body.messages is None else list(body.messages.messages)
+    try:
+        tokenized = await _in_thread(partial(codec.tokenize, Tokenize(prompt)))
+    except Exception as error:
+        said = of_exception(error)
+        said.param = "messages" if body.messages is not None else "prompt"
+        raise said from error
+    answer: dict[str, Any] = {
+        "count": len(tokenized.token_ids),
+        "max_model_len": service.engine.max_model_len,
+        "tokens": tokenized.token_ids,
+        "token_strs": None,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = await _in_thread(partial(_strings, codec, tokenized.token_ids))
+    return JSONResponse(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of tokens."""
+    service = service_of(request)
+    body = structure(await read_json(request), DetokenizeRequest)
+    codec, vocab_size = _codec(service, body.model), service.engine.model_info.vocab_size
+    for token_id in body.tokens:
+        if not 0 <= token_id < vocab_size:
+            raise wrong("tokens", f"in [0, {vocab_size})", token_id)
+    text = await _in_thread(partial(codec.decode, body.tokens, skip_special_tokens=False))
+    return JSONResponse({"prompt": text})
+
+
+async def embeddings(request: Request) -> Response:
+    """No vectors yet: the request is checked, and refused for what it is."""
+    body = structure(await read_json(request), EmbeddingsRequest)
+    service_of(request).check_model(body.model)
+    if body.encoding_format not in ENCODINGS:
+        raise wrong("encoding_format", " or ".join(ENCODINGS), body.encoding_format)
+    if body.dimensions is not None and body.dimensions < 1:
+        raise wrong("dimensions", "at least 1", body.dimensions)
+    raise WireError(
+        "This model generates text; embeddings are not supported by this server.",
+        code="unsupported_model",
+        param="model",
+    )
+
+
+def _codec(service: Service, model: str | None) -> TextCodec:
+    if model is not None:
+        service.check_model(model)
+    if service.engine.tokenizer is None:
+        raise WireError("The model has no tokenizer.", code="unsupported_model", param="model")
+    return service.engine.tokenizer
+
+
+def _strings(codec: TextCodec, token_ids: tuple[int, ...]) -> list[str]:
+    return [codec.decode((token_id,), skip_special_tokens=False) for token_id in token_ids]
+
+
+_threads = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of /tokenize")
+
+
+async def _in_thread(work: Any) -> Any:
+    """Away from the event loop: a text of a megabyte takes its time."""
+    try:
+        limiter = _threads.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(MAX_THREADS)
+        _threads.set(limiter)
+    return await trio.to_thread.run_sync(work, limiter=limiter)
