@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import cache
 
 import attrs
 
@@ -44,9 +46,8 @@ class Feed:
     ) -> Feed:
         """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
         decode = _decoder(codec, skip_special_tokens=False)
-        return cls(
-            entry, OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time), codec, hold_back
-        )
+        collector = OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time)
+        return cls(entry, collector, codec, hold_back)
 
     def forget_text(self) -> None:
         """The detokenizer has crashed: trust nothing but the journal and what the reader has got."""
@@ -62,7 +63,7 @@ class Feed:
             return False
         text = self._text or self._rebuilt()
         entry, collector = self.entry, self.collector
-        ended_by_token = entry.finish_reason is FinishReason.STOP
+        ended_by_token = entry.finish_reason is FinishReason.STOP and not entry.is_complete
         delta = text.add(entry.output_token_ids[text.num_tokens :], hide_last=ended_by_token)
         if delta.num_tokens:
             collector.put(delta.text, delta.num_tokens)
@@ -92,7 +93,11 @@ class Feed:
         params = request.params
         codec = self.codec if params.detokenize else None
         text = OutputText(
-            _decoder(codec, skip_special_tokens=params.skip_special_tokens),
+            _decoder(
+                codec,
+                skip_special_tokens=params.skip_special_tokens,
+                is_spaced=params.spaces_between_special_tokens,
+            ),
             request.prompt_token_ids,
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
@@ -104,11 +109,26 @@ class Feed:
         return text
 
 
-def _decoder(codec: TextCodec | None, *, skip_special_tokens: bool) -> Decode:
+def _decoder(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Decode:
     if codec is None:
         return lambda token_ids: ""
 
     def decode(token_ids: Sequence[int]) -> str:
         return codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    return decode
+    return decode if is_spaced or skip_special_tokens else _unspaced(codec, decode)
+
+
+def _unspaced(codec: TextCodec, decode: Decode) -> Decode:
+    """A decoder that puts nothing between two special tokens: each of them begins a text of its own."""
+
+    @cache
+    def is_special(token_id: int) -> bool:
+        return codec.decode([token_id], skip_special_tokens=True) == "" != decode([token_id])
+
+    def decode_unspaced(token_ids: Sequence[int]) -> str:
+        pairs = enumerate(itertools.pairwise(token_ids), start=1)
+        starts = [place for place, pair in pairs if all(map(is_special, pair))]
+        return "".join(decode(token_ids[a:b]) for a, b in itertools.pairwise([0, *starts, len(token_ids)]))
+
+    return decode_unspaced

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from triolet.core.guidance import Guidance
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import PromptLogprobs, SampledToken, TokenLogprobs
 from triolet.core.request import Request
@@ -35,6 +36,7 @@ class JournalEntry:
         serial: its number in order of admission; never reused.
         epoch: of its present stay.
         leader_serial: number of the entry whose first token this one waited for; 0 if there is none.
+        guidance: what may come next, as far as is known; only of requests with a constraint.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they are known, if they were asked for.
     """
 
@@ -42,6 +44,7 @@ class JournalEntry:
     serial: int
     epoch: int
     leader_serial: int = 0
+    guidance: Guidance | None = None
     prompt_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     output_token_ids: list[int] = attrs.field(factory=list)
     output_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
@@ -58,6 +61,23 @@ class JournalEntry:
     def num_tokens(self) -> int:
         """Tokens of prompt and answer."""
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def awaits_guidance(self) -> bool:
+        """Whether it is not known what may come next: it can not go on before it is."""
+        if self.request.constraint is None:
+            return False
+        return self.guidance is None or self.guidance.position != len(self.output_token_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is all that its form allows: its last token is part of it."""
+        return self.guidance is not None and self.guidance.is_over
+
+    @property
+    def mask(self) -> bytes | None:
+        """The tokens that may come next, a bit for each; None for any."""
+        return None if self.guidance is None else self.guidance.mask
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -96,6 +116,7 @@ class Journal:
         self._live: dict[int, JournalEntry] = {}
         self._arrivals: list[int] = []
         self._held: dict[int, list[JournalEntry]] = {}  # by the serial of the first one
+        self._unguided: dict[int, None] = {}
         self._num_serials = 0
         self._num_epochs = 0
         self._num_queued_tokens = 0
@@ -154,7 +175,18 @@ class Journal:
     def begin_stay(self, entry: JournalEntry) -> int:
         """Results of earlier stays of this request count no more."""
         entry.epoch = self._next_epoch()
+        self._note_guidance(entry)
         return entry.epoch
+
+    def _note_guidance(self, entry: JournalEntry) -> None:
+        if entry.awaits_guidance:
+            self._unguided[entry.serial] = None
+
+    def take_unguided(self) -> tuple[int, ...]:
+        """Serials of the live requests that have come to need guidance since the last call."""
+        serials = tuple(serial for serial in self._unguided if serial in self._live)
+        self._unguided.clear()
+        return serials
 
     def scheduled(self, entry: JournalEntry, now_s: float) -> None:
         """Its first step has been planned."""
@@ -174,6 +206,7 @@ class Journal:
             entry.first_token_s = now_s
             self._arrivals += [held.serial for held in self._held.pop(entry.serial, ())]
         entry.last_token_s = now_s
+        self._note_guidance(entry)
         return True
 
     def _count(self, entry: JournalEntry, now_s: float) -> None:

@@ -53,6 +53,7 @@ class PlanRow:
         new_block_ids: appended to the row's block table before the step; a `RowStart`'s first step brings all
             of them.
         sample: whether the last of these tokens is the request's last, so that a new one is sampled from it.
+        mask: the tokens that may be sampled, a bit for each, least significant first; None for any.
     """
 
     row_id: int
@@ -60,6 +61,7 @@ class PlanRow:
     num_tokens: int
     new_block_ids: tuple[int, ...]
     sample: bool
+    mask: bytes | None = None
 
 
 @attrs.frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from triolet.core.guidance import Constraint
 from triolet.core.params import SamplingParams
 
 
@@ -25,6 +26,7 @@ class Request:
         parent_id: of the request with n > 1 that this one gives one of the answers to.
         index: of that answer.
         stream_interval: tokens from one output of the stream to the next.
+        constraint: what bounds the form of the answer.
         client: whom admission and fairness count it for.
         cache_salt: requests share cached blocks only with requests of the same salt.
         arrival_s: when it was admitted, monotonic seconds.
@@ -44,6 +46,7 @@ class Request:
     parent_id: str | None = None
     index: int = 0
     stream_interval: int = 1
+    constraint: Constraint | None = None
     client: str | None = None
     cache_salt: str | None = None
     arrival_s: float = 0.0

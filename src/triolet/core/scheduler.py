@@ -30,6 +30,7 @@ from collections.abc import Iterable
 
 from triolet.core.caution import Caution
 from triolet.core.ending import ending_of
+from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import RowStart, StepPlan, StepResult
@@ -179,6 +180,18 @@ class Scheduler:
         self._progress.clear()
         return serials
 
+    def guide(self, serial: int, guidance: Guidance) -> None:
+        """Take in what may come next in an answer; whether anything may."""
+        sequence = self._sequences.get(serial)
+        if sequence is None or len(sequence.entry.output_token_ids) != guidance.position:
+            return
+        sequence.entry.guidance = guidance
+        if guidance.problem is not None:
+            sequence.entry.failure = guidance.problem
+            self._finish(sequence, FinishReason.ERROR)
+        elif guidance.is_over:
+            self._finish(sequence, FinishReason.STOP)
+
     # ----------------------------------------------------------------------------------------- plan
 
     def plan_step(self, now_s: float) -> StepPlan | None:
@@ -224,7 +237,8 @@ class Scheduler:
         if len(self._running) >= self._max_rows:
             return None
         may_run = self.caution.suspects.may_run
-        return next((sequence for sequence in self._waiting if may_run(sequence.entry.serial)), None)
+        able = (sequence for sequence in self._waiting if not sequence.entry.awaits_guidance)
+        return next((sequence for sequence in able if may_run(sequence.entry.serial)), None)
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
@@ -237,7 +251,7 @@ class Scheduler:
         """
         preempted = False
         for sequence in sorted(self._running, key=lambda s: s.num_pending_tokens > 1):
-            if sequence.row_id is None:  # lost its blocks to one before it
+            if sequence.row_id is None or sequence.entry.awaits_guidance:  # lost its blocks to one before it
                 continue
             num_tokens = min(sequence.num_pending_tokens, budget)
             missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)

@@ -77,10 +77,12 @@ class Sequence:
         assert self.row_id is not None
         new_block_ids = tuple(self.block_table[self.num_planned_blocks :])
         self.num_planned_blocks = len(self.block_table)
+        is_sampled = self.num_scheduled_tokens == self.num_pending_tokens
         return PlanRow(
             self.row_id,
             self.num_computed_tokens,
             self.num_scheduled_tokens,
             new_block_ids,
-            self.num_scheduled_tokens == self.num_pending_tokens,
+            is_sampled,
+            self.entry.mask if is_sampled else None,
         )
