@@ -18,6 +18,7 @@ from triolet.config import EngineConfig
 from triolet.core.outputs import (
     CompletionOutput,
     FinishReason,
+    FlatLogprobs,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -25,6 +26,7 @@ from triolet.core.outputs import (
 )
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.progress import LoadProgress
+from triolet.core.repetition import RepetitionDetectionParams
 from triolet.core.statistics import EngineStatistics
 from triolet.errors import TrioletError
 
@@ -41,8 +43,10 @@ __all__ = [
     "EngineConfig",
     "EngineStatistics",
     "FinishReason",
+    "FlatLogprobs",
     "LoadProgress",
     "Logprob",
+    "RepetitionDetectionParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

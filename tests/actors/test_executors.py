@@ -220,7 +220,7 @@ async def test_an_engine_answers_the_same_and_survives_crashes(make: Make) -> No
 
         async def ask(seed: int) -> None:
             params = SamplingParams(max_tokens=6, seed=seed)
-            answers[seed] = (await engine.complete([seed] * 5, params)).outputs[0].token_ids
+            answers[seed] = tuple((await engine.complete([seed] * 5, params)).outputs[0].token_ids)
 
         async with trio.open_nursery() as nursery:
             for seed in range(6):

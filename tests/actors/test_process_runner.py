@@ -471,7 +471,7 @@ async def ask_six(executor: ProcessExecutor) -> int:
 
         async def ask(seed: int) -> None:
             params = SamplingParams(max_tokens=30, seed=seed)
-            answers[seed] = (await engine.complete([seed] * 5, params)).outputs[0].token_ids
+            answers[seed] = tuple((await engine.complete([seed] * 5, params)).outputs[0].token_ids)
 
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:

@@ -20,7 +20,7 @@ EXPECTED = {seed: answer_of(PROMPTS[seed], seed, NUM_TOKENS) for seed in range(N
 
 async def ask(engine: Engine, seed: int, answers: dict[int, tuple[int, ...]]) -> None:
     params = SamplingParams(max_tokens=NUM_TOKENS, seed=seed)
-    answers[seed] = (await engine.complete(PROMPTS[seed], params)).outputs[0].token_ids
+    answers[seed] = tuple((await engine.complete(PROMPTS[seed], params)).outputs[0].token_ids)
 
 
 async def ask_all(engine: Engine, order: list[int], pause_s: float = 0.0) -> dict[int, tuple[int, ...]]:
@@ -95,7 +95,7 @@ async def test_seeds_that_the_engine_draws_are_those_of_its_own_seed(autojump_cl
     async def answers(seed: int) -> list[tuple[int, ...]]:
         async with fake_engine(seed=seed) as engine:
             params = SamplingParams(max_tokens=9)
-            return [(await engine.complete([1, 2], params)).outputs[0].token_ids for _ in range(3)]
+            return [tuple((await engine.complete([1, 2], params)).outputs[0].token_ids) for _ in range(3)]
 
     first = await answers(1)
     assert first == await answers(1)

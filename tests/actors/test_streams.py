@@ -52,7 +52,7 @@ async def test_a_reader_loses_nothing_however_slow_it_is(
 ) -> None:
     async with fake_engine() as engine, ask(engine, output_kind=kind) as stream:
         outputs = await read(stream, pause_steps * STEP_S)
-    pieces = [output.outputs[0].token_ids for output in outputs]
+    pieces = [tuple(output.outputs[0].token_ids) for output in outputs]
     if kind is DELTA:
         assert sum(pieces, ()) == ANSWER
         assert "".join(output.text for output in outputs) == TEXT

@@ -106,12 +106,12 @@ def test_a_reader_that_lags_gets_its_deltas_joined_and_none_lost(
         if is_read:
             completion = story.take()
             texts.append(completion.text)
-            token_ids.append(completion.token_ids)
+            token_ids.append(tuple(completion.token_ids))
     completion = story.take()
     whole_text, whole_ids = "".join(text for text, _, _ in pieces), tuple(story.entry.output_token_ids)
     if kind is DELTA:
         assert "".join([*texts, completion.text]) == whole_text
-        assert sum([*token_ids, completion.token_ids], ()) == whole_ids
+        assert sum([*token_ids, tuple(completion.token_ids)], ()) == whole_ids
     else:
         assert (completion.text, completion.token_ids) == (whole_text, whole_ids)
         assert all(whole_text.startswith(text) for text in texts)

@@ -90,7 +90,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 async def answer(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
     output = await engine.complete(list(prompt), params)
-    return output.outputs[0].token_ids
+    return tuple(output.outputs[0].token_ids)
 
 
 async def answer_all(

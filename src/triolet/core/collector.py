@@ -6,14 +6,24 @@ joined with it. So a reader that lags loses nothing, and what it costs is bounde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import TypeVar
 
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from triolet.core.logprobs import DecodeToken, FlatLogprobs, Position, described
+from triolet.core.outputs import (
+    CompletionOutput,
+    FinishReason,
+    PromptLogprobs,
+    RequestMetrics,
+    RequestOutput,
+)
 from triolet.core.params import RequestOutputKind
-from triolet.core.plan import TokenLogprobs
+from triolet.core.prefix import Prefix
+
+T = TypeVar("T")
 
 
 @attrs.define(eq=False)
@@ -27,15 +37,19 @@ class OutputCollector:
     """
 
     entry: JournalEntry
-    decode_token: Callable[[int], str]
+    decode_token: DecodeToken
     arrival_time: float = 0.0
     _pieces: list[str] = attrs.field(factory=list, init=False)
     _text: str = attrs.field(default="", init=False)
     _num_tokens: int = attrs.field(default=0, init=False)
     _num_taken: int = attrs.field(default=0, init=False)
+    _logprobs: list[Position] = attrs.field(factory=list, init=False)
+    _cumulative_logprob: float = attrs.field(default=0.0, init=False)
+    _prompt_logprobs: PromptLogprobs | None = attrs.field(default=None, init=False)
     _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
     _stop_reason: int | str | None = attrs.field(default=None, init=False)
     _has_news: bool = attrs.field(default=False, init=False)
+    _was_taken: bool = attrs.field(default=False, init=False)
 
     @property
     def num_tokens(self) -> int:
@@ -70,54 +84,85 @@ class OutputCollector:
             self._has_news = True
 
     def has_output(self) -> bool:
-        """Whether `take` has something."""
-        if self.entry.request.params.output_kind is RequestOutputKind.FINAL_ONLY:
-            return self._has_news and self._finish_reason is not None
-        return self._has_news
+        """Whether `take` has something: with the first token, every `stream_interval` tokens, and at the end."""
+        if not self._has_news or self._finish_reason is not None:
+            return self._has_news
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        num_new = self._num_tokens - self._num_taken
+        return self._num_taken == 0 or num_new >= self.entry.request.stream_interval
+
+    @property
+    def _kind(self) -> RequestOutputKind:
+        return self.entry.request.params.output_kind
 
     def take(self) -> RequestOutput:
         """Everything since the last `take`, as one output of the kind that was asked for."""
         request = self.entry.request
+        self._describe_logprobs()
         new_text = "".join(self._pieces)
-        first_token = self._num_taken
         self._text += new_text
         self._pieces.clear()
-        self._num_taken = self._num_tokens
-        self._has_news = False
-        if request.params.output_kind is not RequestOutputKind.DELTA:
-            new_text, first_token = self._text, 0
-        return RequestOutput(
+        completion = self._completion(new_text)
+        output = RequestOutput(
             request_id=request.parent_id or request.request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
-            outputs=(self._completion(new_text, first_token),),
+            outputs=(completion,),
             finished=self._finish_reason is not None,
             metrics=self.metrics(),
             num_cached_tokens=self.entry.num_cached_tokens,
+            prompt_logprobs=self._described_prompt(),
         )
+        self._num_taken = self._num_tokens
+        self._has_news, self._was_taken = False, True
+        return output
 
-    def _completion(self, text: str, first_token: int) -> CompletionOutput:
-        entry, wants_logprobs = self.entry, self.entry.request.params.logprobs is not None
-        logprobs = entry.output_logprobs[first_token : self._num_tokens] if wants_logprobs else []
+    def _completion(self, new_text: str) -> CompletionOutput:
+        is_delta, entry = self._kind is RequestOutputKind.DELTA, self.entry
+        wants_logprobs = entry.request.params.wants_logprobs
         return CompletionOutput(
             index=entry.request.index,
-            text=text,
-            token_ids=tuple(entry.output_token_ids[first_token : self._num_tokens]),
-            cumulative_logprob=self._cumulative_logprob() if wants_logprobs else None,
-            logprobs=tuple(map(self._described, logprobs)) if wants_logprobs else None,
+            text=new_text if is_delta else self._text,
+            token_ids=self._part(entry.output_token_ids),
+            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
+            logprobs=self._flattened(self._part(self._logprobs)) if wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
 
-    def _cumulative_logprob(self) -> float:
-        return sum(position.logprobs[0] for position in self.entry.output_logprobs[: self._num_tokens])
+    def _part(self, items: list[T]) -> Sequence[T]:
+        """Of a list with an item per token what this output carries. Only the last output copies all of it."""
+        if self._kind is RequestOutputKind.DELTA:
+            return tuple(items[self._num_taken : self._num_tokens])
+        if self._finish_reason is None:
+            return Prefix(items, self._num_tokens)
+        return tuple(items[: self._num_tokens])
 
-    def _described(self, position: TokenLogprobs) -> dict[int, Logprob]:
-        chosen, *likeliest = zip(position.token_ids, position.logprobs, strict=True)
-        described = {chosen[0]: Logprob(chosen[1], position.rank, self.decode_token(chosen[0]))}
-        for rank, (token_id, logprob) in enumerate(likeliest, start=1):
-            described.setdefault(token_id, Logprob(logprob, rank, self.decode_token(token_id)))
-        return described
+    def _flattened(self, positions: Sequence[Position]) -> Sequence[Position]:
+        return FlatLogprobs.of(positions) if self.entry.request.params.flat_logprobs else positions
+
+    def _describe_logprobs(self) -> None:
+        """Of the tokens that have come since."""
+        entry, params = self.entry, self.entry.request.params
+        if params.wants_logprobs:
+            for position in entry.output_logprobs[len(self._logprobs) : self._num_tokens]:
+                has_ranks = not params.logprob_token_ids
+                self._logprobs.append(described(position, self.decode_token, has_ranks=has_ranks))
+                self._cumulative_logprob += position.logprobs[0]
+
+    def _described_prompt(self) -> PromptLogprobs | None:
+        """Once all of them are known; with DELTA only once."""
+        entry, params = self.entry, self.entry.request.params
+        if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
+            return None
+        if self._kind is RequestOutputKind.DELTA and self._was_taken:
+            return None
+        if self._prompt_logprobs is None:
+            positions = (described(position, self.decode_token) for position in entry.prompt_logprobs)
+            listed = (None, *positions)
+            self._prompt_logprobs = FlatLogprobs.of(listed) if params.flat_logprobs else listed
+        return self._prompt_logprobs
 
     def metrics(self) -> RequestMetrics:
         """Where its time went so far."""

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import attrs
+
+from triolet.core.logprobs import FlatLogprobs, Logprob, Position
+
+__all__ = [
+    "CompletionOutput",
+    "FinishReason",
+    "FlatLogprobs",
+    "Logprob",
+    "PromptLogprobs",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestStatus",
+    "SampleLogprobs",
+]
 
 
 class FinishReason(enum.StrEnum):
@@ -45,21 +60,6 @@ class RequestStatus(enum.StrEnum):
                 return cls.FAILED
             case FinishReason.ABORT | FinishReason.DEADLINE | FinishReason.SHUTDOWN:
                 return cls.CANCELLED
-
-
-@attrs.frozen
-class Logprob:
-    """One token's log-probability at one position.
-
-    Args:
-        logprob: natural logarithm.
-        rank: 1 for the likeliest; None where it was not computed.
-        decoded_token: the token's text.
-    """
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -110,6 +110,13 @@ class RequestMetrics:
         return self.last_token_ts - self.scheduled_ts if self.first_token_ts else 0.0
 
 
+SampleLogprobs = Sequence[Position]
+"""One per token of the answer."""
+
+PromptLogprobs = Sequence[Position | None]
+"""One per token of the prompt; the first one's is None (or, as columns, empty)."""
+
+
 @attrs.frozen(kw_only=True)
 class CompletionOutput:
     """One answer, or what is new of it (see `RequestOutputKind`).
@@ -122,13 +129,14 @@ class CompletionOutput:
         logprobs: per token, by token id, the chosen one first.
         finish_reason: None while it goes on.
         stop_reason: the stop text or stop token id; None for an end-of-sequence token.
+        lora_request: None: LoRA is not offered yet.
     """
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     cumulative_logprob: float | None = None
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    logprobs: SampleLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     lora_request: None = None
@@ -146,10 +154,17 @@ class RequestOutput:
         request_id: as the caller named it, or as the engine did.
         prompt: the prompt's text, where it came as text or messages.
         prompt_token_ids: the prompt.
-        outputs: the answers; one, as long as n is 1.
+        outputs: the answers: with n > 1 one at a time while they are streamed, and all of them, by index, in a
+            FINAL_ONLY output.
         finished: whether this is the last output.
         metrics: times and counts.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        prompt_logprobs: per token of the prompt, if they were asked for: in the first output with DELTA, in each with
+            the other kinds.
+        lora_request: None: LoRA is not offered yet.
+        encoder_prompt: None: there are no encoder-decoder models.
+        encoder_prompt_token_ids: None, too.
+        kv_transfer_params: None: KV stays in its engine.
     """
 
     request_id: str
@@ -159,8 +174,11 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
-    prompt_logprobs: None = None
+    prompt_logprobs: PromptLogprobs | None = None
     lora_request: None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    kv_transfer_params: None = None
 
     @property
     def text(self) -> str:
@@ -171,3 +189,31 @@ class RequestOutput:
     def finish_reason(self) -> FinishReason | None:
         """Why the first answer ended; None while it goes on."""
         return self.outputs[0].finish_reason
+
+    def add(self, next_output: RequestOutput, aggregate: bool) -> RequestOutput:
+        """This output and a later one of the same stream as one; both stay as they are.
+
+        Args:
+            next_output: the later one.
+            aggregate: join texts, tokens and logprobs, as DELTA outputs want it; otherwise the later answer replaces
+                the earlier one of the same index.
+        """
+        answers = {answer.index: answer for answer in self.outputs}
+        for answer in next_output.outputs:
+            earlier = answers.get(answer.index)
+            answers[answer.index] = answer if earlier is None or not aggregate else _joined(earlier, answer)
+        return attrs.evolve(
+            next_output,
+            outputs=tuple(answers[index] for index in sorted(answers)),
+            finished=self.finished or next_output.finished,
+            prompt_logprobs=next_output.prompt_logprobs or self.prompt_logprobs,
+        )
+
+
+def _joined(earlier: CompletionOutput, later: CompletionOutput) -> CompletionOutput:
+    return attrs.evolve(
+        later,
+        text=earlier.text + later.text,
+        token_ids=(*earlier.token_ids, *later.token_ids),
+        logprobs=None if later.logprobs is None else (*(earlier.logprobs or ()), *later.logprobs),
+    )
