@@ -1,20 +1,16 @@
 // A whole step of a Llama-like decoder in one call: from token ids to logits, keys and values written on the way.
 //
-// All threads walk through the same stages: norm, projection, rotary and KV write, attention, projection, ... A stage's
-// work is shared out in items, each computed by one thread alone and in one order, and a barrier ends it: neither the
-// number of threads nor who did what can change a bit of the result. The residual stream is float32; what enters a
-// product is in the model's dtype.
-
-#include <atomic>
-#include <memory>
-#include <thread>
+// All threads walk through the same stages: projection, rotary and KV write, attention, projection, ... (see team.h). An
+// item is computed by one thread alone and in one order: neither the number of threads nor who did what can change a bit
+// of the result. The residual stream is float32; what enters a product is in the model's dtype.
+//
+// A stage costs its threads a meeting. So where tokens are few, as in a decode, what is quickly done is done by every
+// thread for itself (norms), or by the item that needs it (rotary and KV write, before the attention).
 
 #include "attention_step.h"
+#include "choice.h"
 #include "linear.h"
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
+#include "team.h"
 
 // These four are mirrored in decoder.py, field by field.
 struct Layer {
@@ -38,41 +34,17 @@ struct Step {
   const int64_t *token_ids, *positions, *slots, *logits_indices;
   const int32_t *cu_query_lens, *seq_lens, *block_tables;
   void *const *keys, *const *values;  // one cache per layer
-  void* logits;                       // [num_logits, vocab_size]
+  void* logits;                       // [num_logits, vocab_size]; null = only the two below are wanted
+  float* peaks;                       // [num_logits]: the largest logits; NaN, if any is
+  int64_t* best;                      // [num_logits]: the first tokens that have them
   int64_t block_tables_stride;
   int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
 };
 
 namespace {
 
-// How far a thread's share of a stage is done; on a cache line of its own.
-struct alignas(64) Cursor {
-  std::atomic<int> taken{0};
-};
-
-constexpr int STAGES = 3, STAGES_PER_LAYER = 8;
-
-// Ends a stage. A thread spins for about as long as a neighbour with a core of its own may still need, then gives its core
-// away: where other programs run, whom it waits for may be waiting for this very core. (OpenMP's own barrier spins for
-// milliseconds: beside one busy process a step of a small model took ten times as long.)
-class Barrier {
- public:
-  void wait(int num_threads) {
-    const int round = round_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins)
-      if (spins >= MAX_SPINS) std::this_thread::yield();
-  }
-
- private:
-  static constexpr int MAX_SPINS = 20000;  // some ten microseconds
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> round_{0};
-};
+constexpr int STAGES = 3, STAGES_PER_LAYER = 8;  // at most
+constexpr int FEW_TOKENS = 4;  // every thread norms so many for itself
 
 // What the threads of a step share.
 template <class T>
@@ -81,12 +53,14 @@ struct Workspace {
   const Step& step;
   AttentionCall attention;  // of every layer, but for what differs
   std::vector<Piece> pieces;
-  std::unique_ptr<Cursor[]> cursors;
-  Barrier barrier;
+  Stages stages;
+  std::vector<Choice> choices;  // [threads, num_logits]
+  bool only_decodes = true;     // one token and one piece for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
 
-  Workspace(const Model& model, const Step& step) : model(model), step(step), attention() {
+  Workspace(const Model& model, const Step& step)
+      : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
     attention.cu_query_lens = step.cu_query_lens;
     attention.seq_lens = step.seq_lens;
     attention.block_tables = step.block_tables;
@@ -100,7 +74,10 @@ struct Workspace {
     attention.block_size = step.block_size;
     attention.soft_cap = model.attention_soft_cap;
     pieces = pieces_of(attention);
-    cursors.reset(new Cursor[static_cast<size_t>(STAGES + STAGES_PER_LAYER * model.num_layers) * step.num_threads]);
+    for (const Piece& piece : pieces)
+      only_decodes &= step.cu_query_lens[piece.sequence + 1] - step.cu_query_lens[piece.sequence] == 1 &&
+                      piece.num_rows == model.num_heads / model.num_kv_heads;
+    if (!step.logits) choices.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
     reserve();
   }
 
@@ -128,44 +105,27 @@ struct Workspace {
   }
 };
 
-// One thread's way through a step. All threads take part in every stage: none returns early.
+// One thread's way through a step. It may come late, and meet stages that are done: outside of a stage's items it reads
+// what others may be changing by then, and writes nothing that they read.
 template <class T>
 class Worker {
  public:
-  // `team` is how many threads there really are: a barrier that waits for more would wait for ever.
-  Worker(Workspace<T>& shared, int thread, int team)
-      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), team_(team), hidden_(model_.hidden),
+  Worker(Workspace<T>& shared, int thread)
+      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden),
         qkv_width_(shared.qkv_width()) {}
 
   void run() {
-    stage(step_.num_tokens, [&](int token) {
-      embed(token);
-      normalise(token, model_.layers[0].attention_norm, shared_.normed + token * hidden_);
-    });
+    stage(step_.num_tokens, [&](int token) { embed(token); });
     for (int index = 0; index < model_.num_layers; ++index) layer(index);
-    stage(step_.num_logits, [&](int i) {
-      normalise(static_cast<int>(step_.logits_indices[i]), model_.final_norm, shared_.normed + i * hidden_);
-    });
-    product(model_.head, shared_.normed, step_.num_logits, [&](int row, int panel, const float* sums) {
-      const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
-      T* to = static_cast<T*>(step_.logits) + static_cast<ptrdiff_t>(row) * vocab_size + first;
-      narrow_row(sums, std::min(TILE_COLUMNS, vocab_size - first), 1.0f, to);
-    });
+    const T* x = normed(step_.num_logits, model_.final_norm, [&](int i) { return step_.logits_indices[i]; });
+    product(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
  private:
-  // Items 0 ... count - 1 of a stage: a thread begins with its own run of neighbours, then helps the others with theirs.
+  // Items 0 ... count - 1 of the next stage.
   template <class Work>
   void stage(int64_t count, Work work) {
-    const int threads = step_.num_threads;
-    Cursor* cursors = shared_.cursors.get() + static_cast<ptrdiff_t>(next_stage_++) * threads;
-    for (int helped = 0; helped < threads; ++helped) {
-      const int owner = (thread_ + helped) % threads;
-      const int64_t begin = count * owner / threads, end = count * (owner + 1) / threads;
-      for (int64_t i; (i = begin + cursors[owner].taken.fetch_add(1, std::memory_order_relaxed)) < end;)
-        work(static_cast<int>(i));
-    }
-    shared_.barrier.wait(team_);
+    shared_.stages.run(next_stage_++, thread_, count, work);
   }
 
   template <class Use>
@@ -173,6 +133,34 @@ class Worker {
     stage(num_rows ? linear.num_panels() : 0, [&](int panel) {
       panel_product(linear, panel, x, linear.num_in, num_rows, [&](int row, const float* sums) { use(row, panel, sums); });
     });
+  }
+
+  // Rows of the residual stream, normalised: each thread's own copy, if they are few.
+  template <class Row>
+  const T* normed(int count, const float* weight, Row row) {
+    if (count > FEW_TOKENS) {
+      stage(count, [&](int i) { normalise(row(i), weight, shared_.normed + i * hidden_); });
+      return shared_.normed;
+    }
+    static thread_local Scratch scratch;
+    T* own = reinterpret_cast<T*>(scratch.floats(FEW_TOKENS * hidden_));
+    for (int i = 0; i < count; ++i) normalise(row(i), weight, own + i * hidden_);
+    return own;
+  }
+
+  const T* all_normed(const float* weight) {
+    return normed(step_.num_tokens, weight, [](int token) { return token; });
+  }
+
+  // A panel of logits: written down, or only looked through for the largest.
+  void score(int row, int panel, const float* sums) {
+    const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
+    const int count = std::min(TILE_COLUMNS, vocab_size - first);
+    if (step_.logits)
+      return narrow_row(sums, count, 1.0f, static_cast<T*>(step_.logits) + static_cast<ptrdiff_t>(row) * vocab_size + first);
+    alignas(64) T logits[TILE_COLUMNS];
+    narrow_row(sums, count, 1.0f, logits);
+    shared_.choices[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].consider(logits, count, first);
   }
 
   // x @ weight.T + bias is added to the residual stream.
@@ -186,23 +174,15 @@ class Worker {
 
   void layer(int index) {
     const Layer& layer = model_.layers[index];
-    product(layer.qkv, shared_.normed, step_.num_tokens, [&](int row, int panel, const float* sums) {
+    product(layer.qkv, all_normed(layer.attention_norm), step_.num_tokens, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
       std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
     });
-    const int num_heads = model_.num_heads + 2 * model_.num_kv_heads;
-    stage(static_cast<int64_t>(step_.num_tokens) * num_heads,
-          [&](int item) { place_head(layer, index, item / num_heads, item % num_heads); });
     attend_all(layer, index);
     add_product(layer.attention_out, shared_.mixed);
-    stage(step_.num_tokens, [&](int token) { normalise(token, layer.mlp_norm, shared_.normed + token * hidden_); });
-    product(layer.gate_up, shared_.normed, step_.num_tokens,
+    product(layer.gate_up, all_normed(layer.mlp_norm), step_.num_tokens,
             [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
     add_product(layer.down, shared_.activated);
-    const bool last = index + 1 == model_.num_layers;  // the final norm is for few tokens only
-    stage(last ? 0 : step_.num_tokens, [&](int token) {
-      normalise(token, model_.layers[index + 1].attention_norm, shared_.normed + token * hidden_);
-    });
   }
 
   void embed(int token) {
@@ -264,6 +244,7 @@ class Worker {
   }
 
   void attend_all(const Layer& layer, int index) {
+    const int kv_heads = model_.num_kv_heads, group = model_.num_heads / kv_heads, all_heads = model_.num_heads + 2 * kv_heads;
     AttentionCall call = shared_.attention;
     call.query = shared_.queries;
     call.keys = step_.keys[index];
@@ -271,10 +252,20 @@ class Worker {
     call.out = shared_.mixed;
     call.sliding_window = layer.sliding_window;
     call.scale = layer.scale;
-    stage(static_cast<int64_t>(shared_.pieces.size()) * model_.num_kv_heads, [&](int item) {
+    if (!shared_.only_decodes)
+      stage(static_cast<int64_t>(step_.num_tokens) * all_heads,
+            [&](int item) { place_head(layer, index, item / all_heads, item % all_heads); });
+    stage(static_cast<int64_t>(shared_.pieces.size()) * kv_heads, [&](int item) {
       static thread_local Scratch scratch;
-      const Piece& piece = shared_.pieces[item / model_.num_kv_heads];
-      attend(rows_of<T>(call, piece, item % model_.num_kv_heads), scratch);
+      const Piece& piece = shared_.pieces[item / kv_heads];
+      const int head = item % kv_heads;
+      if (shared_.only_decodes) {
+        const int token = step_.cu_query_lens[piece.sequence];
+        for (int i = 0; i < group; ++i) place_head(layer, index, token, head * group + i);
+        place_head(layer, index, token, model_.num_heads + head);
+        place_head(layer, index, token, model_.num_heads + kv_heads + head);
+      }
+      attend(rows_of<T>(call, piece, head), scratch);
     });
   }
 
@@ -294,26 +285,24 @@ class Worker {
   Workspace<T>& shared_;
   const Model& model_;
   const Step& step_;
-  const int thread_, team_;
+  const int thread_;
   const ptrdiff_t hidden_;
   const int qkv_width_;
   int next_stage_ = 0;
 };
 
 template <class T>
-void run_step(const Model& model, const Step& given) {
-  Step step = given;
-#if !defined(_OPENMP)
-  step.num_threads = 1;
-#endif
+void run_step(const Model& model, const Step& step) {
   Workspace<T> shared(model, step);
-#pragma omp parallel num_threads(step.num_threads)
-  {
-#if defined(_OPENMP)
-    Worker<T>(shared, omp_get_thread_num(), omp_get_num_threads()).run();
-#else
-    Worker<T>(shared, 0, 1).run();
-#endif
+  auto work = [&](int thread) { Worker<T>(shared, thread).run(); };
+  Team::mine().run(step.num_threads, work);
+  if (step.logits) return;
+  for (int row = 0; row < step.num_logits; ++row) {
+    Choice choice;
+    for (int thread = 0; thread < step.num_threads; ++thread)
+      choice.take(shared.choices[static_cast<ptrdiff_t>(thread) * step.num_logits + row]);
+    step.peaks[row] = choice.peak;
+    step.best[row] = choice.place;
   }
 }
 
@@ -336,3 +325,6 @@ EXPORT void triolet_step(const Model* model, const Step* step) {
   else
     run_step<BFloat16>(*model, *step);
 }
+
+// A step will be run soon: its threads may wake up meanwhile.
+EXPORT void triolet_wake() { Team::mine().wake(); }

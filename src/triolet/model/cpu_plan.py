@@ -87,6 +87,10 @@ class CpuDecoder:
         """What the engine is built from."""
         return self._spec
 
+    def wake(self) -> None:
+        """A step is about to be asked for: its threads may wake up while its input is made."""
+        self._cpp.triolet_wake()
+
     @torch.inference_mode()
     def forward(
         self,
@@ -97,8 +101,42 @@ class CpuDecoder:
         logits_indices: Tensor,
     ) -> Tensor:
         """See `CausalModel.forward`. All tensors contiguous, on the CPU, and of the dtypes given there."""
-        keys, values = self._addresses_of(cache)
         logits = torch.empty(len(logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
+        self._step(token_ids, positions, cache, attention, logits_indices, logits=logits.data_ptr())
+        return logits
+
+    def forward_greedy(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> tuple[list[float], list[int]]:
+        """See `GreedyModel.forward_greedy`: the logits are looked through as they come, and not written down."""
+        count = len(logits_indices)
+        peaks, best = (ctypes.c_float * count)(), (ctypes.c_int64 * count)()
+        self._step(
+            token_ids,
+            positions,
+            cache,
+            attention,
+            logits_indices,
+            peaks=ctypes.addressof(peaks),
+            best=ctypes.addressof(best),
+        )
+        return list(peaks), list(best)
+
+    def _step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+        **outputs: int,
+    ) -> None:
+        keys, values = self._addresses_of(cache)
         step = StepStruct(
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
@@ -109,16 +147,15 @@ class CpuDecoder:
             block_tables=attention.block_tables.data_ptr(),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
-            logits=logits.data_ptr(),
             block_tables_stride=attention.block_tables.stride(0),
             num_tokens=len(token_ids),
             num_seqs=len(attention.query_lens_host),
             num_logits=len(logits_indices),
             block_size=cache[0].keys.shape[1],
             num_threads=torch.get_num_threads(),
+            **outputs,
         )
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
-        return logits
 
     def _addresses_of(
         self, cache: tuple[LayerCache, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -81,4 +81,24 @@ class CausalModel(Protocol):
         Returns:
             [num_logits, vocab_size] in the model's dtype.
         """
+        ...
+
+
+@runtime_checkable
+class GreedyModel(CausalModel, Protocol):
+    """A model that can choose the likeliest tokens itself, which is less work than to tell all logits."""
+
+    def wake(self) -> None:
+        """A step is about to be asked for; nothing has to be done."""
+        ...
+
+    def forward_greedy(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> tuple[list[float], list[int]]:
+        """`forward`, and for each row of logits the largest and the first token that has it; NaN, if any is."""
         ...

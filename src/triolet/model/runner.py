@@ -9,18 +9,17 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor
 
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import RowFailure, SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.kernels.cpu.library import library
-from triolet.model.batch import Row, RowTable
-from triolet.model.interface import CausalModel
+from triolet.model.batch import Row, RowTable, StepInput
+from triolet.model.interface import CausalModel, GreedyModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
-from triolet.model.sampler import SamplingBatch
+from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
 
 
 class ModelRunner:
@@ -48,6 +47,7 @@ class ModelRunner:
         device: torch.device,
     ) -> None:
         self._model = model
+        self._greedy = model if isinstance(model, GreedyModel) else None
         self._device = device
         self._cache = allocate_kv_cache(
             model.spec, num_blocks=num_blocks, block_size=block_size, device=device
@@ -78,19 +78,23 @@ class ModelRunner:
             InvariantViolated: the plan contradicts the table of rows.
         """
         began_s = time.perf_counter()
+        if self._greedy is not None:
+            self._greedy.wake()
         step = self._table.take(plan)
-        logits = self._model.forward(
-            step.token_ids, step.positions, self._cache, step.attention, step.logits_indices
-        )
-        tokens, failures = self._sample(step.sampled, logits)
+        tokens, failures = self._note(step.sampled, self._compute(step))
         return StepResult(plan.step_id, tokens, failures, time.perf_counter() - began_s)
 
-    def _sample(
-        self, rows: tuple[Row, ...], logits: Tensor
+    def _compute(self, step: StepInput) -> Samples:
+        batch = self._batch_for(step.sampled)
+        inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
+        if self._greedy is not None and batch.is_greedy:
+            return likeliest(*self._greedy.forward_greedy(*inputs))
+        logits = self._model.forward(*inputs)
+        return batch.sample(logits) if step.sampled else NO_SAMPLES
+
+    def _note(
+        self, rows: tuple[Row, ...], samples: Samples
     ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
-        if not rows:
-            return (), ()
-        samples = self._batch_for(rows).sample(logits)
         tokens, failures = [], []
         for i, row in enumerate(rows):
             if i in samples.failures:

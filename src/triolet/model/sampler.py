@@ -44,6 +44,20 @@ class Samples:
     logprobs: dict[int, TokenLogprobs]
 
 
+NO_SAMPLES = Samples([], {}, {})
+
+
+def likeliest(peaks: Sequence[float], token_ids: list[int]) -> Samples:
+    """The samples of rows that want nothing but their likeliest token.
+
+    Args:
+        peaks: each row's largest logit; NaN is larger than everything.
+        token_ids: the tokens that have them.
+    """
+    failures = {i: _problem(peak) for i, peak in enumerate(peaks) if not math.isfinite(peak)}
+    return Samples(token_ids, failures, {})
+
+
 class SamplingBatch:
     """Rows that are sampled together, with everything about them that stays the same from step to step.
 
@@ -68,6 +82,11 @@ class SamplingBatch:
         self._logprobs_index = self._index(self._with_logprobs)
         self._worked_index = self._index(self._worked)
         self._drawn_index = self._index(self._drawn)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each row wants its likeliest token as the model has it, and no more: `likeliest` is enough."""
+        return not (self._worked or self._with_logprobs)
 
     def _index(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)

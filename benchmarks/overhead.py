@@ -1,0 +1,188 @@
+"""What the engine itself costs per step: scheduler, channels, detokenizer, streams and readers around a model that
+does nothing.
+
+    python benchmarks/overhead.py [--batch 1 32] [--runner inline] [--tokens 400] [--rounds 5] [--output results.jsonl]
+
+The model gives token after token at once, so that all the time there is is the engine's. Every request is read by a
+task of its own, as its user would read it, and its text is made with triolet-nano's tokenizer. A round gives the
+microseconds per step, as wall clock and as processor time of the whole process; a line has the best and the median of
+the rounds, and the bound beside them: 150 microseconds a step for one request, 25 per sequence for 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from common import machine, median
+
+from triolet import Engine, RequestOutputKind, SamplingParams
+from triolet.actors.model_runner import Executor, InlineExecutor, Runner, ThreadExecutor
+from triolet.actors.opening import run_engine
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+from triolet.core.plan import RowStart, SampledToken, StepPlan, StepResult
+from triolet.core.progress import OnProgress
+from triolet.model.tokenizer import load_tokenizer
+from triolet.nano import PATH
+
+PROMPT_TOKENS = 128
+BOUND_1_US, BOUND_32_US = 150.0, 25.0
+
+
+class Idle:
+    """A runner that computes nothing: its tokens are drawn beforehand."""
+
+    def __init__(self, vocab_size: int) -> None:
+        dice = random.Random(0)
+        self._tokens = [dice.randrange(3, vocab_size) for _ in range(4096)]
+        self._rows: dict[int, RowStart] = {}
+        self._counts: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Answer every row that is to be sampled."""
+        for start in plan.starts:
+            self._rows[start.row_id] = start
+            self._counts[start.row_id] = len(start.output_token_ids)
+        tokens = []
+        for row in plan.rows:
+            if row.sample:
+                start, position = self._rows[row.row_id], self._counts[row.row_id]
+                self._counts[row.row_id] += 1
+                token_id = self._tokens[(17 * row.row_id + position) % len(self._tokens)]
+                tokens.append(SampledToken(start.request_id, start.epoch, position, token_id))
+        return StepResult(plan.step_id, tuple(tokens))
+
+    def reset(self) -> None:
+        """Forget the rows."""
+        self._rows.clear()
+
+
+@attrs.frozen
+class Round:
+    """Microseconds per step."""
+
+    wall_us: float
+    cpu_us: float
+
+
+def make_executor(runner: str, vocab_size: int) -> Executor:
+    """An idle model in the loop or in its own thread."""
+    info = ModelInfo(
+        folder=str(PATH),
+        architecture="Idle",
+        backend="native",
+        vocab_size=vocab_size,
+        max_position=4096,
+        max_model_len=4096,
+        num_kv_blocks=4096,
+        block_size=16,
+        dtype="float32",
+        device="cpu",
+    )
+
+    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+        return Idle(vocab_size), info
+
+    return InlineExecutor(load) if runner == "inline" else ThreadExecutor(load)
+
+
+@asynccontextmanager
+async def open_idle_engine(runner: str, max_num_seqs: int) -> AsyncGenerator[Engine]:
+    """An engine whose model costs nothing."""
+    codec = load_tokenizer(PATH)
+    assert codec is not None
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, enable_prefix_caching=True)
+    executor = make_executor(runner, 2000)
+    async with run_engine(config, executor, lambda: codec) as engine:
+        yield engine
+
+
+async def run_round(engine: Engine, batch: int, num_tokens: int) -> Round:
+    """All requests at once; the steps are counted by the engine."""
+    params = SamplingParams(
+        temperature=0, max_tokens=num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    dice = random.Random(batch)
+
+    async def read() -> None:
+        prompt = [dice.randrange(3, 2000) for _ in range(PROMPT_TOKENS)]
+        async with engine.generate(prompt, params) as stream:
+            async for _ in stream:
+                pass
+
+    steps = engine.statistics().steps
+    wall, cpu = time.perf_counter(), time.process_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(batch):
+            nursery.start_soon(read)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    steps = engine.statistics().steps - steps
+    return Round(1e6 * wall / steps, 1e6 * cpu / steps)
+
+
+async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One line per batch size; the sizes take turns."""
+    rounds: dict[int, list[Round]] = {batch: [] for batch in arguments.batch}
+    async with open_idle_engine(arguments.runner, max(arguments.batch)) as engine:
+        for number in range(arguments.rounds + 1):
+            for batch in arguments.batch:
+                taken = await run_round(engine, batch, arguments.tokens)
+                if number > 0:
+                    rounds[batch].append(taken)
+    return [line(batch, taken, arguments) for batch, taken in rounds.items()]
+
+
+def line(batch: int, rounds: list[Round], arguments: argparse.Namespace) -> dict[str, Any]:
+    """What one batch size took."""
+    return {
+        "bench": "overhead",
+        "runner": arguments.runner,
+        "batch": batch,
+        "wall_us": median([each.wall_us for each in rounds]),
+        "wall_us_min": min(each.wall_us for each in rounds),
+        "cpu_us": median([each.cpu_us for each in rounds]),
+        "cpu_us_min": min(each.cpu_us for each in rounds),
+        "bound_us": max(BOUND_1_US, BOUND_32_US * batch),
+        "rounds": len(rounds),
+        **machine(),
+    }
+
+
+def main() -> None:
+    """Parse, measure, report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--runner", choices=("inline", "thread"), default="inline")
+    parser.add_argument("--tokens", type=int, default=400, help="answer tokens per request")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
+    arguments = parser.parse_args()
+    lines = trio.run(measure, arguments)
+    for each in lines:
+        text = json.dumps(each)
+        print(text)
+        if arguments.output:
+            with arguments.output.open("a") as output:
+                output.write(text + "\n")
+    print(f"\n{'batch':>6}{'us/step':>10}{'(best)':>10}{'cpu us':>10}{'(best)':>10}{'bound us':>10}")
+    for each in lines:
+        print(
+            f"{each['batch']:6}{each['wall_us']:10.0f}{each['wall_us_min']:10.0f}{each['cpu_us']:10.0f}"
+            f"{each['cpu_us_min']:10.0f}{each['bound_us']:10.0f}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+// The largest of many numbers that come in pieces and in any order: the first of those that are equally large, and NaN
+// before everything, as torch's `max` has it.
+
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "simd.h"
+
+struct Choice {
+  float peak = -std::numeric_limits<float>::infinity();
+  int64_t place = std::numeric_limits<int64_t>::max();
+
+  bool is_nan() const { return !(peak == peak); }
+
+  // Another choice among other places.
+  void take(const Choice& other) {
+    const bool is_as_large = is_nan() ? other.is_nan() : other.peak == peak;
+    const bool is_larger = !is_nan() && (other.is_nan() || other.peak > peak);
+    if (is_larger || (is_as_large && other.place < place)) *this = other;
+  }
+
+  // `count` numbers, of the places from `first` on.
+  template <class T>
+  void consider(const T* numbers, int64_t count, int64_t first) {
+    Choice found;
+    Floats most = splat(found.peak);
+    bool ordered = true;
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+      const Floats x = load(numbers + i);
+      most = larger(most, x);
+      ordered &= all_ordered(x);
+    }
+    found.peak = largest_lane(most);
+    for (; i < count; ++i) {
+      const float x = widen(numbers[i]);
+      ordered &= x == x;
+      if (x > found.peak) found.peak = x;
+    }
+    if (!ordered) found.peak = std::numeric_limits<float>::quiet_NaN();
+    if (count == 0 || found.peak < peak) return;
+    for (i = 0; i < count; ++i) {
+      const float x = widen(numbers[i]);
+      if (ordered ? x == found.peak : !(x == x)) break;
+    }
+    found.place = first + i;
+    take(found);
+  }
+
+ private:
+  static bool all_ordered(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(x), _CMP_UNORD_Q) == 0;
+#else
+    const Ints same = x == x;
+    int32_t all = -1;
+    for (int lane = 0; lane < LANES; ++lane) all &= same[lane];
+    return all != 0;
+#endif
+  }
+};
