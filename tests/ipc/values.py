@@ -87,7 +87,9 @@ row_starts = st.builds(
     bad_words_token_ids=lists(token_lists),
     wants_prompt_logprobs=st.booleans(),
 )
-plan_rows = st.builds(PlanRow, naturals, naturals, naturals, token_lists, st.booleans())
+plan_rows = st.builds(
+    PlanRow, naturals, naturals, naturals, token_lists, st.booleans(), st.none() | st.binary(max_size=64)
+)
 plans = st.builds(StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows))
 configs = st.builds(
     EngineConfig,

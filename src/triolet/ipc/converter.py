@@ -21,6 +21,7 @@ from triolet.ipc.failures import Argument
 Structure = Callable[[Any, Any], Any]
 
 _PLAIN: Final = (int, str, bool, bytes)
+_PLAIN_OR_NONE: Final = tuple(kind | None for kind in _PLAIN)
 CONVERTER: Final = cattrs.preconf.msgpack.make_converter(detailed_validation=False)
 
 # ------------------------------------------------------------------------------ exact types, no coercion
@@ -147,6 +148,7 @@ CONVERTER.register_structure_hook(float, _number)
 CONVERTER.register_structure_hook_factory(_is_collection, _collection)
 CONVERTER.register_unstructure_hook_factory(_is_collection, _unstructure_collection)
 CONVERTER.register_structure_hook_factory(_is_mapping, _mapping)
+CONVERTER.register_unstructure_hook_func(lambda kind: kind in _PLAIN_OR_NONE, identity)
 CONVERTER.register_structure_hook_func(lambda kind: kind == Argument, _argument)
 CONVERTER.register_unstructure_hook_func(lambda kind: kind == Argument, lambda value: value)
 CONVERTER.register_structure_hook_factory(attrs.has, _structure_fields)
