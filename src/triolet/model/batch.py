@@ -34,6 +34,7 @@ class Row:
     __slots__ = (
         "_tokens",
         "epoch",
+        "mask",
         "num_blocks",
         "num_computed_tokens",
         "num_tokens",
@@ -49,6 +50,7 @@ class Row:
         # None until the first step, whose start is behind whatever the prefix cache had.
         self.num_computed_tokens: int | None = None
         self.num_blocks = 0
+        self.mask: bytes | None = None  # of the step's token
         self.sampling = SamplingRow(
             params=start.params,
             seed=start.seed,
@@ -185,7 +187,7 @@ class RowTable:
             raise InvariantViolated(
                 f"{row.request_id} must have blocks for {end} tokens; got {row.num_blocks} of {self._block_size}"
             )
-        row.num_computed_tokens = end
+        row.num_computed_tokens, row.mask = end, planned.mask
         return row
 
     def _add_blocks(self, row: Row, planned: PlanRow) -> None:

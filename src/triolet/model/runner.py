@@ -19,6 +19,7 @@ from triolet.model.batch import Row, RowTable, StepInput
 from triolet.model.interface import CausalModel, GreedyModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
+from triolet.model.masks import apply_masks_
 from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
 
 
@@ -87,9 +88,11 @@ class ModelRunner:
     def _compute(self, step: StepInput) -> Samples:
         batch = self._batch_for(step.sampled)
         inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
-        if self._greedy is not None and batch.is_greedy:
+        masks = [row.mask for row in step.sampled]
+        if self._greedy is not None and batch.is_greedy and not any(masks):
             return likeliest(*self._greedy.forward_greedy(*inputs))
         logits = self._model.forward(*inputs)
+        apply_masks_(logits, masks)
         return batch.sample(logits) if step.sampled else NO_SAMPLES
 
     def _note(

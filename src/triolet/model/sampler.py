@@ -2,9 +2,11 @@
 
 The order is vLLM's, and users rely on it:
 
-    raw log-probabilities -> float32 -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias
+    mask of a grammar -> raw log-probabilities -> float32 -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias
     -> repetition -> frequency -> presence -> greedy rows take the largest
     -> temperature -> min_p -> top_k -> top_p -> softmax and exponential noise
+
+The first of these has happened to the logits that come here (`triolet.model.masks`).
 
 A row passes only through what it asks for: a batch of plain greedy rows is one `max`. Noise is a function of seed and
 position (`triolet.model.noise`), so a row's token depends on its own logits and parameters and on nothing beside it.
