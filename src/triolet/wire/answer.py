@@ -102,6 +102,7 @@ class Answer:
     _num_output_tokens: int = attrs.field(default=0, init=False)
     _num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _ending: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _log: list[Event] = attrs.field(factory=list, init=False)
 
     @property
     def is_over(self) -> bool:
@@ -318,7 +319,13 @@ class Answer:
         """Give an event the next number of this response."""
         event["sequence_number"] = self._num_events
         self._num_events += 1
+        if self.request.resumable:
+            self._log.append(event)
         return event
+
+    def events_after(self, sequence_number: int) -> list[Event]:
+        """What a client has missed that has events up to this number; of a resumable response only."""
+        return self._log[max(sequence_number + 1, 0) :]
 
     # ---------------------------------------------------------------------------------------- numbers
 

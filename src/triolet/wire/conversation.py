@@ -246,6 +246,12 @@ class Conversation:
         )
         return [] if self._is_closed else [Send(error.event()), *self.end(now)]
 
+    def abandon(self) -> list[Effect]:
+        """The client is given up: nothing can be said to it any more."""
+        self._is_draining = self._is_closed = True
+        self._lanes.take_queued()
+        return [Stop(turn) for turn in self.active]
+
     def _closed_if_idle(self) -> list[Effect]:
         if self._lanes.num_active or not self._is_draining or self._is_closed:
             return []

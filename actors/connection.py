@@ -1,0 +1,176 @@
+"""One WebSocket: a reader, a writer, and a task for each active turn, in one nursery. Leaving it aborts everything.
+
+    socket --messages--> reader --effects of the conversation--> turns (a task each), outbox
+    engine --outputs---> turns  --events-----------------------> outbox --> writer --> socket
+
+What is decided, `wire.conversation` decides. Only the writer sends messages, and it is cancelled only together with the
+connection: half a frame can not be taken back. A turn waits for room in the outbox before it takes its next output from
+the engine, so what a slow client has not read yet is joined, and nothing here ever waits on the engine's side.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+from trio_websocket import ConnectionClosed
+
+from triolet.actors.outbox import Outbox
+from triolet.actors.websocket import ServerSocket
+from triolet.config_gateway import GatewayConfig
+from triolet.wire.client_events import ClientEvent, read_event
+from triolet.wire.conversation import Conversation, Service
+from triolet.wire.errors import of_exception
+from triolet.wire.jsons import encode
+from triolet.wire.output_items import Event
+from triolet.wire.turns import Close, Effect, Send, Start, Stop, Turn
+
+LONG_MESSAGE_BYTES = 2**16  # takes a millisecond to read: the other connections do not wait for longer ones
+SLOW, TOO_OLD, FAILED = 1013, 1001, 1011
+WATCH_INTERVAL_S = 0.25
+
+Tell = Callable[[Sequence[Event]], None]
+Room = Callable[[], Awaitable[None]]
+AnswerTurn = Callable[[Turn, str | None, Tell, Room], Awaitable[None]]
+"""Has a turn answered: told of its events by the first function, after the second has let it go on."""
+
+log = logging.getLogger("triolet.gateway")
+
+
+class Connection:
+    """A client on a WebSocket whose handshake is done.
+
+    Args:
+        socket: whose `run` runs beside this one's.
+        config: the limits.
+        service: what the conversation must know.
+        answer: has a turn answered.
+        owner: whose key it came with.
+    """
+
+    def __init__(
+        self,
+        socket: ServerSocket,
+        config: GatewayConfig,
+        service: Service,
+        answer: AnswerTurn,
+        owner: str | None,
+    ) -> None:
+        self._socket, self._config, self._service = socket, config, service
+        self._answer, self._owner = answer, owner
+        self._conversation = Conversation(service, owner)
+        self._outbox = Outbox()
+        self._turns: dict[Turn, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Serve until the client leaves, or has to."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for task in (self._read, self._write, self._watch, self._ping):
+                nursery.start_soon(self._until_it_ends, task)
+
+    def drain(self) -> None:
+        """Take nothing new; the connection ends with the last of its active turns."""
+        self._apply(self._conversation.drain(_now()))
+
+    def end(self) -> None:
+        """End every turn, say so, and end the connection."""
+        self._apply(self._conversation.end(_now()))
+
+    async def _until_it_ends(self, task: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        try:
+            await task()
+        except ConnectionClosed:
+            if self._outbox.close is not None and task == self._read:
+                return  # the writer is saying goodbye
+        self._nursery.cancel_scope.cancel()
+
+    # ---------------------------------------------------------------------------------- reader, writer
+
+    async def _read(self) -> None:
+        while True:
+            raw = await self._socket.get_message()
+            await self._outbox.room_for_answer()
+            self._apply(self._conversation.receive(await self._understood(raw), _now()))
+
+    async def _understood(self, raw: str | bytes) -> ClientEvent:
+        models, defaults = self._service.models, self._service.defaults
+        if len(raw) < LONG_MESSAGE_BYTES:
+            return read_event(raw, models, defaults)
+        return await trio.to_thread.run_sync(read_event, raw, models, defaults)
+
+    async def _write(self) -> None:
+        outbox = self._outbox
+        while texts := await outbox.take():
+            await self._socket.send_texts(texts)
+            outbox.sent(texts)
+        assert outbox.close is not None, "only the end leaves an outbox empty"
+        await self._socket.close(*outbox.close)
+
+    async def _watch(self) -> None:
+        """Give up a client that takes nothing, and one that has been here for too long."""
+        began, lifetime = trio.current_time(), self._config.connection_lifetime
+        while True:
+            await trio.sleep(min(WATCH_INTERVAL_S, self._config.write_timeout / 4))
+            now, waiting_since = trio.current_time(), self._socket.sending_since
+            if waiting_since is not None and now - waiting_since > self._config.write_timeout:
+                return await self._give_up()
+            if lifetime is not None and now - began > lifetime:
+                lifetime = None
+                self._apply(self._conversation.expire(_now()))
+
+    async def _give_up(self) -> None:
+        """Free what the client holds at once; the goodbye waits a while for it to read on."""
+        self._apply(self._conversation.abandon())
+        self._outbox.give_up(SLOW, "the client does not read")
+        await trio.sleep(self._config.write_timeout)
+
+    async def _ping(self) -> None:
+        """Ask an idle client for a sign of life: one that is gone would otherwise keep its place for ever."""
+        interval = self._config.ping_interval
+        while trio.current_time() - self._socket.heard_s < 2 * interval:
+            await trio.sleep(interval)
+            await self._socket.send_ping()
+        log.info("a client gave no sign of life for %g s", 2 * interval)
+
+    # ------------------------------------------------------------------------------------------- turns
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(event):
+                    self._outbox.put(encode(event))
+                case Start(turn):
+                    assert self._nursery is not None
+                    self._turns[turn] = trio.CancelScope()
+                    self._nursery.start_soon(self._take_turn, turn)
+                case Stop(turn):
+                    if scope := self._turns.get(turn):
+                        scope.cancel()
+                case Close(code, reason):
+                    self._outbox.put_close(code, reason)
+
+    async def _take_turn(self, turn: Turn) -> None:
+        try:
+            with self._turns[turn]:
+                await self._answer(
+                    turn,
+                    self._owner,
+                    lambda events: self._apply(self._conversation.tell(turn, events, _now())),
+                    self._outbox.room,
+                )
+        except Exception as error:
+            told = of_exception(error)
+            if told.status >= 500:
+                log.exception("a response failed")
+            self._apply(self._conversation.refuse(turn, told, _now()))
+        finally:
+            del self._turns[turn]
+
+
+def _now() -> int:
+    return int(time.time())

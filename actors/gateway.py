@@ -1,0 +1,289 @@
+"""The gateway: lets WebSockets in, and has their requests answered by the engine.
+
+    open_gateway            one nursery, for the resumable answers
+      serve_websocket       a connection: handshake, who may enter, then ...
+        ServerSocket.run      ... reads the network
+        Connection.run        ... and holds the conversation; leaving it aborts all that the client had asked for
+
+What goes wrong with one connection is logged and ends there: only Trio's own exceptions leave `serve_websocket`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import trio
+from trio_websocket import ConnectionClosed
+
+from triolet.actors.connection import Connection, Room, Tell
+from triolet.actors.engine import Engine
+from triolet.actors.resumable import ResumableAnswers
+from triolet.actors.websocket import Handshake, ServerSocket, SocketLimits
+from triolet.config_gateway import GatewayConfig
+from triolet.wire.access import Access
+from triolet.wire.answer import Answer
+from triolet.wire.conversation import Service, shutting_down
+from triolet.wire.errors import WireError
+from triolet.wire.items import Message
+from triolet.wire.jsons import encode
+from triolet.wire.store import ResponseStore
+from triolet.wire.turns import Turn
+
+PATH = "/v1/responses"
+
+log = logging.getLogger("triolet.gateway")
+
+
+class Gateway:
+    """What the connections of one server share; `open_gateway` makes it.
+
+    Args:
+        engine: answers.
+        config: the limits.
+        nursery: for what outlives a connection.
+    """
+
+    def __init__(self, engine: Engine, config: GatewayConfig, nursery: trio.Nursery) -> None:
+        self.engine, self.config = engine, config
+        self.access = Access(
+            listens_on=config.host,
+            api_keys=config.api_keys,
+            allowed_origins=config.allowed_origins,
+            allowed_hosts=config.allowed_hosts,
+        )
+        self.store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
+        self.resumable = ResumableAnswers(nursery, config.resume_grace, config.max_stored_responses)
+        self.service = Service(
+            models=_names(engine),
+            defaults=engine.default_sampling_params(),
+            store=self.store,
+            new_id=new_id,
+            find_resumable=self.resumable.find,
+            max_active=config.max_active_responses,
+            max_lanes=config.max_lanes,
+            max_queued=config.max_queued_responses,
+            max_queued_bytes=4 * config.max_message_bytes,
+        )
+        self._limits = SocketLimits(
+            max_message_bytes=config.max_message_bytes,
+            max_message_fragments=config.max_message_fragments,
+            max_pings_per_second=config.max_pings_per_second,
+            close_timeout=config.close_timeout,
+        )
+        self._connections: set[Connection] = set()
+        self._connections_by_key: Counter[str] = Counter()
+        self._active_by_key: Counter[str] = Counter()
+        self._is_draining = False
+        self._all_gone = trio.lowlevel.ParkingLot()
+
+    @property
+    def num_connections(self) -> int:
+        """WebSockets that are open now."""
+        return len(self._connections)
+
+    # -------------------------------------------------------------------------------- one connection
+
+    async def serve_websocket(self, stream: trio.abc.Stream) -> None:
+        """Serve a client whose request for a WebSocket is the next thing to be read; the stream is closed at the end.
+
+        Args:
+            stream: the connection.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                socket = ServerSocket(stream, self._limits)
+                nursery.start_soon(socket.run)
+                await self._serve(socket)
+                with trio.move_on_after(self.config.close_timeout):
+                    await socket.ended.wait()
+                nursery.cancel_scope.cancel()
+        except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except* Exception:
+            log.exception("a WebSocket failed")
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _serve(self, socket: ServerSocket) -> None:
+        handshake: Handshake | None = None
+        with trio.move_on_after(self.config.handshake_timeout):
+            handshake = await socket.handshake()
+        if handshake is None:
+            return
+        try:
+            owner = self._admit(handshake)
+        except WireError as error:
+            headers = {"Content-Type": "application/json"}
+            if error.status in (429, 503):
+                headers["Retry-After"] = "1"
+            await handshake.reject(error.status, headers, encode({"error": error.body()}).encode())
+            return
+        await handshake.accept()
+        connection = Connection(socket, self.config, self.service, self.answer, owner)
+        with self._counted(connection, owner):
+            await connection.run()
+
+    def _admit(self, handshake: Handshake) -> str | None:
+        """Whose connection this will be.
+
+        Raises:
+            WireError: it may not be opened.
+        """
+        host = handshake.header("host")
+        self.access.check_host(host)
+        self.access.check_origin(handshake.header("origin"), host)
+        owner = self.access.owner(handshake.header("authorization"))
+        if handshake.path != PATH:
+            raise WireError("There is no WebSocket here.", code="not_found", status=404)
+        if self._is_draining:
+            raise shutting_down()
+        limit = self.config.max_connections_per_key
+        if owner is not None and limit is not None and self._connections_by_key[owner] >= limit:
+            raise _too_many(f"A key can have {limit} connections.")
+        return owner
+
+    @contextmanager
+    def _counted(self, connection: Connection, owner: str | None) -> Iterator[None]:
+        self._connections.add(connection)
+        with _counting(self._connections_by_key, owner):
+            try:
+                yield
+            finally:
+                self._connections.remove(connection)
+                if not self._connections:
+                    self._all_gone.unpark_all()
+
+    # ------------------------------------------------------------------------------------- answering
+
+    async def answer(self, turn: Turn, owner: str | None, tell: Tell, room: Room) -> None:
+        """Have the engine answer a turn of a conversation.
+
+        Args:
+            turn: that was started.
+            owner: whose.
+            tell: gets the events.
+            room: waits until it should get more.
+        Raises:
+            Exception: there will be no answer, or no more of it.
+        """
+        assert turn.answer is not None, "a turn that was started has an answer"
+        if turn.resume is None and not turn.answer.request.resumable:
+            await self._make(turn.answer, turn.messages, owner, tell, room)
+            return
+
+        async def make(
+            answer: Answer, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
+        ) -> None:
+            await self._make(answer, turn.messages, owner, lambda events: grown(), wanted)
+
+        if turn.resume is None:
+            self.resumable.begin(turn.answer, owner, make)
+        starting_after = -1 if turn.resume is None else turn.resume.starting_after
+        await self.resumable.read(turn.answer, starting_after, tell, room)
+
+    async def _make(
+        self, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+    ) -> None:
+        with self.place(owner):
+            request = answer.request
+            stream = self.engine.generate(
+                messages,
+                answer.params,
+                request_id=answer.response_id,
+                priority=request.priority,
+                client=request.client or owner,
+                deadline=None if request.timeout is None else trio.current_time() + request.timeout,
+                cache_salt=salt_of(request.cache_salt, owner),
+            )
+            async with stream:
+                tell(answer.begin())
+                async for output in stream:
+                    tell(answer.add(output, int(time.time())))
+                    await room()
+
+    @contextmanager
+    def place(self, owner: str | None) -> Iterator[None]:
+        """Hold one of the responses that a key may have at the same time.
+
+        Raises:
+            WireError: it has as many as it may.
+        """
+        limit = self.config.max_active_per_key
+        if owner is not None and limit is not None and self._active_by_key[owner] >= limit:
+            raise _too_many(f"A key can have {limit} responses at the same time.")
+        with _counting(self._active_by_key, owner):
+            yield
+
+    # ---------------------------------------------------------------------------------- the way down
+
+    async def drain(self, deadline: float) -> None:
+        """Take nothing new, let active responses finish, and end every connection.
+
+        Args:
+            deadline: absolute `trio.current_time()`; what has not finished by then ends with `response.failed`.
+        """
+        self._is_draining = True
+        for connection in tuple(self._connections):
+            connection.drain()
+        with trio.move_on_at(deadline):
+            await self._wait_until_all_are_gone()
+        for connection in tuple(self._connections):
+            connection.end()
+        with trio.move_on_after(self.config.close_timeout):
+            await self._wait_until_all_are_gone()
+
+    async def _wait_until_all_are_gone(self) -> None:
+        while self._connections:
+            await self._all_gone.park()
+
+
+@asynccontextmanager
+async def open_gateway(engine: Engine, config: GatewayConfig | None = None) -> AsyncGenerator[Gateway]:
+    """A gateway to an engine; what its connections have running ends with the scope.
+
+    Args:
+        engine: answers.
+        config: the limits; by default their defaults.
+    """
+    async with trio.open_nursery() as nursery:
+        yield Gateway(engine, config or GatewayConfig(), nursery)
+        nursery.cancel_scope.cancel()
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def salt_of(salt: str | None, owner: str | None) -> str | None:
+    """Prefixes are shared between requests of one key only: how long one takes would tell what others ask."""
+    return salt if owner is None else f"{owner}:{salt or ''}"
+
+
+def _names(engine: Engine) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (engine.model_name, engine.config.model))))
+
+
+def _too_many(sentence: str) -> WireError:
+    return WireError(
+        sentence, code="rate_limit_exceeded", status=429, type="rate_limit_error", retry_after_s=1.0
+    )
+
+
+@contextmanager
+def _counting(counter: Counter[str], owner: str | None) -> Iterator[None]:
+    if owner is None:
+        yield
+        return
+    counter[owner] += 1
+    try:
+        yield
+    finally:
+        counter[owner] -= 1
+        if not counter[owner]:
+            del counter[owner]

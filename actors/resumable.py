@@ -1,0 +1,149 @@
+"""Answers that survive the loss of the connection that asked for them.
+
+A resumable answer is made by a task of the gateway's, and read by one of a connection's. It is made no faster than it
+is read: while nobody reads, the engine's outputs join in their stream, and when nobody has read for the grace period,
+the stream is left, which is the abort. What was sent is logged, so that another connection can begin at any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from triolet.wire.answer import Answer
+from triolet.wire.errors import WireError
+from triolet.wire.output_items import Event
+
+Make = Callable[[Answer, Callable[[], Awaitable[None]], Callable[[], None]], Awaitable[None]]
+"""Has an answer made: waits for the first function before each step, and calls the second after it."""
+
+
+@attrs.define(eq=False)
+class Resumable:
+    """One answer, and who reads it.
+
+    Args:
+        answer: see there; it logs its events.
+        owner: who may read it.
+        error: what it could not even begin for.
+    """
+
+    answer: Answer
+    owner: str | None
+    error: BaseException | None = None
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    num_readers: int = 0
+    is_made: bool = False
+    _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    async def wanted(self) -> None:
+        """Wait until a reader has read everything."""
+        await trio.lowlevel.checkpoint()
+        while not self._readers:
+            await self._makers.park()
+
+    def grown(self) -> None:
+        """There is more to read, or nothing more will come."""
+        self._readers.unpark_all()
+
+    async def more(self) -> None:
+        """Everything has been read: wait for more."""
+        self._makers.unpark_all()
+        await self._readers.park()
+
+
+@attrs.define(eq=False)
+class ResumableAnswers:
+    """All that can be resumed on this server.
+
+    Args:
+        nursery: of the gateway's.
+        grace_s: how long an answer waits for its reader, and can be read again after its end; seconds.
+        max_answers: how many there may be.
+    """
+
+    nursery: trio.Nursery
+    grace_s: float
+    max_answers: int
+    _answers: dict[str, Resumable] = attrs.field(factory=dict, init=False)
+
+    def find(self, response_id: str, owner: str | None) -> Answer | None:
+        """The answer of that id, if this owner may read it."""
+        kept = self._answers.get(response_id)
+        return kept.answer if kept is not None and kept.owner == owner else None
+
+    def begin(self, answer: Answer, owner: str | None, make: Make) -> None:
+        """Have an answer made, as fast as it will be read.
+
+        Raises:
+            WireError: there are too many already.
+        """
+        if len(self._answers) >= self.max_answers:
+            raise WireError(
+                "The server keeps as many resumable responses as it can.",
+                code="rate_limit_exceeded",
+                status=429,
+                type="rate_limit_error",
+                retry_after_s=self.grace_s,
+            )
+        kept = self._answers[answer.response_id] = Resumable(answer, owner)
+        self.nursery.start_soon(self._make, kept, make)
+
+    async def read(
+        self,
+        answer: Answer,
+        starting_after: int,
+        tell: Callable[[Sequence[Event]], None],
+        room: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Tell of every event after a number, up to the last one.
+
+        Args:
+            answer: that `find` has found, or that was begun.
+            starting_after: the number.
+            tell: gets the events.
+            room: waits until it should get more.
+        Raises:
+            Exception: what the engine refused the request with.
+        """
+        kept = self._answers[answer.response_id]
+        with self._reading(kept):
+            while True:
+                if events := answer.events_after(starting_after):
+                    starting_after = events[-1]["sequence_number"]
+                    tell(events)
+                if kept.error is not None:
+                    raise kept.error
+                if answer.is_over or kept.is_made:
+                    return
+                await room()
+                await kept.more()
+
+    @contextmanager
+    def _reading(self, kept: Resumable) -> Iterator[None]:
+        kept.num_readers += 1
+        kept.scope.deadline = float("inf")
+        try:
+            yield
+        finally:
+            kept.num_readers -= 1
+            if kept.answer.is_over:  # perhaps because it was cancelled
+                kept.scope.cancel()
+            elif not kept.num_readers:
+                kept.scope.deadline = trio.current_time() + self.grace_s
+
+    async def _make(self, kept: Resumable, make: Make) -> None:
+        try:
+            with kept.scope:
+                await make(kept.answer, kept.wanted, kept.grown)
+        except Exception as error:
+            kept.error = error
+        kept.is_made = True
+        kept.grown()
+        if kept.answer.is_over:
+            await trio.sleep(self.grace_s)
+        del self._answers[kept.answer.response_id]
