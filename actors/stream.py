@@ -71,8 +71,8 @@ class TokenStream:
         return self._next_output(self._readable())
 
     def _has_news(self, answers: Answers) -> bool:
-        has_error = self._submission.error is not None or answers.failed is not None
-        return answers.has_output() or self._is_over or self._was_left or has_error
+        is_at_end = self._is_over or self._was_left or self._submission.error is not None
+        return answers.has_output() or is_at_end or answers.failed is not None
 
     def _readable(self) -> Answers:
         if self._submission.answers is None or self._was_left:

@@ -26,6 +26,7 @@ class Answers:
 
     def __init__(self, collectors: Sequence[OutputCollector]) -> None:
         self._collectors = tuple(collectors)
+        self._only = collectors[0] if len(collectors) == 1 else None  # the common case, asked for every token
         kind = collectors[0].entry.request.params.output_kind
         self._comes_at_once = kind is RequestOutputKind.FINAL_ONLY
         self._turn = 0
@@ -33,8 +34,10 @@ class Answers:
     @property
     def failed(self) -> JournalEntry | None:
         """An answer that could not be finished, if there is one."""
-        failed = (c.entry for c in self._collectors if c.finish_reason is FinishReason.ERROR)
-        return next(failed, None)
+        for collector in self._collectors:
+            if collector.finish_reason is FinishReason.ERROR:
+                return collector.entry
+        return None
 
     @property
     def text(self) -> str:
@@ -43,12 +46,16 @@ class Answers:
 
     def has_output(self) -> bool:
         """Whether `take` has something."""
+        if self._only is not None:
+            return self._only.has_output()
         whether = all if self._comes_at_once else any
         return whether(collector.has_output() for collector in self._collectors)
 
     def take(self) -> RequestOutput:
         """The next output; there is one."""
-        if not self._comes_at_once or len(self._collectors) == 1:
+        if self._only is not None:
+            return self._only.take()
+        if not self._comes_at_once:
             return self._take_next()
         outputs = [collector.take() for collector in self._collectors]
         return attrs.evolve(outputs[0], outputs=tuple(output.outputs[0] for output in outputs))
