@@ -45,7 +45,7 @@ LAYERS = {
     "grammar": Layer("attrs llguidance", "ipc core errors"),
     "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
     "metrics": Layer("prometheus_client", "core errors"),
-    "http": Layer("attrs starlette trio", "actors wire metrics core config_gateway errors"),
+    "http": Layer("attrs starlette trio", "triolet actors wire metrics core config_gateway errors"),
     # The program of the runner's process: what `actors` is to the engine's, without Trio.
     "worker": Layer("attrs", "ipc model core config errors"),
 }
@@ -61,8 +61,10 @@ EXCEPTIONS = {
     "triolet.actors.grammars": words("triolet.grammar"),  # follows grammars here, in tests
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.model_runner": words("triolet.model triolet.nano"),  # starts the runner
-    "triolet.actors.gateway": words("trio_websocket starlette hypercorn"),
-    "triolet.actors.http": words("trio_websocket starlette hypercorn h11"),
+    "triolet.actors.gateway": words("trio_websocket"),
+    "triolet.actors.connection": words("trio_websocket"),
+    "triolet.actors.websocket": words("trio_websocket wsproto"),
+    "triolet.actors.http": words("starlette hypercorn h11"),
 }
 
 # A pure module does not ask for the time, draw from shared randomness, or speak to the world.
