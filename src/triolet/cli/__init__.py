@@ -16,6 +16,7 @@ import click
 from triolet import __version__
 from triolet.cli import failures, options
 from triolet.config import EngineConfig
+from triolet.config_gateway import GatewayConfig
 
 
 class Program(click.Group):
@@ -109,3 +110,16 @@ def chat(
         from triolet.cli.chat import answer
 
         answer(question, system, sampling, config, stats=stats is True)
+
+
+@main.command(cls=options.SectionedCommand)
+@options.server_options
+def serve(gateway: GatewayConfig, config: EngineConfig) -> None:
+    """Serve a model: OpenAI Responses over WebSocket, OpenAI's HTTP routes beside it, and a page to chat on.
+
+    When it is ready, one line with its address is printed. SIGTERM or Ctrl-C lets running answers finish within
+    --grace-period; a second one ends at once.
+    """
+    from triolet.cli.serve import run
+
+    run(gateway, config)

@@ -25,13 +25,17 @@ from triolet.config import (
     RUNNERS,
     EngineConfig,
 )
+from triolet.config_gateway import GatewayConfig
 from triolet.core.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Config = TypeVar("Config")
 
 SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
+GATEWAY_SECTION: Final = f"Server (or {ENVIRONMENT_PREFIX}* in the environment)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
+SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 CHOICES: Final = {
     "dtype": DTYPES,
     "device": DEVICES,
@@ -40,6 +44,9 @@ CHOICES: Final = {
     "hold_back": HOLD_BACKS,
     "logprobs_mode": LOGPROBS_MODES,
 }
+
+# A server outlives its model's crashes, and a model that computes keeps the interpreter from the sockets.
+SERVER_DEFAULTS: Final = {"runner": "process"}
 
 
 @attrs.frozen
@@ -88,7 +95,7 @@ class SectionedCommand(click.Command):
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
-        for section in sorted(sections, key=["Options", SAMPLING_SECTION, ENGINE_SECTION].index):
+        for section in sorted(sections, key=SECTIONS.index):
             with formatter.section(section):
                 formatter.write_dl(sections[section])
 
@@ -128,32 +135,72 @@ def sampling_options(command: Command) -> Command:
 
 def engine_options(command: Command) -> Command:
     """Add a flag per field of `EngineConfig`; the command gets the whole as `config`."""
+    return _config_options(command, "config", _engine_fields(), ENGINE_SECTION, engine_config)
+
+
+def server_options(command: Command) -> Command:
+    """Add the flags of a server: `gateway`, and the engine's, whose model lives in a process of its own by default."""
+
+    def structured(flags: Mapping[str, str]) -> EngineConfig:
+        return engine_config(flags, defaults=SERVER_DEFAULTS)
+
+    fields = [
+        field.evolve(default=SERVER_DEFAULTS.get(field.name, field.default)) for field in _engine_fields()
+    ]
+    command = _config_options(command, "config", fields, ENGINE_SECTION, structured)
+    gateway_fields: list[attrs.Attribute[Any]] = list(attrs.fields(GatewayConfig))
+    return _config_options(command, "gateway", gateway_fields, GATEWAY_SECTION, gateway_config)
+
+
+def _config_options(
+    command: Command,
+    argument: str,
+    fields: list[attrs.Attribute[Any]],
+    section: str,
+    structure: Callable[[Mapping[str, str]], object],
+) -> Command:
+    """Add a flag per field; the command gets what `structure` makes of those that were given, as `argument`."""
 
     @functools.wraps(command)
     def with_config(**values: Any) -> Any:
-        flags = {field.name: values.pop(field.name) for field in _engine_fields()}
-        return command(
-            config=engine_config({name: str(value) for name, value in flags.items() if value is not None}),
-            **values,
-        )
+        flags = {field.name: values.pop(field.name) for field in fields}
+        given = {name: str(value) for name, value in flags.items() if value is not None}
+        return command(**{argument: structure(given)}, **values)
 
     decorated: Callable[..., Any] = with_config
-    for field in reversed(_engine_fields()):
-        decorated = _engine_option(field)(decorated)
+    for field in reversed(fields):
+        decorated = _config_option(field, section)(decorated)
     return cast(Command, decorated)
 
 
-def engine_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = None) -> EngineConfig:
+def engine_config(
+    flags: Mapping[str, str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    defaults: Mapping[str, str] | None = None,
+) -> EngineConfig:
     """The configuration that flags and environment make together.
 
     Args:
         flags: text of each flag that was given, by field name.
         environ: environment variables; by default this process's.
+        defaults: of the command, where they are not the engine's.
     Raises:
         click.UsageError: a wrong value; names the flag or the variable it came from.
     """
+    fields = {**(defaults or {}), **EngineConfig.environment_fields(environ), **flags}
+    return _blaming(flags, lambda: EngineConfig.from_texts(fields))
+
+
+def gateway_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = None) -> GatewayConfig:
+    """The same, of the server."""
+    fields = {**GatewayConfig.environment_fields(environ), **flags}
+    return _blaming(flags, lambda: GatewayConfig.from_texts(fields))
+
+
+def _blaming(flags: Mapping[str, str], structure: Callable[[], Config]) -> Config:
     try:
-        return EngineConfig.from_texts({**EngineConfig.environment_fields(environ), **flags})
+        return structure()
     except ConfigError as error:
         source = _flag(error.field) if error.field in flags else ENVIRONMENT_PREFIX + error.field.upper()
         raise click.UsageError(f"{source} must be {error.rule}; got {shown(error.got)}") from error
@@ -165,16 +212,18 @@ def _engine_fields() -> list[attrs.Attribute[Any]]:
     return [field for field in attrs.fields(EngineConfig) if field.name not in sampling]
 
 
-def _engine_option(field: attrs.Attribute[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _config_option(
+    field: attrs.Attribute[Any], section: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     flag, kind = _flag(field.name), str(field.type)
     names = [f"{flag}/--no-{flag[2:]}"] if "bool" in kind else [flag]
     if field.name == "model":
         names.insert(0, "-m")
-    default = "" if field.default is None else f"  [default: {_shown(field.default)}]"
+    default = "" if field.default in (None, ()) else f"  [default: {_shown(field.default)}]"
     return click.option(
         *names,
         cls=SectionedOption,
-        section=ENGINE_SECTION,
+        section=section,
         default=None,
         metavar=_metavar(field.name, kind),
         help=field.metadata["help"] + default,
@@ -184,6 +233,8 @@ def _engine_option(field: attrs.Attribute[Any]) -> Callable[[Callable[..., Any]]
 def _metavar(name: str, kind: str) -> str | None:
     if "bool" in kind:
         return None
+    if "tuple" in kind:
+        return "TEXT,..."
     if "float" in kind:
         return "SECONDS"
     return "N" if "int" in kind else "|".join(CHOICES.get(name, ["TEXT"]))

@@ -1,0 +1,160 @@
+"""`triolet serve`: the engine, the gateway and the port, until a signal.
+
+    engine             its own tree of actors
+    gateway            nursery of the answers that outlive their connection
+    gateway_sup        one_for_one, 10 in 10 s
+      front            listens; a connection's failure is its own, and what still breaks the front opens it again
+
+The first signal drains: nothing new is taken, what runs may finish within the grace period, then it is ended with a
+terminal event. The second one ends at once. Neither waits for a client that does not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+from contextlib import AsyncExitStack
+
+import attrs
+import trio
+
+from triolet.actors.engine import Engine
+from triolet.actors.front import Front
+from triolet.actors.gateway import Gateway, open_gateway
+from triolet.actors.supervisor import ChildSpec, Supervisor
+from triolet.cli.failures import INTERRUPTED, TERMINATED
+from triolet.cli.loading import opened
+from triolet.config import EngineConfig
+from triolet.config_gateway import GatewayConfig
+from triolet.core.supervision import Strategy
+from triolet.errors import EngineUnhealthy
+from triolet.http import create_app
+
+CHECK_INTERVAL_S = 1.0
+
+log = logging.getLogger("triolet.serve")
+
+
+def run(gateway: GatewayConfig, config: EngineConfig) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        SystemExit: with 130 after a Ctrl-C; after SIGTERM the program just ends.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _raise_descriptor_limit()
+    server = Server(gateway, config)
+    trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
+    if server.signal == signal.SIGINT:
+        raise SystemExit(INTERRUPTED)
+
+
+@attrs.define(eq=False)
+class Server:
+    """One run of `triolet serve`.
+
+    Args:
+        gateway: how to listen.
+        config: what to serve.
+        signal: that ended it, once there was one.
+    """
+
+    gateway: GatewayConfig
+    config: EngineConfig
+    signal: int | None = None
+    _front: Front | None = attrs.field(default=None, init=False)
+    _url: str = attrs.field(default="", init=False)
+
+    async def run(self) -> None:
+        """Serve until a signal has come and the rest is done."""
+        async with trio.open_nursery() as nursery:
+            signalled = trio.Event()
+            await nursery.start(self._watch_signals, signalled)
+            with trio.CancelScope() as loading:
+                nursery.start_soon(_cancel_after, signalled, loading)
+                async with AsyncExitStack() as stack:
+                    engine = await opened(stack, self.config)
+                    gateway = await stack.enter_async_context(open_gateway(engine, self.gateway))
+                    loading.shield = True  # from now on a signal drains, and cancels nothing
+                    await self._serve(engine, gateway, signalled)
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, engine: Engine, gateway: Gateway, signalled: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._listen, engine, gateway)
+            nursery.start_soon(_watch_engine, engine)
+            print(self._url, flush=True)
+            await signalled.wait()
+            await self._drain(engine, gateway)
+            nursery.cancel_scope.cancel()
+
+    async def _listen(self, engine: Engine, gateway: Gateway, *, task_status: trio.TaskStatus[None]) -> None:
+        app = create_app(engine, self.gateway, store=gateway.store)
+
+        async def front(*, task_status: trio.TaskStatus[None]) -> None:
+            self._front = Front(self.gateway, app, gateway.serve_websocket)
+            async with trio.open_nursery() as nursery:
+                self._url = await nursery.start(self._front.run)
+                # Whoever listens next, after a crash, must be found at the same place.
+                port = int(self._url.rpartition(":")[2])
+                self.gateway = attrs.evolve(self.gateway, port=port)
+                task_status.started()
+
+        supervisor = Supervisor(
+            "gateway_sup",
+            [ChildSpec(name="front", start=front)],
+            strategy=Strategy.ONE_FOR_ONE,
+            max_restarts=10,
+            period_s=10.0,
+        )
+        await supervisor.run(task_status=task_status)
+
+    async def _drain(self, engine: Engine, gateway: Gateway) -> None:
+        statistics = engine.statistics()
+        log.info(
+            "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
+        )
+        deadline = trio.current_time() + self.gateway.grace_period
+        assert self._front is not None, "it listens"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.drain, deadline)
+            nursery.start_soon(self._front.stop, deadline + self.gateway.close_timeout)
+
+    async def _watch_signals(self, signalled: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                if self.signal is not None:
+                    log.warning("a second signal: ending at once")
+                    logging.shutdown()
+                    os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+                self.signal = number
+                signalled.set()
+
+
+async def _cancel_after(signalled: trio.Event, scope: trio.CancelScope) -> None:
+    await signalled.wait()
+    if not scope.shield:
+        scope.cancel()
+
+
+async def _watch_engine(engine: Engine) -> None:
+    """A dead engine ends the server: whoever started it can start another one.
+
+    Raises:
+        EngineDead: it has given up.
+    """
+    while True:
+        await trio.sleep(CHECK_INTERVAL_S)
+        with contextlib.suppress(EngineUnhealthy):
+            engine.check_health()
+
+
+def _raise_descriptor_limit() -> None:
+    """A connection is a descriptor, and the usual limit of 1024 is from another time."""
+    with contextlib.suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
