@@ -209,7 +209,7 @@ class Cases:
         return self.logits(), state, {"prompt": prompt, "ending": ending, "bad": bad}
 
 
-@pytest.mark.parametrize(("vocab_size", "count"), [(2, 300), (40, 3000), (300, 800), (5000, 24)])
+@pytest.mark.parametrize(("vocab_size", "count"), [(2, 600), (40, 8000), (300, 1400), (5000, 24)])
 def test_random_rows_with_all_fields_agree_with_the_float64_reference(vocab_size: int, count: int) -> None:
     cases = Cases(vocab_size, vocab_size)
     rows = [cases.case() for _ in range(count)]
@@ -277,11 +277,20 @@ def test_a_row_that_holds_no_numbers_fails_alone(poison: float, dtype: torch.dty
     assert samples.logprobs == {i: undisturbed.logprobs[i] for i in (7,)}
 
 
-def test_a_bias_that_overflows_fails_its_row_alone() -> None:
-    rows = [row(SamplingParams(logit_bias={1: 1e300})), row(SamplingParams(logit_bias={1: 80.0}))]
-    samples = sample(torch.zeros(2, 10), rows)
-    assert samples.failures == {0: NOT_NUMBERS}
-    assert samples.token_ids[1] == 1
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 2.0])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {1: 1e300}},
+        {"logit_bias": {1: 1.7e308}, "repetition_penalty": 1e-300},
+        {"logit_bias": {1: 1e300, 2: -1e300}, "repetition_penalty": 1e300, "frequency_penalty": 2.0},
+    ],
+)
+def test_no_finite_number_is_too_large(fields: dict[str, Any], temperature: float) -> None:
+    state = row(SamplingParams(temperature=temperature, **fields), prompt=[1, 3], output=[1, 2, 2])
+    samples = sample(torch.linspace(-3, 3, 10).repeat(1, 1), [state])
+    assert samples.failures == {}
+    assert samples.token_ids == [1] if fields.get("repetition_penalty") != 1e300 else samples.token_ids != [2]
 
 
 # ------------------------------------------------------------------------------------------------- each rule by itself

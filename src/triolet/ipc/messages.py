@@ -101,6 +101,6 @@ _REPLIES: Final = (LoadProgress, ModelInfo, StepResult, Failure)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 
 # A plan may start a hundred requests with a million prompt tokens each, if all but one of each are in the prefix cache.
-# An answer is short, and the process that it comes from may have lost its mind.
+# An answer is short, unless a hundred requests want the log-probabilities of a whole vocabulary.
 REQUESTS: Final = Way[Request](_REQUESTS, max_bytes=2**29, max_items=2**24, layout=LAYOUT)
-REPLIES: Final = Way[Reply](_REPLIES, max_bytes=2**24, max_items=2**16, layout=LAYOUT)
+REPLIES: Final = Way[Reply](_REPLIES, max_bytes=2**29, max_items=2**20, layout=LAYOUT)

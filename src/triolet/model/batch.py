@@ -18,6 +18,7 @@ from torch import Tensor
 from triolet.core.plan import PlanRow, RowStart, StepPlan
 from triolet.errors import InvalidParams, InvariantViolated
 from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.prompt_logprobs import PromptShare
 from triolet.model.sampling_row import SamplingRow
 
 Int64s = npt.NDArray[np.int64]
@@ -37,6 +38,8 @@ class Row:
         "mask",
         "num_blocks",
         "num_computed_tokens",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
         "num_tokens",
         "request_id",
         "sampling",
@@ -47,6 +50,8 @@ class Row:
         self.epoch = start.epoch
         self._tokens: Int64s = np.array(start.prompt_token_ids + start.output_token_ids, dtype=np.int64)
         self.num_tokens = len(self._tokens)
+        self.num_prompt_tokens = len(start.prompt_token_ids)
+        self.num_prompt_logprobs = start.params.prompt_logprobs if start.wants_prompt_logprobs else None
         # None until the first step, whose start is behind whatever the prefix cache had.
         self.num_computed_tokens: int | None = None
         self.num_blocks = 0
@@ -65,6 +70,14 @@ class Row:
         """Tokens of prompt and answer."""
         return self._tokens[start:end]
 
+    def prompt_share(self, start: int, end: int) -> PromptShare | None:
+        """What a step that computes `start : end` tells of the prompt, if that is wanted."""
+        end = min(end, self.num_prompt_tokens - 1)  # after the last one comes the answer
+        if self.num_prompt_logprobs is None or start >= end:
+            return None
+        token_ids = torch.from_numpy(self.tokens(start + 1, end + 1))
+        return PromptShare(self.epoch, start + 1, token_ids, self.num_prompt_logprobs)
+
     def append(self, token_id: int) -> None:
         """Remember a token that was sampled."""
         if self.num_tokens == len(self._tokens):
@@ -82,8 +95,10 @@ class StepInput:
         token_ids: [num_tokens] int64.
         positions: [num_tokens] int64.
         attention: where the sequences and their blocks are.
-        logits_indices: [num_sampled] int64, the tokens after which something is sampled.
-        sampled: the rows that these belong to.
+        logits_indices: [num_logits] int64: the tokens after which something is sampled, then those of prompts after
+            which the next one is looked up.
+        sampled: the rows that the first of these belong to.
+        prompted: what the others are for.
     """
 
     token_ids: Tensor
@@ -91,6 +106,7 @@ class StepInput:
     attention: AttentionMetadata
     logits_indices: Tensor
     sampled: tuple[Row, ...]
+    prompted: tuple[PromptShare, ...] = ()
 
 
 class RowTable:
@@ -221,6 +237,11 @@ class RowTable:
         block_ids = block_tables[np.repeat(np.arange(len(rows)), query_lens), positions // self._block_size]
         slots = block_ids.astype(np.int64) * self._block_size + positions % self._block_size
         sampled = [i for i, planned in enumerate(plan_rows) if planned.sample]
+        logits_indices, prompted = [ends[sampled] - 1], []
+        for planned, row, end in zip(plan_rows, rows, ends, strict=True):
+            if share := row.prompt_share(planned.start, planned.start + planned.num_tokens):
+                prompted.append(share)
+                logits_indices.append(end - planned.num_tokens + np.arange(len(share.token_ids)))
         return StepInput(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
@@ -232,8 +253,9 @@ class RowTable:
                 query_lens_host=query_lens,
                 seq_lens_host=seq_lens,
             ),
-            logits_indices=self._tensor(ends[sampled] - 1),
+            logits_indices=self._tensor(np.concatenate(logits_indices)),
             sampled=tuple(rows[i] for i in sampled),
+            prompted=tuple(prompted),
         )
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:

@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.model.filters import Limits, draw_within, is_limited
+from triolet.model.filters import Limits, draw_within, is_limited, keep_within
 from triolet.model.logits import NEVER
 from triolet.model.noise import answer_streams, exponential_noise, position_streams
 from triolet.model.sampling_row import SamplingRow
@@ -69,10 +69,7 @@ class RandomRows:
         Returns:
             [num_rows] int64.
         """
-        scaled = logits.div_(self.temperature)
-        peaks = peaks[:, None] / self.temperature
-        if self.log_min_p is not None:
-            scaled.masked_fill_(scaled < peaks + self.log_min_p, NEVER)
+        scaled, peaks = self._scale_(logits, peaks)
         streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
         if not len(self.open_rows):
             return draw_within(self.limits, scaled, peaks, streams)
@@ -83,6 +80,27 @@ class RandomRows:
         tokens[opened] = self._draw_open(scaled[opened], peaks[opened], streams[opened])
         tokens[limited] = draw_within(self.limits, scaled[limited], peaks[limited], streams[limited])
         return tokens
+
+    def _scale_(self, logits: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = logits.div_(self.temperature)
+        peaks = peaks[:, None] / self.temperature
+        if self.log_min_p is not None:
+            scaled.masked_fill_(scaled < peaks + self.log_min_p, NEVER)
+        return scaled, peaks
+
+    def filtered(self, logits: Tensor, peaks: Tensor) -> Tensor:
+        """What `draw` draws from: scaled logits, -inf where nothing is drawn. Slower than drawing.
+
+        Args:
+            logits: [num_rows, vocab_size] float32; stay as they are.
+            peaks: [num_rows] float32, the largest of each row.
+        Returns:
+            [num_rows, vocab_size] float32.
+        """
+        scaled, peaks = self._scale_(logits.clone(), peaks)
+        if len(limited := self.limited_rows):
+            scaled[limited] = keep_within(self.limits, scaled[limited], peaks[limited])
+        return scaled
 
     def _draw_open(self, scaled: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
         drawn = []

@@ -90,6 +90,21 @@ def draw_within(limits: Limits, logits: Tensor, peaks: Tensor, streams: Tensor) 
     return _draw(rows, limits.widths(logits.shape[1]))
 
 
+def keep_within(limits: Limits, logits: Tensor, peaks: Tensor) -> Tensor:
+    """The logits of what each row's top_k and then its top_p leave, -inf for the others.
+
+    Args:
+        limits: of each row.
+        logits: [num_rows, vocab_size] float32, after temperature.
+        peaks: [num_rows, 1] float32, each row's largest logit.
+    """
+    totals = (logits - peaks).exp_().sum(dim=1, keepdim=True).double()
+    rows = _Rows(logits, peaks, torch.zeros_like(logits[:, 0]), limits.top_k, limits.top_p, totals)
+    ordered, token_ids = _likeliest(logits, logits.shape[1])
+    weights, _ = _weigh(rows, ordered)
+    return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(weights == 0.0, NEVER))
+
+
 @attrs.frozen(eq=False)
 class _Rows:
     """Rows that wait for a token; `totals` is the sum of exp(logit - peak), used where there is no top_k."""

@@ -20,6 +20,9 @@ from torch import Tensor
 from triolet.model.sampling_row import SamplingRow, TokenCounts
 
 NEVER = float("-inf")
+LARGE = 1e30
+"""Biases and penalties move a logit no further than this: far beyond what any model says, and a temperature still
+leaves it a number."""
 
 
 @attrs.frozen(eq=False)
@@ -71,9 +74,8 @@ class LogitEdits:
         if not biases:
             return None
         values = [value for _, bias in biases for value in bias.values()]
-        # Through float64: a bias too large for float32 becomes infinite, and its row fails alone.
-        added = torch.tensor(values, dtype=torch.float64, device=self._device).to(torch.float32)
-        return Entries.of([(i, tuple(bias)) for i, bias in biases], self._device), added
+        added = torch.tensor([min(max(value, -LARGE), LARGE) for value in values], dtype=torch.float32)
+        return Entries.of([(i, tuple(bias)) for i, bias in biases], self._device), added.to(self._device)
 
     def apply_(self, logits: Tensor) -> None:
         """Edit in place.
@@ -115,7 +117,11 @@ class Penalties:
         if not rows:
             return None
         coefficients = [
-            (row.params.repetition_penalty, row.params.frequency_penalty, row.params.presence_penalty)
+            (
+                min(max(row.params.repetition_penalty, 1 / LARGE), LARGE),
+                row.params.frequency_penalty,
+                row.params.presence_penalty,
+            )
             for _, row in rows
         ]
         return cls(
@@ -134,7 +140,7 @@ class Penalties:
         )
         counts = torch.from_numpy(np.concatenate([counts.counts for counts in self.counts])).to(logits.device)
         repetition, frequency, presence = self.coefficients[owners].unbind(dim=1)
-        scores = logits[rows, token_ids]
-        scores = torch.where(scores > 0, scores / repetition, scores * repetition)
+        before = logits[rows, token_ids]
+        scores = torch.where(before > 0, before / repetition, before * repetition)
         scores = scores - frequency * counts - presence * (counts > 0)
-        logits[rows, token_ids] = scores
+        logits[rows, token_ids] = torch.where(before == NEVER, before, scores.clamp_(-LARGE, LARGE))

@@ -11,7 +11,7 @@ import time
 import torch
 
 from triolet.core.model_info import ModelInfo
-from triolet.core.plan import RowFailure, SampledToken, StepPlan, StepResult
+from triolet.core.plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.kernels.cpu.library import library
@@ -20,6 +20,7 @@ from triolet.model.interface import CausalModel, GreedyModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
 from triolet.model.masks import apply_masks_
+from triolet.model.prompt_logprobs import prompt_logprobs
 from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
 
 
@@ -33,6 +34,7 @@ class ModelRunner:
         max_num_seqs: rows of the table.
         max_model_len: longest sequence, tokens.
         device: where the model is.
+        logprobs_mode: see `EngineConfig`.
     Raises:
         ConfigError: there is no memory for so many blocks.
     """
@@ -46,8 +48,10 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self._model = model
+        self._logprobs_mode = logprobs_mode
         self._greedy = model if isinstance(model, GreedyModel) else None
         self._device = device
         self._cache = allocate_kv_cache(
@@ -82,18 +86,22 @@ class ModelRunner:
         if self._greedy is not None:
             self._greedy.wake()
         step = self._table.take(plan)
-        tokens, failures = self._note(step.sampled, self._compute(step))
-        return StepResult(plan.step_id, tokens, failures, time.perf_counter() - began_s)
+        samples, prompts = self._compute(step)
+        tokens, failures = self._note(step.sampled, samples)
+        elapsed_s = time.perf_counter() - began_s
+        return StepResult(plan.step_id, tokens, failures, elapsed_s, prompt_logprobs=prompts)
 
-    def _compute(self, step: StepInput) -> Samples:
+    def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         batch = self._batch_for(step.sampled)
         inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
         masks = [row.mask for row in step.sampled]
-        if self._greedy is not None and batch.is_greedy and not any(masks):
-            return likeliest(*self._greedy.forward_greedy(*inputs))
+        if self._greedy is not None and batch.is_greedy and not any(masks) and not step.prompted:
+            return likeliest(*self._greedy.forward_greedy(*inputs)), ()
         logits = self._model.forward(*inputs)
+        prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])
+        logits = logits[: len(step.sampled)]
         apply_masks_(logits, masks)
-        return batch.sample(logits) if step.sampled else NO_SAMPLES
+        return batch.sample(logits) if step.sampled else NO_SAMPLES, prompts
 
     def _note(
         self, rows: tuple[Row, ...], samples: Samples
@@ -115,7 +123,10 @@ class ModelRunner:
         """The sampling tensors of these rows; those of the last step, if it sampled the same."""
         if rows != self._batch_rows:  # rows are compared by identity
             self._batch = SamplingBatch(
-                [row.sampling for row in rows], self._model.spec.vocab_size, self._device
+                [row.sampling for row in rows],
+                self._model.spec.vocab_size,
+                self._device,
+                self._logprobs_mode,
             )
             self._batch_rows = rows
         return self._batch
@@ -133,6 +144,7 @@ def load_runner(
     num_kv_blocks: int | None = None,
     kv_cache_bytes: int | None = None,
     max_num_seqs: int = 128,
+    logprobs_mode: str = "raw_logprobs",
     on_progress: OnProgress | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
     """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
@@ -173,6 +185,7 @@ def load_runner(
         max_num_seqs=max_num_seqs,
         max_model_len=longest,
         device=place,
+        logprobs_mode=logprobs_mode,
     )
     return runner, _model_info(loaded, place, longest, num_blocks, block_size)
 

@@ -2,9 +2,10 @@
 
 The order is vLLM's, and users rely on it:
 
-    mask of a grammar -> raw log-probabilities -> float32 -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias
-    -> repetition -> frequency -> presence -> greedy rows take the largest
-    -> temperature -> min_p -> top_k -> top_p -> softmax and exponential noise
+    mask of a grammar -> raw log-probabilities (or logits) -> float32 -> allowed_token_ids -> bad_words -> min_tokens
+    -> logit_bias -> repetition -> frequency -> presence -> greedy rows take the largest
+    -> temperature -> min_p -> top_k -> top_p -> processed log-probabilities (or logits)
+    -> softmax and exponential noise
 
 The first of these has happened to the logits that come here (`triolet.model.masks`).
 
@@ -69,12 +70,21 @@ class SamplingBatch:
         rows: in the order of the logits.
         vocab_size: width of the logits.
         device: where the logits are.
+        logprobs_mode: what log-probabilities are told of; see `EngineConfig`.
     """
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
         self._rows = tuple(rows)
         self._device = device
-        self._with_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+        self._is_processed = logprobs_mode.startswith("processed")
+        self._is_normalised = logprobs_mode.endswith("logprobs")
+        self._with_logprobs = [i for i, row in enumerate(rows) if row.params.wants_logprobs]
         self._worked = [i for i, row in enumerate(rows) if row.has_edits or not row.params.is_greedy]
         edited = [(place, rows[i]) for place, i in enumerate(self._worked) if rows[i].has_edits]
         self._edits = LogitEdits(edited, device) if edited else None
@@ -82,6 +92,9 @@ class SamplingBatch:
         self._random_rows = [rows[self._worked[place]] for place in self._drawn]
         self._random = RandomRows.of(self._random_rows, vocab_size, device) if self._drawn else None
         self._logprobs_index = self._index(self._with_logprobs)
+        both = [i for i in self._with_logprobs if i in self._worked] if self._is_processed else []
+        self._told_of_work = self._index([self._worked.index(i) for i in both])
+        self._told_places = self._index([self._with_logprobs.index(i) for i in both])
         self._worked_index = self._index(self._worked)
         self._drawn_index = self._index(self._drawn)
 
@@ -102,40 +115,59 @@ class SamplingBatch:
             Tokens, failures and log-probabilities; the rows are not told (see `SamplingRow.append`).
         """
         peaks, tokens = logits.max(dim=1)  # NaN is larger than everything
-        snapshot = self._raw_logprobs(logits)
+        told = self._raw(logits)
         failures = {i: _problem(peak) for i, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)}
         if self._worked:
-            worked_peaks, worked_tokens = self._work(logits)
+            worked_peaks, worked_tokens = self._work(logits, told)
             tokens[self._worked_index] = worked_tokens
             for i, peak in zip(self._worked, worked_peaks.tolist(), strict=True):
                 if not math.isfinite(peak):
                     failures.setdefault(i, _problem(peak))
-        return Samples(tokens.tolist(), failures, self._logprobs(snapshot, tokens, failures))
+        return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
 
-    def _work(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _work(self, logits: Tensor, told: Tensor | None) -> tuple[Tensor, Tensor]:
         """Largest logit after the edits and chosen token of the rows that need work."""
         work = _take(logits, self._worked_index).to(torch.float32)
         if self._edits is not None:
             self._edits.apply_(work)
         peaks, tokens = work.max(dim=1)
+        if told is not None and len(self._told_places):
+            told[self._told_places] = self._processed(work, peaks)[self._told_of_work]
         if self._random is not None:
             positions = [len(row.output_token_ids) for row in self._random_rows]
             drawn = self._drawn_index
             tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), positions)
         return peaks, tokens
 
-    def _raw_logprobs(self, logits: Tensor) -> Tensor | None:
+    def _raw(self, logits: Tensor) -> Tensor | None:
+        """What is told of the rows that want log-probabilities, as long as nothing has been processed; a copy."""
         if not self._with_logprobs:
             return None
-        return _take(logits, self._logprobs_index).log_softmax(dim=1, dtype=torch.float32)
+        raw = logits.index_select(0, self._logprobs_index).to(torch.float32)
+        return raw if self._is_processed or not self._is_normalised else raw.log_softmax(dim=1)
+
+    def _processed(self, work: Tensor, peaks: Tensor) -> Tensor:
+        """Logits that tokens are drawn from, or, of greedy rows, that the largest is taken of; a copy."""
+        processed = work.clone()
+        if self._random is not None:
+            drawn = self._drawn_index
+            processed[drawn] = self._random.filtered(_take(work, drawn), _take(peaks, drawn))
+        return processed
 
     def _logprobs(
-        self, snapshot: Tensor | None, tokens: Tensor, failures: dict[int, str]
+        self, told: Tensor | None, tokens: Tensor, failures: dict[int, str]
     ) -> dict[int, TokenLogprobs]:
-        if snapshot is None:
+        if told is None:
             return {}
-        wanted = [self._rows[i].params.logprobs or 0 for i in self._with_logprobs]
-        named = token_logprobs(snapshot, _take(tokens, self._logprobs_index), wanted)
+        if self._is_processed and self._is_normalised:
+            told = told.log_softmax(dim=1)
+        params = [self._rows[i].params for i in self._with_logprobs]
+        named = token_logprobs(
+            told,
+            _take(tokens, self._logprobs_index),
+            [p.logprobs or 0 for p in params],
+            [p.logprob_token_ids for p in params],
+        )
         return {
             i: logprobs for i, logprobs in zip(self._with_logprobs, named, strict=True) if i not in failures
         }
