@@ -191,7 +191,10 @@ class Client:
         assert record is not None and record.closed_s is not None
         if self.ask.manner in ("read", "complete") and not story.restart_s and not self.world.hung_s:
             late_s = trio.current_time() - record.closed_s
-            self._expect(late_s <= (MAX_STEP_S if self.world.num_lives > 1 else 0), f"heard of its ending {late_s} s late")
+            self._expect(
+                late_s <= (MAX_STEP_S if self.world.num_lives > 1 else 0),
+                f"heard of its ending {late_s} s late",
+            )
 
     def _expect_text(self, text: str) -> None:
         self._expect(self._text == text, f"got {self._text!a}, not {text!a}")

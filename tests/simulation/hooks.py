@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import trio
@@ -93,6 +93,13 @@ class WatchedWiring(Wiring):
     def __init__(self, world: World, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.world = world
+        self.is_stale = False
+        self.scheduler_inbox: Any = HangingInbox(self.scheduler_inbox, world, "scheduler.hang")
+        self.detokenizer_inbox: Any = HangingInbox(self.detokenizer_inbox, world, "detokenizer.hang")
+
+    def finish(self, serial: int, reason: FinishReason) -> None:
+        self.is_stale |= not self.is_scheduling
+        super().finish(serial, reason)
 
     def step_done(self, result: StepResult) -> None:
         self.world.reach("runner.tell.before")
@@ -103,8 +110,39 @@ class WatchedWiring(Wiring):
         if self.scheduler is not None:
             self.world.reach("scheduler.start")
         scheduler = super().new_scheduler(config)
+        self.is_stale = False
         self.world.note(f"scheduler started with {scheduler.num_waiting}")
         return scheduler
+
+
+class HangingInbox:
+    """An inbox whose reader sometimes does nothing before it reads."""
+
+    def __init__(self, inbox: Any, world: World, point: str) -> None:
+        self._inbox, self._world, self._point = inbox, world, point
+
+    def clone(self) -> HangingInbox:
+        return HangingInbox(self._inbox.clone(), self._world, self._point)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inbox.close()
+
+    def __aiter__(self) -> HangingInbox:
+        return self
+
+    async def __anext__(self) -> Any:
+        await self._world.maybe_hang(self._point)
+        return await anext(self._inbox)
+
+    async def receive(self) -> Any:
+        await self._world.maybe_hang(self._point)
+        return await self._inbox.receive()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inbox, name)
 
 
 class WatchedScheduler(Scheduler):
@@ -193,6 +231,7 @@ def _faulty_answer(world: World) -> Any:
     async def answer(codec: Any, request: Any, run: Any) -> None:
         with request[1]:
             world.reach("tokenizer.answer.before")
+            await world.maybe_hang("tokenizer.hang")
             await original(codec, request, run)
             world.reach("tokenizer.answer.after")
 

@@ -10,6 +10,7 @@ import trio
 from tests.actors.harness import FakeExecutor, LetterCodec, model_info
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import World
+from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.model_info import GenerationDefaults, ModelInfo
 from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
@@ -65,19 +66,36 @@ class FaultyExecutor(FakeExecutor):
         )
 
     async def execute(self, plan: StepPlan) -> StepResult:
+        known = {row_id: (row.start, len(row.tokens)) for row_id, row in self.model.rows.items()}
+        for start in plan.starts:
+            known[start.row_id] = (start, len(start.prompt_token_ids) + len(start.output_token_ids))
+        strikes: list[BaseException] = []
+        with foreign_errors_kept(strikes.append):
+            return await self._execute(plan)
+        self.world.strikes += [known[row.row_id] for row in plan.rows]
+        raise strikes[0]
+
+    async def _execute(self, plan: StepPlan) -> StepResult:
         world = self.world
         world.note(f"step {_shown(plan)}")
         world.reach("runner.execute.before")
         if world.is_due("runner.hang"):
             await self._hang()
+        self.model.most_tokens = 0 if world.is_due("runner.out_of_memory") else world.story.memory_tokens
         # It may touch its blocks at the beginning of its time, or at the end.
         before_s, after_s = world.rng.choice(((0.0, MAX_STEP_S), (MAX_STEP_S / 2, 0.0)))
         await trio.sleep(before_s)
         result = self.model.execute(plan)
         world.reach("runner.execute.middle")
+        if result.out_of_memory is None:
+            self._reach_poison(plan)
         await trio.sleep(after_s)
         world.reach("runner.execute.after")
         return self._told_again(result)
+
+    def _reach_poison(self, plan: StepPlan) -> None:
+        for row in plan.rows:
+            self.world.reach_poison(self.model.rows[row.row_id].start, row.start + row.num_tokens)
 
     async def _hang(self) -> None:
         """What the watchdog of a runner's process makes of one: a crash after `step_timeout`."""

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 import attrs
 
-from tests.actors.harness import VOCAB
+from tests.actors.harness import VOCAB, LetterCodec
+from triolet.core.messages import Tokenize
 from triolet.core.params import RequestOutputKind
+from triolet.core.plan import RowStart
 
 MAX_STEP_S = 0.02
 
-Mood = Literal["calm", "faulty", "escalating", "deadly"]
+Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
 Ending = Literal["wait", "drain", "leave"]
 Kind = Literal["error", "panic", "group"]
@@ -51,7 +53,9 @@ TEXT_POINTS = (
     "detokenizer.deliver.after",
 )
 # What no supervisor hears of: one request fails, or nothing at all happens.
-OTHER_POINTS = ("codec.decode", "runner.repeats_itself", "runner.repeats_the_past")
+OTHER_POINTS = ("codec.decode", "runner.repeats_itself", "runner.repeats_the_past", "runner.out_of_memory")
+# An actor does nothing for a while.
+HANG_POINTS = ("scheduler.hang", "detokenizer.hang", "tokenizer.hang")
 
 
 @attrs.frozen
@@ -80,6 +84,7 @@ class Ask:
         cancel_after_s: its scope has a time limit.
         cancel_at_checkpoint: its scope is cancelled at this checkpoint after `at_s`.
         abort_after_s: somebody else aborts it.
+        poison_at: every step that computes this token of its sequence, or a later one, crashes the runner.
     """
 
     number: int
@@ -94,6 +99,17 @@ class Ask:
     cancel_after_s: float | None = None
     cancel_at_checkpoint: int | None = None
     abort_after_s: float | None = None
+    poison_at: int | None = None
+
+    def is_of(self, start: RowStart) -> bool:
+        """Whether a row of the runner's is this one's."""
+        prompt = self.prompt
+        if prompt == "panic":
+            return False
+        token_ids = LetterCodec().tokenize(Tokenize(prompt)).token_ids if isinstance(prompt, str) else prompt
+        return (self.request_id, token_ids, self.params["seed"]) == (
+            start.request_id, start.prompt_token_ids, start.seed,
+        )  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -102,13 +118,15 @@ class Story:
 
     Args:
         seed: it was drawn from, and decides everything else, too.
-        mood: how much goes wrong: nothing; what is mended at once; so much that a supervisor gives up and its own
-            supervisor mends that; more than anybody has patience for.
+        mood: how much goes wrong: nothing; what is mended at once; requests that crash the runner each time; so much
+            that a supervisor gives up and its own supervisor mends that; more than anybody has patience for.
         limits: fields of `EngineConfig`.
         num_blocks: of the KV cache, often too few.
         block_size: tokens.
         eos_token_ids: of the model.
         restart_s: what a runner's restart takes.
+        memory_tokens: a step with more tokens finds no memory.
+        hang_s: how long an actor does nothing when it hangs.
         asks: the clients, in order of arrival.
         faults: at most one per point and count.
         faults_until_s: from then on nothing breaks any more.
@@ -122,6 +140,8 @@ class Story:
     block_size: int
     eos_token_ids: tuple[int, ...]
     restart_s: float
+    memory_tokens: int | None = None
+    hang_s: float = 0.0
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     faults_until_s: float
@@ -136,12 +156,14 @@ class Story:
 def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
     rng = random.Random(seed)
-    mood: Mood = rng.choices(("calm", "faulty", "escalating", "deadly"), (25, 60, 10, 5))[0]
+    mood: Mood = rng.choices(("calm", "faulty", "poisoned", "escalating", "deadly"), (20, 45, 20, 10, 5))[0]
     block_size = rng.choice((1, 2, 3, 4, 8))
     is_famine = rng.random() < 0.4
     num_tokens = rng.randint(10, 24) if is_famine else rng.randint(8, 72)
     num_blocks = max(2, -(-num_tokens // block_size))
-    asks = _draw_asks(rng, num_blocks * block_size)
+    asks = _draw_asks(rng, num_blocks * block_size, most=24 if mood == "poisoned" else 10)
+    if mood == "poisoned":
+        asks = _poison(rng, asks)
     return Story(
         seed=seed,
         mood=mood,
@@ -150,6 +172,8 @@ def draw_story(seed: int) -> Story:
         block_size=block_size,
         eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
         restart_s=rng.choice((0.0, 0.0, 0.1)),
+        memory_tokens=_sometimes(rng, 0.1, rng.randint(3, 12)),
+        hang_s=rng.choice((0.01, 0.2)),
         asks=asks,
         faults=_draw_faults(rng, mood),
         faults_until_s=asks[-1].at_s + rng.choice((0.1, 0.4, 1.0)),
@@ -173,11 +197,11 @@ def _draw_limits(rng: random.Random, *, is_famine: bool) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ clients
 
 
-def _draw_asks(rng: random.Random, max_model_len: int) -> tuple[Ask, ...]:
+def _draw_asks(rng: random.Random, max_model_len: int, *, most: int) -> tuple[Ask, ...]:
     bursts = sorted(rng.uniform(0, 0.5) for _ in range(rng.randint(1, 4)))
     beginnings = [tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0, 12))) for _ in range(3)]
     sharing = rng.choice((0.05, 0.05, 0.05, 0.6))
-    moments = sorted(rng.choice(bursts) for _ in range(rng.randint(2, 10)))
+    moments = sorted(rng.choice(bursts) for _ in range(rng.randint(2, most)))
     return tuple(
         _draw_ask(
             rng,
@@ -266,20 +290,35 @@ def _draw_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
     if mood == "calm":
         return ()
     engine = (*RUNNER_POINTS, *SCHEDULER_POINTS)
+    hangs = [_draw_fault(rng, HANG_POINTS) for _ in range(rng.choice((0, 0, 1, 2)))]
     # A crash while the root starts its children again is one more for the root, which mends three of them.
     max_text_faults = 1 if mood == "escalating" else 5
     drawn = [_draw_fault(rng, TEXT_POINTS) for _ in range(rng.randint(0, max_text_faults))]
-    drawn += [_draw_fault(rng, OTHER_POINTS) for _ in range(rng.randint(0, 3))]
+    drawn += [_draw_fault(rng, OTHER_POINTS) for _ in range(rng.randint(0, 3))] + hangs
     if mood == "faulty":
         drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(0, 4))]
         if rng.random() < 0.2:
             drawn.append(Fault(rng.choice(START_POINTS), 1, _draw_kind(rng)))
+    if mood == "poisoned":  # one that comes in between delays the search, and may count
+        drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(0, 1))]
     if mood == "escalating":
         drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(6, 17))]
     if mood == "deadly":
         first = rng.randint(1, 20)
         drawn += [Fault("runner.execute.before", nth, _draw_kind(rng)) for nth in range(first, first + 30)]
     return tuple({(fault.point, fault.nth): fault for fault in drawn}.values())
+
+
+def _poison(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """One of them, or some, or nearly all; by their prompts, or by something that they are answered."""
+    chance = rng.choice((0.0, 0.3, 0.9))
+    always = rng.randrange(len(asks))
+    return tuple(
+        attrs.evolve(ask, poison_at=rng.randint(0, len(ask.prompt) + rng.choice((-1, 4))))
+        if ask.number == always or rng.random() < chance
+        else ask
+        for ask in asks
+    )
 
 
 def _draw_fault(rng: random.Random, points: Sequence[str]) -> Fault:

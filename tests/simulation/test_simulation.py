@@ -49,6 +49,7 @@ def test_the_stories_reach_every_point_and_every_ending() -> None:
         endings.update(str(record.entry.finish_reason) for record in world.records.values())
     points = (
         *story.RUNNER_POINTS, *story.SCHEDULER_POINTS, *story.START_POINTS, *story.TEXT_POINTS, *story.OTHER_POINTS,
+        *story.HANG_POINTS,
     )  # fmt: skip
     assert fired.keys() == set(points)
     assert endings.keys() == {"stop", "length", "abort", "deadline", "error", "shutdown"}

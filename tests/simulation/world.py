@@ -10,8 +10,9 @@ import attrs
 import trio
 
 from tests.actors.harness import Panic
-from tests.simulation.story import MAX_STEP_S, Kind, Story
+from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
 from triolet.core.journal import JournalEntry
+from triolet.core.plan import RowStart
 from triolet.errors import RunnerDied
 
 
@@ -84,6 +85,8 @@ class World:
     is_closing: bool = False
     num_lives: int = 0
     num_failed: int = 0
+    strikes: list[tuple[RowStart, int]] = attrs.field(factory=list)
+    hung_s: float = 0.0
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -129,10 +132,29 @@ class World:
         if (kind := self.is_due(point)) is not None:
             raise make_error(kind, point)
 
+    async def maybe_hang(self, point: str) -> None:
+        """A point is reached at which somebody may do nothing for a while."""
+        if self.is_due(point):
+            self.hung_s += self.story.hang_s
+            await trio.sleep(self.story.hang_s)
+
+    def reach_poison(self, start: RowStart, num_computed: int) -> None:
+        """A step brings a row to so many computed tokens; raises if that is more than the runner can stand."""
+        for ask in self.story.asks:
+            if ask.poison_at is not None and num_computed > ask.poison_at and ask.is_of(start):
+                self.note(f"poison of client {ask.number}")
+                raise Planted("poison")
+
     @property
     def lateness_s(self) -> float:
         """How late the scheduler may be for a deadline: while a runner starts again there is none."""
-        return 2 * MAX_STEP_S + self.story.restart_s * max(0, self.num_lives - 1)
+        restart_s = self.story.restart_s + MAX_STEP_S  # the step that a runner must do to be trusted
+        return 2 * MAX_STEP_S + restart_s * max(0, self.num_lives - 1) + self.hung_s
+
+    def may_be_blamed(self, ask: Ask) -> bool:
+        """A client is told that its request crashes the runner: it does, or that is what two crashes looked like."""
+        lengths = Counter(length for start, length in self.strikes if ask.is_of(start))
+        return ask.poison_at is not None or max(lengths.values(), default=0) >= 2
 
     # ----------------------------------------------------------------------------------- the journal
 
