@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 tools/nano/train.py --work DIR [--steps N] [--resume] [--seed S]
 
 Every process makes its own text and computes its own gradients, which are summed once per step: on CPUs start one
-process per core. Plain `python tools/nano/train.py` trains in one process, which is right for one GPU. The text is made on the way and depends on the seed alone; nothing is downloaded. `export.py` turns the last
-checkpoint into the folder that ships. A GPU is used if there is one.
+process per core. Plain `python tools/nano/train.py` trains in one process, which is right for one GPU; a GPU is used if there is
+one. The text is made on the way and depends on the seed alone; nothing is downloaded. `export.py` turns the last
+checkpoint into the folder that ships.
 """
 
 import argparse
@@ -185,7 +186,7 @@ def train(work: Path, schedule: Schedule, seed: int, resume: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train triolet-nano from scratch.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the tokenizer and the checkpoint")
-    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of about 8,000 tokens")
+    parser.add_argument("--steps", type=int, default=4600, help="optimizer steps of about 8,000 tokens")
     parser.add_argument("--seed", type=int, default=1, help="seed of the text and of the first weights")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the work folder")
     options = parser.parse_args()
