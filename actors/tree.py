@@ -14,6 +14,7 @@ them a pause. When the root has lost its patience the engine is dead, and everyb
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -99,6 +100,7 @@ def scheduler_config(config: EngineConfig, info: ModelInfo, cache_key: bytes) ->
         max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
         max_model_len=info.max_model_len,
         policy=config.policy,
+        priority_aging_s=math.inf if config.priority_aging is None else config.priority_aging,
         enable_prefix_caching=config.enable_prefix_caching,
         cache_key=cache_key,
     )

@@ -57,8 +57,8 @@ MAXIMA = {
     "max_logit_bias": MAX_ENTRIES,
     "max_bad_words": MAX_ENTRIES,
 }
-SECONDS = ("step_timeout",)
-OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None} | {"step_timeout"}
+SECONDS = ("step_timeout", "priority_aging")
+OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None} | {*SECONDS}
 
 FIELDS: dict[str, Any] = {
     "model": "folder/of/model",
@@ -76,6 +76,7 @@ FIELDS: dict[str, Any] = {
     "max_queued_requests": 5,
     "max_queued_tokens": 1000,
     "policy": "priority",
+    "priority_aging": 9.5,
     "enable_prefix_caching": False,
     "seed": 7,
     "stream_interval": 3,
@@ -182,7 +183,7 @@ def test_a_number_is_not_something_like_it(field: str, value: object) -> None:
 def test_seconds_are_a_finite_number_above_0_or_none(field: str) -> None:
     for value in (1e-3, 1, 2.5, 1e9, None):
         assert taken(field, value) == value
-        assert taken(field, EngineConfig.from_texts({field: str(value)}).step_timeout) == value
+        assert getattr(EngineConfig.from_texts({field: str(value)}), field) == value
     for wrong in (0, -1.0, float("nan"), float("inf"), 1e10, 10**5000, True, "5", [5]):
         assert str(refusal(**{field: wrong})).startswith(
             f"{field} must be above 0 and at most 1e+09 seconds; got "

@@ -22,7 +22,7 @@ from triolet.errors import ConfigError
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
 RUNNERS: Final = ("thread", "process", "inline")
-POLICIES: Final = ("fcfs", "priority")
+POLICIES: Final = ("fcfs", "priority", "fair")
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 HOLD_BACKS: Final = ("exact", "blind")
 # The scheduler and the runner keep a place for each row; a step of more has been of use to nobody yet.
@@ -110,9 +110,16 @@ class EngineConfig:
         validator=whole(1),
     )
     policy: str = option(
-        "Who goes first: fcfs (first come) or priority (lower numbers first).",
+        "Who goes first: fcfs (first come), priority (lower numbers first) or fair (equal numbers of tokens for all "
+        "clients).",
         default="fcfs",
         validator=one_of(POLICIES),
+    )
+    priority_aging: float | None = option(
+        # A minute is longer than a healthy queue, so priorities mean what they say; and nobody waits for ever.
+        "Seconds of waiting that weigh as much as one step of priority; none is never.",
+        default=60.0,
+        validator=seconds(optional=True),
     )
     enable_prefix_caching: bool = option("Reuse the KV of equal beginnings.", default=True, validator=flag)
     seed: int = option(

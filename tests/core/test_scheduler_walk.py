@@ -110,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 5),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 16),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.booleans(),
     )
     def start(
@@ -133,6 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         length=st.integers(1, 30),
         max_tokens=st.integers(1, 12),
         priority=st.integers(-1, 1),
+        client=st.sampled_from([None, "a", "b"]),
         salt=st.sampled_from([None, "a"]),
         time_s=st.one_of(st.none(), st.integers(0, 6)),
         eos=st.booleans(),
@@ -143,6 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         length: int,
         max_tokens: int,
         priority: int,
+        client: str | None,
         salt: str | None,
         time_s: int | None,
         eos: bool,
@@ -154,6 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt,
             max_tokens,
             priority=priority,
+            client=client,
             cache_salt=salt,
             deadline_s=float("inf") if time_s is None else self.walk.now_s + time_s,
             eos_token_ids=(3, 4, 5) if eos else (),
@@ -220,7 +223,7 @@ TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=5
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str) -> None:
     dice = random.Random(seed)
     walk = Walk(make_config(num_blocks=dice.randint(12, 24), max_num_seqs=dice.randint(2, 6), policy=policy))
@@ -239,7 +242,7 @@ def _random_operation(walk: Walk, dice: random.Random) -> None:
     if draw < 0.2 and len(walk.journal) < 12:
         stem = dice.randint(0, 2)
         prompt = tuple((stem + position) % VOCAB for position in range(dice.randint(1, 30)))
-        walk.add(prompt, dice.randint(1, 14), priority=dice.randint(-2, 2))
+        walk.add(prompt, dice.randint(1, 14), priority=dice.randint(-2, 2), client=dice.choice("abc"))
     elif draw < 0.25 and walk.entries:
         walk.scheduler.abort(dice.choice(walk.entries[-12:]).serial)
     elif walk.result is not None:

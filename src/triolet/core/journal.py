@@ -188,10 +188,10 @@ class Journal:
         self._unguided.clear()
         return serials
 
-    def scheduled(self, entry: JournalEntry, now_s: float) -> None:
-        """Its first step has been planned."""
+    def scheduled(self, entry: JournalEntry, now_s: float, num_cached_tokens: int = 0) -> None:
+        """A step with it has been planned, after which so many of its tokens need not be computed; the first counts."""
         if entry.scheduled_s is None:
-            entry.scheduled_s = now_s
+            entry.scheduled_s, entry.num_cached_tokens = now_s, num_cached_tokens
             self._num_queued_tokens -= len(entry.request.prompt_token_ids)
 
     def commit(self, entry: JournalEntry, token: SampledToken, now_s: float) -> bool:

@@ -8,6 +8,7 @@ copying it would be trouble.
 
 from __future__ import annotations
 
+from triolet.core.journal import JournalEntry
 from triolet.core.prefix_cache import PrefixCache
 from triolet.core.sequence import Sequence
 
@@ -32,3 +33,27 @@ def find_computed(cache: PrefixCache, sequence: Sequence, leader: Sequence | Non
     num_shared = min(leader.num_computed_tokens, len(entry.request.prompt_token_ids), entry.num_tokens - 1)
     num_blocks = num_shared // cache.block_size
     return leader.block_table[:num_blocks], leader.block_hashes[:num_blocks]
+
+
+def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int]) -> bool:
+    """Whether all known tokens of the request fit now, beside the cached blocks that it would revive.
+
+    Args:
+        cache: of the engine.
+        entry: of the request.
+        found: ids of the blocks that need not be computed.
+    """
+    needed = -(-entry.num_tokens // cache.block_size) - len(found)
+    revived = sum(map(cache.pool.is_cached, found))
+    return needed + revived <= cache.pool.num_available
+
+
+def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
+    """Let others find the blocks that have been filled."""
+    if not cache.enabled:
+        return
+    size, entry = cache.block_size, sequence.entry
+    for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
+        parent = sequence.block_hashes[-1] if index else cache.root(entry.request.cache_salt)
+        content = entry.tokens(index * size, (index + 1) * size)
+        sequence.block_hashes.append(cache.publish(sequence.block_table[index], parent, content))

@@ -11,7 +11,10 @@ behind.
 Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
-that cheap). A step that preempted admits nobody.
+that cheap). A step that preempted so admits nobody.
+
+What the policy is, is the waiting line's to say (`core.waiting`, `core.fairness`): its order, and whether one who
+waits may take the row of one who runs. Who may is let in before the others are served.
 
 Three verbs, in turns: `plan_step()` when no step is in flight, `apply()` when its result is there, and
 between any two of them `add()`, `abort()`, `expire()`. Blocks of a request that ends while a step works on
@@ -24,21 +27,22 @@ all but a few wait, and while memory is short, steps are smaller.
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
-from collections.abc import Iterable
 
 from triolet.core.caution import Caution
+from triolet.core.deadlines import Deadlines, is_overdue
 from triolet.core.ending import ending_of
+from triolet.core.fairness import FairLine
 from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import RowStart, StepPlan, StepResult
 from triolet.core.prefix_cache import PrefixCache
-from triolet.core.reuse import find_computed
+from triolet.core.reuse import find_computed, has_room, publish_computed
 from triolet.core.scheduler_check import check_lanes, check_rows
 from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
 from triolet.core.sequence import Sequence
+from triolet.core.waiting import WaitingLine, by_order
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -70,14 +74,16 @@ class Scheduler:
         self.pool = self.cache.pool
         self._sequences: dict[int, Sequence] = {}
         self._running: list[Sequence] = []
-        self._waiting: list[Sequence] = []
+        self._waiting = FairLine(config) if config.policy == "fair" else WaitingLine(config)
+        self._must_reset = False
         self._by_epoch: dict[int, Sequence] = {}
         self._free_rows = list(range(config.max_num_seqs))
         # A runner that outlived the last scheduler may still hold its rows.
         self._ended_rows: list[int] = list(range(config.max_num_seqs))
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines()
         self._in_flight: StepPlan | None = None
         self._scheduled: list[Sequence] = []
+        self._starts: list[RowStart] = []
         self._progress: dict[int, None] = {}
 
     # ------------------------------------------------------------------------------------- requests
@@ -102,17 +108,12 @@ class Scheduler:
 
         A scheduler may crash between a token and what follows from it. Then the next one, here, ends the request.
         """
-        request = entry.request
         self.journal.begin_stay(entry)
-        sequence = Sequence(
-            entry, (request.priority if self.config.policy == "priority" else 0, entry.serial)
-        )
+        sequence = Sequence(entry, self._waiting.order(entry))
         self._sequences[entry.serial] = sequence
         self._by_epoch[entry.epoch] = sequence
-        insort(self._waiting, sequence, key=_order)
-        deadline_s = min(request.deadline_s, request.queue_deadline_s)
-        if deadline_s != float("inf"):
-            heapq.heappush(self._deadlines, (deadline_s, entry.serial))
+        self._waiting.add(sequence)
+        self._deadlines.add(entry.serial, min(entry.request.deadline_s, entry.request.queue_deadline_s))
         if entry.output_token_ids:
             self._finish_if_over(sequence)
 
@@ -154,25 +155,21 @@ class Scheduler:
         self.pool.release(sequence.block_table, step_id=step_id)
         self._free_rows.append(sequence.row_id)
         self._ended_rows.append(sequence.row_id)
+        self._waiting.stopped(sequence)
         sequence.forget_computed()
 
     def next_deadline(self) -> float:
         """When `expire` has something to do, monotonic seconds; infinity for never."""
-        while self._deadlines and self._deadlines[0][1] not in self._sequences:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else float("inf")
+        return self._deadlines.next_s(self._sequences)
 
     def expire(self, now_s: float) -> None:
         """End the requests whose time is up; what they have so far stays theirs."""
         while self.next_deadline() <= now_s:
-            _, serial = heapq.heappop(self._deadlines)
-            sequence = self._sequences[serial]
-            request = sequence.entry.request
-            was_queued = sequence.entry.scheduled_s is None
-            if request.deadline_s <= now_s or (was_queued and request.queue_deadline_s <= now_s):
-                self._finish(sequence, FinishReason.DEADLINE)
-            elif request.deadline_s != float("inf"):
-                heapq.heappush(self._deadlines, (request.deadline_s, serial))
+            entry = self._sequences[self._deadlines.pop()].entry
+            if is_overdue(entry, now_s):
+                self._finish(self._sequences[entry.serial], FinishReason.DEADLINE)
+            else:  # it is no longer queued
+                self._deadlines.add(entry.serial, entry.request.deadline_s)
 
     def take_progress(self) -> tuple[int, ...]:
         """Serials of the requests whose journal entries have moved since the last call."""
@@ -192,6 +189,22 @@ class Scheduler:
         elif guidance.is_over:
             self._finish(sequence, FinishReason.STOP)
 
+    def whereabouts(self, serial: int) -> tuple[int, int]:
+        """How many go before this request while it waits, as far as is known, and how many tokens are computed."""
+        if (sequence := self._sequences.get(serial)) is None:
+            return len(self._waiting), 0  # it is about to be queued
+        is_running = sequence.row_id is not None
+        return 0 if is_running else self._waiting.position(sequence), sequence.num_computed_tokens
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget what was computed, if no block is in use; else, on demand, once all that run were sent to wait.
+
+        Returns:
+            Whether nobody who is let in from now on finds any of it.
+        """
+        self._must_reset |= reset_running_requests and not self.cache.reset()
+        return reset_running_requests or self.cache.reset()
+
     # ----------------------------------------------------------------------------------------- plan
 
     def plan_step(self, now_s: float) -> StepPlan | None:
@@ -201,19 +214,20 @@ class Scheduler:
             now_s: monotonic seconds.
         """
         assert self._in_flight is None, "a step is in flight"
-        self._scheduled = []
+        self._scheduled, self._starts = [], []
         self._hold_back()
-        budget, preempted = self._schedule_running(
-            self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
-        )
-        starts = [] if preempted else self._admit(budget, now_s)
+        budget = self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
+        budget = self._let_overtake(budget, now_s)
+        budget, preempted = self._schedule_running(budget)
+        if not preempted:
+            self._admit(budget, now_s)
         if not self._scheduled:
             return None
         self.counters.steps += 1
         plan = StepPlan(
             self.counters.steps,
             tuple(self._ended_rows),
-            tuple(starts),
+            tuple(self._starts),
             tuple(sequence.take_row() for sequence in self._scheduled),
         )
         self._ended_rows.clear()
@@ -222,6 +236,10 @@ class Scheduler:
 
     def _hold_back(self) -> None:
         """Send those back to wait that may not take part in the next step."""
+        if self._must_reset:
+            for sequence in tuple(self._running):
+                self._preempt(sequence)
+            self._must_reset = not self.cache.reset()
         may_run = self.caution.suspects.may_run
         for sequence in [sequence for sequence in self._running if not may_run(sequence.entry.serial)]:
             self._preempt(sequence)
@@ -232,99 +250,101 @@ class Scheduler:
     def _max_rows(self) -> int:
         return self.caution.memory.max_rows(self.config.max_num_seqs)
 
-    def _next_waiting(self) -> Sequence | None:
-        """Who is let in next, if there is a place."""
-        if len(self._running) >= self._max_rows:
-            return None
-        may_run = self.caution.suspects.may_run
-        able = (sequence for sequence in self._waiting if not sequence.entry.awaits_guidance)
-        return next((sequence for sequence in able if may_run(sequence.entry.serial)), None)
+    def _may_be_let_in(self, sequence: Sequence) -> bool:
+        return not sequence.entry.awaits_guidance and self.caution.suspects.may_run(sequence.entry.serial)
+
+    def _let_overtake(self, budget: int, now_s: float) -> int:
+        """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
+        the others.
+        """
+        while (sequence := self._waiting.next(self._may_be_let_in)) is not None:
+            victim = self._waiting.victim(self._running, sequence)
+            if victim is None:
+                break
+            spare = budget - sum(other.is_unserved for other in self._running)
+            if num_tokens := self._let_in(sequence, spare, now_s):
+                budget -= num_tokens
+            else:
+                self._preempt(victim)
+        return budget
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
 
-        Nobody starves: a request is let in only where budget is left over, so no more run than the budget has
-        tokens, and at most one of them, the last to be served, is still at its prompt.
+        Nobody who decodes starves: a request is let in only where budget is left over, so no more run than the
+        budget has tokens. Of those that are still at their prompts, the last may have to wait for the others.
 
         Returns:
             What is left of the budget, and whether anybody was preempted.
         """
         preempted = False
-        for sequence in sorted(self._running, key=lambda s: s.num_pending_tokens > 1):
-            if sequence.row_id is None or sequence.entry.awaits_guidance:  # lost its blocks to one before it
-                continue
+        order = self._waiting.service_order(list(self._running))
+        for sequence in sorted(order, key=lambda s: s.num_pending_tokens > 1):
+            if not (sequence.is_unserved and budget) or sequence.entry.awaits_guidance:
+                continue  # it has lost its blocks to one before it, has its tokens, or can not use any
             num_tokens = min(sequence.num_pending_tokens, budget)
             missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
             while missing > self.pool.num_available and sequence.row_id is not None:
                 preempted = True
-                self._preempt(self._running[-1])
+                self._preempt(next(other for other in reversed(order) if other.is_unserved))
             if sequence.row_id is not None:
                 self._schedule(sequence, num_tokens, missing)
                 budget -= num_tokens
         return budget, preempted
 
     def _preempt(self, victim: Sequence) -> None:
-        """Send the worst running request back to wait, at its old place."""
-        # Decodes are served in order, and a prompt got all its blocks when it was let in: none of them takes
-        # a block from one that was served before it.
+        """Send a running request back to wait, at its old place."""
         assert victim.num_scheduled_tokens == 0
         self._running.remove(victim)
         self._take_back(victim)
         del self._by_epoch[victim.entry.epoch]
         self._by_epoch[self.journal.begin_stay(victim.entry)] = victim
-        insort(self._waiting, victim, key=_order)
+        self._waiting.add(victim)
         victim.entry.num_preemptions += 1
         self.counters.num_preemptions += 1
 
-    def _admit(self, budget: int, now_s: float) -> list[RowStart]:
+    def _admit(self, budget: int, now_s: float) -> None:
         """Let waiting requests in, in order, as long as rows, budget and blocks last."""
-        starts: list[RowStart] = []
-        while budget > 0 and (sequence := self._next_waiting()) is not None:
-            entry = sequence.entry
-            leader = self._sequences.get(entry.leader_serial)
-            block_ids, hashes = find_computed(self.cache, sequence, leader)
-            num_cached = len(block_ids) * self.config.block_size
-            if not self._has_room(entry, block_ids):
+        while (sequence := self._waiting.next(self._may_be_let_in)) is not None:
+            if not (num_tokens := self._let_in(sequence, budget, now_s)):
                 break
-            self._waiting.remove(sequence)
-            self.pool.share(block_ids)
-            sequence.block_table, sequence.block_hashes, sequence.num_computed_tokens = (
-                block_ids,
-                hashes,
-                num_cached,
-            )
-            sequence.row_id = self._free_rows.pop()
-            insort(self._running, sequence, key=_order)
-            # Blocks for all known tokens at once: a prompt let in half would soon fight its neighbours for
-            # the rest.
-            missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
-            num_tokens = min(sequence.num_pending_tokens, budget)
-            self._schedule(sequence, num_tokens, missing)
             budget -= num_tokens
-            self._note_admission(entry, num_cached, now_s)
-            starts.append(sequence.row_start())
-        return starts
 
-    def _has_room(self, entry: JournalEntry, found_block_ids: Iterable[int]) -> bool:
-        """Whether all known tokens of the request fit now, beside the cached blocks that it would revive."""
-        found = list(found_block_ids)
-        needed = -(-entry.num_tokens // self.config.block_size) - len(found)
-        revived = sum(map(self.pool.is_cached, found))
-        return needed + revived <= self.pool.num_available
+    def _let_in(self, sequence: Sequence, budget: int, now_s: float) -> int:
+        """Give a waiting request a row, and all the blocks that its known tokens need: let in half, it would soon
+        fight its neighbours for the rest.
 
-    def _note_admission(self, entry: JournalEntry, num_cached: int, now_s: float) -> None:
-        if entry.scheduled_s is None:
-            entry.num_cached_tokens = num_cached
+        Returns:
+            How many tokens of the budget it gets; 0 if it can not be let in.
+        """
+        if budget <= 0 or len(self._running) >= self._max_rows:
+            return 0
+        entry = sequence.entry
+        block_ids, hashes = find_computed(self.cache, sequence, self._sequences.get(entry.leader_serial))
+        if not has_room(self.cache, entry, block_ids):
+            return 0
+        num_cached = len(block_ids) * self.config.block_size
+        self._waiting.remove(sequence)
+        self.pool.share(block_ids)
+        sequence.begin(self._free_rows.pop(), block_ids, hashes, num_cached)
+        insort(self._running, sequence, key=by_order)
+        self._waiting.started(sequence)
+        missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
+        num_tokens = min(sequence.num_pending_tokens, budget)
+        self._schedule(sequence, num_tokens, missing)
         if self.config.enable_prefix_caching:
             self.counters.prefix_cache_queries += entry.num_tokens
             self.counters.prefix_cache_hits += num_cached
-        self.journal.scheduled(entry, now_s)
+        self.journal.scheduled(entry, now_s, num_cached)
+        self._starts.append(sequence.row_start())
+        return num_tokens
 
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
             sequence.block_table += self.pool.allocate(num_missing_blocks)
         sequence.num_scheduled_tokens = num_tokens
         self._scheduled.append(sequence)
+        self._waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
 
     # ---------------------------------------------------------------------------------------- apply
 
@@ -352,7 +372,7 @@ class Scheduler:
                 sequence.num_computed_tokens += sequence.num_scheduled_tokens
                 sequence.num_scheduled_tokens = 0
                 if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
-                    self._publish(sequence)
+                    publish_computed(self.cache, sequence)
         self._scheduled = []
         for share in result.prompt_logprobs:
             if (prompted := self._by_epoch.get(share.epoch)) is not None:
@@ -409,16 +429,6 @@ class Scheduler:
                 sequence.num_scheduled_tokens = 0
             self._in_flight, self._scheduled = None, []
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Register the blocks that this step filled."""
-        if not self.config.enable_prefix_caching:
-            return
-        size, entry = self.config.block_size, sequence.entry
-        for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
-            parent = sequence.block_hashes[-1] if index else self.cache.root(entry.request.cache_salt)
-            content = entry.tokens(index * size, (index + 1) * size)
-            sequence.block_hashes.append(self.cache.publish(sequence.block_table[index], parent, content))
-
     def _finish_if_over(self, sequence: Sequence) -> None:
         if (ending := ending_of(sequence.entry)) is not None:
             self._finish(sequence, *ending)
@@ -434,9 +444,6 @@ class Scheduler:
         self.pool.check(sequence.block_table for sequence in self._running)
         self.cache.check()
         self.journal.check()
-        check_lanes(self.config, self._sequences, self._by_epoch, self._running, self._waiting)
+        check_lanes(self.config, self._sequences, self._by_epoch, self._running, tuple(self._waiting))
+        self._waiting.check()
         check_rows(self.config, self._free_rows, self._running)
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 
 from triolet.core.scheduler_config import SchedulerConfig
 from triolet.core.sequence import Sequence
+from triolet.core.waiting import check_order
 from triolet.errors import InvariantViolated
 
 
@@ -35,9 +35,7 @@ def check_lanes(
     for sequence in waiting:
         if sequence.block_table or sequence.row_id is not None or sequence.num_scheduled_tokens:
             raise InvariantViolated(f"waiting request {sequence.entry.serial} holds blocks or a row")
-    for lane in (running, waiting):
-        if any(a.order >= b.order for a, b in itertools.pairwise(lane)):
-            raise InvariantViolated("requests are out of order")
+    check_order(running)
 
 
 def check_rows(config: SchedulerConfig, free_rows: List[int], running: List[Sequence]) -> None:

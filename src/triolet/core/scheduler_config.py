@@ -15,7 +15,8 @@ class SchedulerConfig:
         max_num_seqs: rows of the runner's table.
         max_num_batched_tokens: token budget of a step.
         max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
-        policy: `fcfs` or `priority`.
+        policy: `fcfs`, `priority` or `fair`.
+        priority_aging_s: under `priority`, seconds of waiting that weigh as much as one step of priority.
         enable_prefix_caching: publish and look up full blocks.
         cache_key: secret of the prefix hashes.
     """
@@ -26,6 +27,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     policy: str = "fcfs"
+    priority_aging_s: float = float("inf")
     enable_prefix_caching: bool = True
     cache_key: bytes = b""
 

@@ -7,6 +7,8 @@ import attrs
 from triolet.core.journal import JournalEntry
 from triolet.core.plan import PlanRow, RowStart
 
+Order = tuple[float, int]
+
 
 @attrs.define(eq=False)
 class Sequence:
@@ -18,6 +20,7 @@ class Sequence:
         row_id: its row in the runner's table; None while it waits.
         num_computed_tokens: tokens whose KV is present.
         num_scheduled_tokens: tokens given to the step in flight; 0 between steps.
+        num_charged_tokens: tokens that its client has paid for, or that were free.
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
         block_hashes: of the leading full blocks that have been computed.
@@ -25,10 +28,11 @@ class Sequence:
     """
 
     entry: JournalEntry
-    order: tuple[int, int]
+    order: Order
     row_id: int | None = None
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
+    num_charged_tokens: int = 0
     block_table: list[int] = attrs.field(factory=list)
     num_planned_blocks: int = 0
     block_hashes: list[bytes] = attrs.field(factory=list)
@@ -42,6 +46,17 @@ class Sequence:
     def num_missing_blocks(self, num_tokens: int, block_size: int) -> int:
         """Blocks that must be added before `num_tokens` more can be computed."""
         return -(-(self.num_computed_tokens + num_tokens) // block_size) - len(self.block_table)
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether it runs and has no part in the step that is planned or in flight."""
+        return self.row_id is not None and not self.num_scheduled_tokens
+
+    def begin(self, row_id: int, block_ids: list[int], hashes: list[bytes], num_cached_tokens: int) -> None:
+        """It has got a row, and the blocks that hold its first tokens already."""
+        self.row_id = row_id
+        self.block_table, self.block_hashes = block_ids, hashes
+        self.num_computed_tokens = num_cached_tokens
 
     def forget_computed(self) -> None:
         """Its blocks and its row are gone; everything must be computed again."""

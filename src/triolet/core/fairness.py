@@ -1,0 +1,192 @@
+"""The policy `fair`: clients get equal numbers of tokens, however many requests they send.
+
+Theory of operation
+-------------------
+Deficit round robin over clients (Shreedhar and Varghese, 1996), with tokens for bytes. An answer's length is not known
+beforehand, so a client does not save up for its next packet but pays for each token when it is computed; the deficit
+of a client is what it has been served less than the others. That is the virtual token counter of Sheng et al. (2024,
+arXiv 2401.00588): `served[client]`, and whoever has the least is let in next.
+
+What counts: tokens that are computed for the first time, of prompts and of answers alike. What the prefix cache had is
+free: it costs nobody anything. What is computed again after a preemption is free too: the engine chose to preempt.
+
+No credit is saved up. A client that begins to wait, be it new or back from a pause, starts at the `floor`: what the
+least served of the waiting clients has had. What it was served beyond that it still owes. So a newcomer is the next to
+be let in, and has no more than its share from then on, and nobody gains by going and coming back. While nobody waits,
+nobody is owed anything: all accounts are closed.
+
+Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that has been served at
+least as much and runs at least two requests more. So a client that fills all rows makes way for others within a step,
+and two clients with the same number of rows leave each other alone. Where there are more clients than rows, a gap of
+`QUANTUM` tokens lets the one behind take the row, so that a long answer does not keep others waiting to its end.
+
+Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+from triolet.core.journal import JournalEntry
+from triolet.core.scheduler_config import SchedulerConfig
+from triolet.core.sequence import Order, Sequence
+from triolet.core.waiting import MayRun, WaitingLine, by_order, check_order
+from triolet.errors import InvariantViolated
+
+# Tokens that a client may be ahead before it loses its last row: a preemption may cost a whole prompt's computation,
+# so it must not come often; 1024 tokens are the length of an answer that is long, but not endless.
+QUANTUM = 1024
+MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
+
+Client = str | None
+
+
+class FairLine(WaitingLine):
+    """The waiting requests of all clients, and what each client has been served."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._queues: dict[Client, list[Sequence]] = {}  # none is empty
+        self._num_rows: Counter[Client] = Counter()
+        self._served: OrderedDict[Client, int] = OrderedDict()
+        self._floor = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """By client; within a client in order."""
+        for queue in self._queues.values():
+            yield from queue
+
+    def order(self, entry: JournalEntry) -> Order:
+        """See `WaitingLine`: the place among the requests of one client."""
+        return (entry.request.priority, entry.serial)
+
+    def served(self, client: Client) -> int:
+        """Tokens that it was served, counted from the floor it started at."""
+        return self._served.get(client, self._floor)
+
+    # ------------------------------------------------------------------------------------- the line
+
+    def add(self, sequence: Sequence) -> None:
+        """See `WaitingLine`."""
+        client = client_of(sequence)
+        if client not in self._queues:
+            self._raise_floor()
+            self._served[client] = max(self.served(client), self._floor)
+            self._served.move_to_end(client)
+            self._queues[client] = []
+        insort(self._queues[client], sequence, key=by_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """See `WaitingLine`."""
+        client = client_of(sequence)
+        queue = self._queues[client]
+        del queue[bisect_left(queue, sequence.order, key=by_order)]
+        if not queue:
+            self._raise_floor()
+            del self._queues[client]
+            self._settle(client)
+
+    def position(self, sequence: Sequence) -> int:
+        """See `WaitingLine`: as if every waiting client got its turn once a round."""
+        own = client_of(sequence)
+        index = bisect_left(self._queues[own], sequence.order, key=by_order)
+        return index + sum(
+            min(len(queue), index + (self._rank(client) < self._rank(own)))
+            for client, queue in self._queues.items()
+            if client != own
+        )
+
+    def next(self, may_run: MayRun) -> Sequence | None:
+        """See `WaitingLine`: of the client that has been served the least."""
+        for client in sorted(self._queues, key=self._rank):
+            if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
+                return sequence
+        return None
+
+    def _rank(self, client: Client) -> tuple[int, int, Order]:
+        """The least served first; then who runs less, then who came first."""
+        return (self.served(client), self._num_rows[client], self._queues[client][0].order)
+
+    def service_order(self, running: list[Sequence]) -> list[Sequence]:
+        """See `WaitingLine`: under pressure those suffer first that have had the most."""
+        return sorted(running, key=lambda sequence: (self.served(client_of(sequence)), sequence.order))
+
+    def victim(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
+        """See `WaitingLine`: the last request of the client that runs the most, if it has to make way."""
+        own = client_of(sequence)
+        candidates = [other for other in running if other.is_unserved]
+        clients = {client_of(other) for other in candidates} - {own}
+        rich = [client for client in clients if self._makes_way(client, own)]
+        if not rich:
+            return None
+        richest = max(rich, key=lambda client: (self._num_rows[client], self.served(client)))
+        return max((other for other in candidates if client_of(other) == richest), key=by_order)
+
+    def _makes_way(self, rich: Client, poor: Client) -> bool:
+        ahead = self.served(rich) - self.served(poor)
+        return ahead >= QUANTUM or (ahead >= 0 and self._num_rows[rich] >= self._num_rows[poor] + 2)
+
+    # ---------------------------------------------------------------------------------- the accounts
+
+    def started(self, sequence: Sequence) -> None:
+        """See `WaitingLine`. What was found in the prefix cache is free."""
+        self._num_rows[client_of(sequence)] += 1
+        sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
+
+    def stopped(self, sequence: Sequence) -> None:
+        """See `WaitingLine`."""
+        client = client_of(sequence)
+        self._num_rows[client] -= 1
+        if not self._num_rows[client]:
+            del self._num_rows[client]
+            self._settle(client)
+
+    def charge(self, sequence: Sequence, end: int) -> None:
+        """See `WaitingLine`."""
+        if end > sequence.num_charged_tokens:
+            client = client_of(sequence)
+            self._served[client] = self.served(client) + end - sequence.num_charged_tokens
+            sequence.num_charged_tokens = end
+
+    def _raise_floor(self) -> None:
+        """The floor follows the least served of those that wait, and never falls."""
+        if self._queues:
+            self._floor = max(self._floor, min(map(self.served, self._queues)))
+
+    def _settle(self, client: Client) -> None:
+        """Close the accounts that say nothing: all if nobody waits, and this one if it is idle and owes nothing."""
+        if not self._queues:
+            self._served.clear()
+            self._floor = 0
+        elif self._is_idle(client) and self.served(client) <= self._floor:
+            self._served.pop(client, None)
+        if len(self._served) > MAX_ACCOUNTS:
+            debtor = next(filter(self._is_idle, self._served), None)
+            if debtor is not None:
+                del self._served[debtor]
+
+    def _is_idle(self, client: Client) -> bool:
+        return client not in self._queues and client not in self._num_rows
+
+    def check(self) -> None:
+        """See `WaitingLine`.
+
+        Raises:
+            InvariantViolated: a queue is empty or out of order, or there are accounts while nobody waits.
+        """
+        for queue in self._queues.values():
+            check_order(queue)
+        if not all(self._queues.values()):
+            raise InvariantViolated("a client without waiting requests is in the line")
+        if min(self._num_rows.values(), default=1) < 1:
+            raise InvariantViolated(f"clients run at least one request each; got {dict(self._num_rows)}")
+
+
+def client_of(sequence: Sequence) -> Client:
+    """Whom its tokens are counted for."""
+    return sequence.entry.request.client
