@@ -56,19 +56,9 @@ class Gateway:
             allowed_origins=config.allowed_origins,
             allowed_hosts=config.allowed_hosts,
         )
-        self.store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.resumable = ResumableAnswers(nursery, config.resume_grace, config.max_stored_responses)
-        self.service = Service(
-            models=_names(engine),
-            defaults=engine.default_sampling_params(),
-            store=self.store,
-            new_id=new_id,
-            find_resumable=self.resumable.find,
-            max_active=config.max_active_responses,
-            max_lanes=config.max_lanes,
-            max_queued=config.max_queued_responses,
-            max_queued_bytes=4 * config.max_message_bytes,
-        )
+        self.service = answering(engine, config, self.resumable.find)
+        self.store = self.service.store
         self._limits = SocketLimits(
             max_message_bytes=config.max_message_bytes,
             max_message_fragments=config.max_message_fragments,
@@ -190,21 +180,7 @@ class Gateway:
         self, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
     ) -> None:
         with self.place(owner):
-            request = answer.request
-            stream = self.engine.generate(
-                messages,
-                answer.params,
-                request_id=answer.response_id,
-                priority=request.priority,
-                client=request.client or owner,
-                deadline=None if request.timeout is None else trio.current_time() + request.timeout,
-                cache_salt=salt_of(request.cache_salt, owner),
-            )
-            async with stream:
-                tell(answer.begin())
-                async for output in stream:
-                    tell(answer.add(output, int(time.time())))
-                    await room()
+            await make_answer(self.engine, answer, messages, owner, tell, room)
 
     @contextmanager
     def place(self, owner: str | None) -> Iterator[None]:
@@ -255,6 +231,38 @@ async def open_gateway(engine: Engine, config: GatewayConfig | None = None) -> A
         nursery.cancel_scope.cancel()
 
 
+async def make_answer(
+    engine: Engine, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+) -> None:
+    """Have an engine answer, from the first event to the last; leaving it is the abort.
+
+    Args:
+        engine: answers.
+        answer: still without any event.
+        messages: what the model is asked with.
+        owner: whose it is.
+        tell: gets the events.
+        room: waits until it should get more.
+    Raises:
+        Exception: there will be no answer, or no more of it.
+    """
+    request = answer.request
+    stream = engine.generate(
+        messages,
+        answer.params,
+        request_id=answer.response_id,
+        priority=request.priority,
+        client=request.client or owner,
+        deadline=None if request.timeout is None else trio.current_time() + request.timeout,
+        cache_salt=salt_of(request.cache_salt, owner),
+    )
+    async with stream:
+        tell(answer.begin())
+        async for output in stream:
+            tell(answer.add(output, int(time.time())))
+            await room()
+
+
 def new_id(prefix: str) -> str:
     """An id that nobody can guess."""
     return f"{prefix}_{secrets.token_hex(16)}"
@@ -263,6 +271,31 @@ def new_id(prefix: str) -> str:
 def salt_of(salt: str | None, owner: str | None) -> str | None:
     """Prefixes are shared between requests of one key only: how long one takes would tell what others ask."""
     return salt if owner is None else f"{owner}:{salt or ''}"
+
+
+def answering(
+    engine: Engine,
+    config: GatewayConfig,
+    find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None,
+) -> Service:
+    """What conversations must know of a server.
+
+    Args:
+        engine: answers.
+        config: the limits.
+        find_resumable: the answer of that id that may be read on, for this owner.
+    """
+    return Service(
+        models=_names(engine),
+        defaults=engine.default_sampling_params(),
+        store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
+        new_id=new_id,
+        find_resumable=find_resumable,
+        max_active=config.max_active_responses,
+        max_lanes=config.max_lanes,
+        max_queued=config.max_queued_responses,
+        max_queued_bytes=4 * config.max_message_bytes,
+    )
 
 
 def _names(engine: Engine) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class Server:
             nursery.cancel_scope.cancel()
 
     async def _listen(self, engine: Engine, gateway: Gateway, *, task_status: trio.TaskStatus[None]) -> None:
-        app = create_app(engine, self.gateway, store=gateway.store)
+        app = create_app(engine, self.gateway, gateway=gateway)
 
         async def front(*, task_status: trio.TaskStatus[None]) -> None:
             self._front = Front(self.gateway, app, gateway.serve_websocket)
@@ -120,6 +120,7 @@ class Server:
         deadline = trio.current_time() + self.gateway.grace_period
         assert self._front is not None, "it listens"
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.drain, deadline)  # what HTTP has running ends with it, too
             nursery.start_soon(gateway.drain, deadline)
             nursery.start_soon(self._front.stop, deadline + self.gateway.close_timeout)
 

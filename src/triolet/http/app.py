@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from triolet.actors.engine import Engine
+from triolet.actors.gateway import Gateway, answering
 from triolet.config_gateway import GatewayConfig
 from triolet.errors import TrioletError
 from triolet.http.chat import chat_completions
@@ -16,17 +17,17 @@ from triolet.http.errors import answer_error, answer_http_error
 from triolet.http.guard import Guard
 from triolet.http.operations import health, metrics, model, models, version
 from triolet.http.page import page, static
+from triolet.http.responses import delete_response, get_response, no_websocket, responses
 from triolet.http.service import Service
 from triolet.http.texts import detokenize, embeddings, tokenize
 from triolet.metrics import Metrics
-from triolet.wire.store import ResponseStore
 
 
 def create_app(
     engine: Engine,
     config: GatewayConfig | None = None,
     *,
-    store: ResponseStore | None = None,
+    gateway: Gateway | None = None,
     metrics_prefix: str = "triolet:",
 ) -> Starlette:
     """An ASGI app that serves an engine; it must run in the engine's Trio thread.
@@ -34,12 +35,18 @@ def create_app(
     Args:
         engine: a running engine. It must go on running while the app does.
         config: keys, origins, hosts and limits; what is about listening is its server's business.
-        store: where responses are remembered; by default the app has its own.
+        gateway: what the app shares its responses and its limits per key with; without one the app has responses of its
+            own, no limits per key, and no response can be resumed.
         metrics_prefix: of the names at `/metrics`.
     """
     config = config or GatewayConfig()
-    store = store or ResponseStore(config.max_stored_responses, config.max_stored_bytes)
-    service = Service(engine=engine, config=config, store=store, metrics=Metrics(engine, metrics_prefix))
+    service = Service(
+        engine=engine,
+        config=config,
+        answering=gateway.service if gateway is not None else answering(engine, config),
+        gateway=gateway,
+        metrics=Metrics(engine, metrics_prefix),
+    )
     app = Starlette(
         routes=[
             Route("/", page),
@@ -51,6 +58,10 @@ def create_app(
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses", no_websocket, methods=["GET"]),
+            Route("/v1/responses/{id}", get_response, methods=["GET"]),
+            Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),

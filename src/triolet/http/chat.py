@@ -14,7 +14,7 @@ from triolet.core.params import SamplingParams
 from triolet.core.tools import ToolPlan
 from triolet.http.errors import refusals
 from triolet.http.reading import read_json, until_gone
-from triolet.http.service import Service, new_id, service_of
+from triolet.http.service import Service, new_id, owner_of, service_of
 from triolet.http.sse import Events, EventStream
 from triolet.wire.chat_completions import ChatChoice, ChatRequest, chat_chunk, chat_completion
 from triolet.wire.generation import Usage
@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     service.check_model(body.model)
     plan = body.plan(service.tool_parser, service.reasoning_parser)
     params = body.params(service.engine.default_sampling_params(), plan)
-    answer = _Answer(service, body, plan, params, service.arguments(request, body))
+    answer = _Answer(service, body, plan, params, service.arguments(request, body), owner_of(request))
     if body.stream:
         return EventStream(answer.stream)
     return JSONResponse(await until_gone(request.receive, answer.whole))
@@ -40,6 +40,7 @@ class _Answer:
     plan: ToolPlan
     params: SamplingParams
     arguments: dict[str, Any]
+    owner: str | None
     usage: Usage = attrs.field(factory=Usage, init=False)
     frame: dict[str, Any] = attrs.field(init=False)
 
@@ -48,7 +49,7 @@ class _Answer:
         self.frame = {"answer_id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
 
     async def whole(self) -> dict[str, Any]:
-        with refusals(self.body):
+        with refusals(self.body), self.service.place(self.owner):
             output = await self.service.engine.complete(
                 self.body.prompt(self.plan), self.params, **self.arguments
             )
@@ -62,7 +63,7 @@ class _Answer:
 
     async def stream(self, events: Events) -> None:
         prompt = self.body.prompt(self.plan)
-        with refusals(self.body):
+        with refusals(self.body), self.service.place(self.owner):
             async with self.service.engine.generate(prompt, self.params, **self.arguments) as stream:
                 await events.start()
                 choices: list[ChatChoice] = []

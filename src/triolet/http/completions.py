@@ -16,7 +16,7 @@ from triolet.core.outputs import RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.http.errors import refusals
 from triolet.http.reading import read_json, until_gone
-from triolet.http.service import Service, new_id, service_of
+from triolet.http.service import Service, new_id, owner_of, service_of
 from triolet.http.sse import Events, EventStream
 from triolet.wire.completions import CompletionRequest, TextChoice, text_completion
 from triolet.wire.generation import Usage
@@ -28,7 +28,7 @@ async def completions(request: Request) -> Response:
     body = CompletionRequest.of(await read_json(request))
     service.check_model(body.model)
     params = body.params(service.engine.default_sampling_params())
-    answer = _Answer(service, body, params, service.arguments(request, body))
+    answer = _Answer(service, body, params, service.arguments(request, body), owner_of(request))
     if body.stream:
         return EventStream(answer.stream)
     return JSONResponse(await until_gone(request.receive, answer.whole))
@@ -40,6 +40,7 @@ class _Answer:
     body: CompletionRequest
     params: SamplingParams
     arguments: dict[str, Any]
+    owner: str | None
     usage: Usage = attrs.field(factory=Usage, init=False)
     choices: dict[int, TextChoice] = attrs.field(factory=dict, init=False)
     frame: dict[str, Any] = attrs.field(init=False)
@@ -50,7 +51,7 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         choices = []
-        with refusals(self.body):
+        with refusals(self.body), self.service.place(self.owner):
             async with AsyncExitStack() as stack:
                 for place, stream in enumerate(await self._enter(stack)):
                     async for output in stream:
@@ -58,7 +59,7 @@ class _Answer:
         return text_completion(**self.frame, choices=choices, usage=self.usage.body())
 
     async def stream(self, events: Events) -> None:
-        with refusals(self.body):
+        with refusals(self.body), self.service.place(self.owner):
             async with AsyncExitStack() as stack:
                 streams = await self._enter(stack)
                 await events.start()

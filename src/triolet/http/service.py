@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -11,19 +11,17 @@ import trio
 from starlette.requests import Request
 
 from triolet.actors.engine import Engine
+from triolet.actors.gateway import Gateway, new_id, salt_of
 from triolet.config_gateway import GatewayConfig
 from triolet.metrics import Metrics
 from triolet.wire.access import Access
+from triolet.wire.conversation import Service as Answering
 from triolet.wire.errors import model_not_found, wrong
 from triolet.wire.generation import GenerationRequest
-from triolet.wire.store import ResponseStore
+
+__all__ = ["Service", "deadline_of", "new_id", "owner_of", "service_of"]
 
 TIMEOUT_HEADER = "x-request-timeout"
-
-
-def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
-    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -33,14 +31,16 @@ class Service:
     Args:
         engine: what answers.
         config: of the server.
-        store: responses that later ones may continue.
+        answering: how responses are made, and where they are remembered.
+        gateway: of the server that the app is part of, if it is.
         metrics: of the engine.
         began_at: when the app was made, seconds since the epoch.
     """
 
     engine: Engine
     config: GatewayConfig
-    store: ResponseStore
+    answering: Answering
+    gateway: Gateway | None
     metrics: Metrics
     began_at: int = attrs.field(factory=lambda: int(time.time()))
 
@@ -58,8 +58,7 @@ class Service:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names that the model is asked for by; the first is the one that it answers with."""
-        names = (self.engine.model_name, self.engine.config.model)
-        return tuple(dict.fromkeys(name for name in names if name))
+        return self.answering.models
 
     @property
     def tool_parser(self) -> str | None:
@@ -80,12 +79,20 @@ class Service:
         if name not in self.model_names:
             raise model_not_found(name)
 
+    def place(self, owner: str | None) -> AbstractContextManager[None]:
+        """Hold one of the responses that a key may have at the same time.
+
+        Raises:
+            WireError: it has as many as it may.
+        """
+        return nullcontext() if self.gateway is None else self.gateway.place(owner)
+
     def arguments(self, request: Request, body: GenerationRequest) -> dict[str, Any]:
         """What `Engine.generate` is told beside prompt and parameters."""
         return {
             "priority": body.priority,
             "client": body.client or owner_of(request),
-            "cache_salt": body.cache_salt,
+            "cache_salt": salt_of(body.cache_salt, owner_of(request)),
             "deadline": deadline_of(request, body.timeout),
         }
 

@@ -1,0 +1,205 @@
+"""`/v1/responses` without a WebSocket: the same requests, answers and store, one response at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import attrs
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.actors.gateway import make_answer
+from triolet.http.errors import error_response, log_failure
+from triolet.http.reading import read_json, until_gone
+from triolet.http.service import Service, deadline_of, owner_of, service_of
+from triolet.http.sse import Events, EventStream
+from triolet.wire.answer import Answer
+from triolet.wire.errors import WireError, of_exception, unsupported, wrong
+from triolet.wire.items import Message
+from triolet.wire.output_items import Event
+from triolet.wire.requests import CreateResponse, ResumeResponse
+from triolet.wire.store import previous_messages, prompt_of
+from triolet.wire.turns import Turn
+
+Tell = Callable[[Sequence[Event]], None]
+Room = Callable[[], Awaitable[None]]
+MAX_NUMBER_DIGITS = 18
+
+
+async def responses(request: Request) -> Response:
+    """Make a response, whole or in events."""
+    service, owner = service_of(request), owner_of(request)
+    body = CreateResponse.of(await read_json(request))
+    service.check_model(body.model)
+    if body.resumable and service.gateway is None:
+        raise unsupported("resumable", "resumable is not supported without a gateway")
+    if (deadline_s := deadline_of(request, body.timeout)) is not None:
+        body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
+    params = body.sampling_params(service.answering.defaults)
+    before = previous_messages(body.previous_response_id, owner, service.answering.store)
+    answer = service.answering.answer(body, params, before, int(time.time()))
+    making = _Making(service, owner, answer, prompt_of(body.instructions, answer.chat))
+    if body.stream:
+        return EventStream(_Stream(making.make, answer, request).write)
+    await until_gone(request.receive, making.whole)
+    return JSONResponse(answer.response())
+
+
+async def get_response(request: Request) -> Response:
+    """A response that is remembered; with `stream=true` one that can be resumed, after `starting_after`."""
+    service, owner = service_of(request), owner_of(request)
+    response_id: str = request.path_params["id"]
+    answer = service.answering.find_resumable(response_id, owner)
+    if request.query_params.get("stream") == "true":
+        if answer is None or service.gateway is None:
+            raise _not_found("There is no response of that id that could be resumed.")
+        number = _number(request.query_params.get("starting_after", "-1"))
+        resume = ResumeResponse(response_id=response_id, starting_after=number)
+        turn = Turn(stream_id=None, resume=resume, answer=answer)
+        gateway = service.gateway
+        stream = _Stream(lambda tell, room: gateway.answer(turn, owner, tell, room), answer, request)
+        return EventStream(stream.write)
+    stored = service.answering.store.get(response_id, owner)
+    if stored is not None:
+        return JSONResponse(stored.response)
+    if answer is not None:
+        return JSONResponse(answer.response())
+    raise _not_found("There is no response of that id.")
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response."""
+    response_id: str = request.path_params["id"]
+    if not service_of(request).answering.store.delete(response_id, owner_of(request)):
+        raise _not_found("There is no response of that id.")
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+async def no_websocket(request: Request) -> Response:
+    """GET is for WebSockets."""
+    error = WireError(
+        "GET /v1/responses opens a WebSocket; POST makes a response.", code="upgrade_required", status=426
+    )
+    response = error_response(error)
+    response.headers["upgrade"] = "websocket"
+    return response
+
+
+@attrs.frozen(eq=False)
+class _Making:
+    """A response that the engine is to make."""
+
+    service: Service
+    owner: str | None
+    answer: Answer
+    messages: list[Message]
+
+    async def make(self, tell: Tell, room: Room) -> None:
+        gateway = self.service.gateway
+        if gateway is None:
+            await make_answer(self.service.engine, self.answer, self.messages, self.owner, tell, room)
+        else:
+            turn = Turn(
+                stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages
+            )
+            await gateway.answer(turn, self.owner, tell, room)
+        self._keep()
+
+    async def whole(self) -> None:
+        """Make it, for a client that waits for its end.
+
+        Raises:
+            WireError: it could not be finished.
+        """
+        await self.make(lambda events: None, trio.lowlevel.checkpoint)
+        response = self.answer.response()
+        if response["status"] == "failed":
+            is_closing = response["finish_reason"] == "shutdown"
+            raise WireError(
+                response["error"]["message"],
+                code="service_unavailable" if is_closing else "server_error",
+                status=503 if is_closing else 500,
+                type="server_error",
+            )
+
+    def _keep(self) -> None:
+        """A response that is over can be continued."""
+        if self.answer.was_successful and self.answer.request.store:
+            self.service.answering.store.put(self.answer.stored(self.owner))
+
+
+@attrs.define(eq=False)
+class _Stream:
+    """The events of a response, from who makes them to who sends them."""
+
+    make: Callable[[Tell, Room], Awaitable[None]]
+    answer: Answer
+    request: Request
+    _told: list[Event] = attrs.field(factory=list, init=False)
+    _was_told: bool = attrs.field(default=False, init=False)
+    _is_made: bool = attrs.field(default=False, init=False)
+    _failure: Exception | None = attrs.field(default=None, init=False)
+    _senders: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    async def write(self, events: Events) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._make)
+            while told := await self._take():
+                if not events.has_started:
+                    await events.start()
+                for event in told:
+                    await events.send(event, event["type"])
+        if self._failure is not None:
+            raise self._failure
+
+    async def _make(self) -> None:
+        try:
+            await self.make(self._tell, self._room)
+        except Exception as error:
+            self._fail(error)
+        self._is_made = True
+        self._senders.unpark_all()
+
+    def _fail(self, error: Exception) -> None:
+        """Before the first event it is an error, and afterwards the last event says it."""
+        if not self._was_told:
+            self._failure = error
+            return
+        said = of_exception(error)
+        if said.status == 500:
+            log_failure(self.request, error)
+        self._tell(self.answer.fail(said, int(time.time())))
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        self._told += events
+        self._was_told = True
+        self._senders.unpark_all()
+
+    async def _room(self) -> None:
+        """The engine's outputs join in their stream while a client is slow."""
+        await trio.lowlevel.checkpoint()
+        while self._told:
+            await self._makers.park()
+
+    async def _take(self) -> list[Event]:
+        """What was told since; nothing at the end."""
+        await trio.lowlevel.checkpoint()
+        self._makers.unpark_all()
+        while not self._told and not self._is_made:
+            await self._senders.park()
+        told, self._told = self._told, []
+        return told
+
+
+def _number(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_NUMBER_DIGITS):
+        raise wrong("starting_after", "a whole number", text)
+    return int(text)
+
+
+def _not_found(sentence: str) -> WireError:
+    return WireError(sentence, code="response_not_found", status=404, param="response_id")

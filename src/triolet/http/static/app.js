@@ -1,0 +1,309 @@
+// The page: lanes on the screen, and the keys and buttons that move them. Text from outside is only ever `textContent`.
+
+import { Connection } from "./connection.js";
+import { Lane } from "./conversation.js";
+import { EngineView } from "./engine.js";
+import { element, Options, Settings } from "./settings.js";
+
+const SUGGESTIONS = ["Who are you?", "Tell me a short story", "Count from 1 to 40", "What is 7 plus 5?"];
+const find = (id) => document.getElementById(id);
+const base = new URL(".", location.href);
+
+let connection = null;
+let lanes = [];
+const views = new Map();
+
+// ------------------------------------------------------------------------------------------- lanes
+
+class LaneView {
+  #rows = [];
+  #isDue = false;
+
+  constructor(lane) {
+    this.lane = lane;
+    this.turns = element("div", { className: "turns", tabIndex: 0 });
+    this.turns.setAttribute("role", "log");
+    this.turns.setAttribute("aria-label", `Lane ${lane.name.toUpperCase()}`);
+    this.head = element("h2");
+    this.root = element("section", { className: "lane" }, this.head, this.turns);
+    this.root.dataset.lane = lane.name;
+  }
+
+  // At most once a frame, however fast the tokens come.
+  change() {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    requestAnimationFrame(() => {
+      this.#isDue = false;
+      this.show();
+    });
+  }
+
+  show() {
+    const box = this.turns;
+    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
+    this.lane.turns.forEach((turn, index) => this.#row(index).show(turn));
+    this.#showHead();
+    box.setAttribute("aria-busy", this.lane.active !== null);
+    if (isAtEnd || this.lane.active?.last === -1) box.scrollTop = box.scrollHeight;
+    showControls();
+  }
+
+  #row(index) {
+    if (!this.#rows[index]) {
+      this.#rows[index] = new TurnView(() => fork(this.lane, index + 1));
+      this.turns.append(this.#rows[index].root);
+    }
+    return this.#rows[index];
+  }
+
+  #showHead() {
+    this.head.hidden = lanes.length < 2;
+    const values = Object.entries(this.lane.options.values).filter(([name]) => name !== "instructions");
+    const close = element("button", { type: "button", className: "quiet", textContent: "close" });
+    close.onclick = () => closeLane(this.lane);
+    close.setAttribute("aria-label", `Close lane ${this.lane.name.toUpperCase()}`);
+    const facts = element("span", { textContent: values.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(" · ") });
+    this.head.replaceChildren(element("b", { textContent: this.lane.name.toUpperCase() }), facts, close);
+  }
+}
+
+class TurnView {
+  constructor(onFork) {
+    this.asked = element("div", { className: "asked" });
+    this.thought = element("div", { className: "thought", hidden: true });
+    this.answer = element("div", { className: "answer" });
+    this.facts = element("span");
+    this.state = element("span", { className: "state" });
+    this.fork = element("button", { type: "button", className: "quiet", textContent: "fork from here", hidden: true });
+    this.fork.onclick = onFork;
+    const foot = element("div", { className: "facts" }, this.state, this.facts, this.fork);
+    this.root = element("article", { className: "turn" }, this.asked, this.thought, this.answer, foot);
+  }
+
+  show(turn) {
+    this.root.dataset.state = turn.state;
+    say(this.asked, turn.asked);
+    say(this.thought, turn.thought);
+    this.thought.hidden = !turn.thought;
+    say(this.answer, turn.text);
+    say(this.state, turn.message);
+    say(this.facts, factsOf(turn));
+    this.fork.hidden = turn.state === "active" || turn.state === "failed" || lanes.length > 1;
+  }
+}
+
+// Text that has only grown is appended: the rest of it stays as it was selected.
+function say(node, text) {
+  const before = node.textContent;
+  if (before === text) return;
+  if (node.firstChild && text.startsWith(before)) node.firstChild.appendData(text.slice(before.length));
+  else node.textContent = text;
+}
+
+function factsOf(turn) {
+  if (!turn.usage || !turn.ended) return "";
+  const tokens = turn.usage.output_tokens;
+  const facts = [];
+  if (turn.first) facts.push(`TTFT ${Math.round(turn.first - turn.began)} ms`);
+  facts.push(`${tokens} tokens`);
+  if (turn.first && tokens > 1 && turn.ended > turn.first) facts.push(`${((1000 * (tokens - 1)) / (turn.ended - turn.first)).toFixed(0)} tokens/s`);
+  const cached = turn.usage.input_tokens_details?.cached_tokens ?? 0;
+  facts.push(`prompt ${turn.usage.input_tokens}${cached ? ` (${cached} cached)` : ""}`);
+  return facts.join(" · ");
+}
+
+function addLane(lane) {
+  const view = new LaneView(lane);
+  views.set(lane, view);
+  lanes.push(lane);
+  find("lanes").append(view.root);
+  for (const other of views.values()) other.show();
+  view.turns.scrollTop = view.turns.scrollHeight;
+  settings.show();
+}
+
+function changed(lane) {
+  views.get(lane)?.change();
+}
+
+function closeLane(lane) {
+  lane.stop();
+  views.get(lane).root.remove();
+  views.delete(lane);
+  lanes = lanes.filter((other) => other !== lane);
+  for (const view of views.values()) view.show();
+  settings.show();
+  showControls();
+  find("prompt").focus();
+}
+
+function fork(lane, upTo = lane.turns.length) {
+  if (lanes.length > 1) return;
+  const name = lane.name === "a" ? "b" : "a";
+  const other = lane.fork(name, upTo, changed);
+  addLane(other);
+  views.get(other).root.scrollIntoView({ inline: "end" });
+  find("prompt").focus();
+}
+
+function newChat() {
+  for (const lane of [...lanes]) {
+    lane.stop();
+    views.get(lane).root.remove();
+  }
+  const options = lanes[0].options;
+  views.clear();
+  lanes = [];
+  addLane(new Lane("a", connection, options, changed));
+  find("prompt").focus();
+}
+
+// ---------------------------------------------------------------------------------------- controls
+
+function targets() {
+  const wanted = document.querySelector("input[name=target]:checked").value;
+  const named = lanes.filter((lane) => lane.name === wanted);
+  return lanes.length < 2 || wanted === "both" || !named.length ? lanes : named;
+}
+
+function showControls() {
+  const isActive = lanes.some((lane) => lane.active);
+  find("stop").hidden = !isActive;
+  find("send").hidden = isActive;
+  find("send").disabled = !find("prompt").value.trim();
+  find("fork").disabled = lanes.length > 1 || !lanes[0]?.turns.length || isActive;
+  find("target").hidden = lanes.length < 2;
+  find("welcome").hidden = lanes.some((lane) => lane.turns.length);
+}
+
+function send(text) {
+  const chosen = targets();
+  if (!text.trim() || chosen.some((lane) => lane.active)) return;
+  for (const lane of chosen) lane.ask(text.trim());
+  find("prompt").value = "";
+  grow();
+  showControls();
+}
+
+function stop() {
+  for (const lane of lanes) lane.stop();
+}
+
+function grow() {
+  const prompt = find("prompt");
+  if (CSS.supports("field-sizing", "content")) return;
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight}px`;
+}
+
+function toggle(button, panel, other) {
+  const isShown = panel.hidden;
+  panel.hidden = !isShown;
+  button.setAttribute("aria-expanded", isShown);
+  if (isShown && other && matchMedia("(max-width: 62rem)").matches && !other.panel.hidden) toggle(other.button, other.panel);
+}
+
+function turnTheme() {
+  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme ?? (isDark ? "dark" : "light");
+  document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+  localStorage.setItem("triolet.theme", document.documentElement.dataset.theme);
+}
+
+const settings = new Settings(find("settings"), () => lanes);
+const panels = {
+  settings: { button: find("show-settings"), panel: find("settings") },
+  engine: { button: find("show-engine"), panel: find("engine") },
+};
+
+find("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send(find("prompt").value);
+});
+find("prompt").addEventListener("input", () => {
+  grow();
+  showControls();
+});
+find("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send(event.target.value);
+});
+find("stop").onclick = stop;
+find("new").onclick = newChat;
+find("fork").onclick = () => fork(lanes[0]);
+find("theme").onclick = turnTheme;
+panels.settings.button.onclick = () => toggle(panels.settings.button, panels.settings.panel, panels.engine);
+panels.engine.button.onclick = () => toggle(panels.engine.button, panels.engine.panel, panels.settings);
+
+const KEYS = { KeyN: "new", KeyF: "fork", KeyP: "show-settings", KeyE: "show-engine" };
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") return stop();
+  const button = event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code];
+  if (!button) return;
+  event.preventDefault();
+  find(button).click();
+});
+
+for (const suggestion of SUGGESTIONS) {
+  const button = element("button", { type: "button", textContent: suggestion });
+  button.onclick = () => send(suggestion);
+  find("suggestions").append(element("li", {}, button));
+}
+
+// ------------------------------------------------------------------------------------------- start
+
+async function findModel() {
+  const key = sessionStorage.getItem("triolet.key");
+  const answer = await fetch("v1/models", { headers: key ? { authorization: `Bearer ${key}` } : {} });
+  if (answer.status !== 401) return [key, (await answer.json()).data[0].id];
+  await askForKey();
+  return findModel();
+}
+
+function askForKey() {
+  const dialog = find("key");
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener(
+      "close",
+      () => {
+        sessionStorage.setItem("triolet.key", find("key-value").value.trim());
+        resolve();
+      },
+      { once: true },
+    );
+  });
+}
+
+function showState(state) {
+  const shown = find("connection");
+  shown.dataset.state = state;
+  shown.textContent = { connecting: "connecting", open: "connected", waiting: "reconnecting" }[state];
+}
+
+async function start() {
+  document.documentElement.dataset.theme = localStorage.getItem("triolet.theme") ?? "";
+  if (matchMedia("(max-width: 40rem)").matches) toggle(panels.engine.button, panels.engine.panel);
+  const options = Options.stored();
+  const [key, model] = await findModel();
+  options.model = model;
+  say(find("model"), model);
+  const url = new URL("v1/responses", base);
+  url.protocol = base.protocol === "https:" ? "wss:" : "ws:";
+  connection = new Connection(url.href, key);
+  connection.addEventListener("event", ({ detail }) => lanes.find((lane) => lane.name === detail.stream_id)?.hear(detail));
+  let wasLost = false;
+  connection.addEventListener("state", ({ detail }) => {
+    showState(detail);
+    if (detail === "open" && wasLost) for (const lane of lanes) lane.resume();
+    wasLost = detail === "waiting";
+  });
+  addLane(new Lane("a", connection, options, changed));
+  connection.open();
+  new EngineView(document).start();
+  find("prompt").focus();
+}
+
+start();

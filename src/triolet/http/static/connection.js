@@ -1,0 +1,51 @@
+// One WebSocket for all lanes. It comes back by itself; what the lanes were about, they say again then.
+
+const RETRY_MS = [500, 1000, 2000, 4000, 8000];
+
+export class Connection extends EventTarget {
+  #socket = null;
+  #unsent = [];
+  #retries = 0;
+  #timer = 0;
+  state = "connecting";
+
+  constructor(url, key) {
+    super();
+    this.url = url;
+    this.key = key;
+  }
+
+  open() {
+    clearTimeout(this.#timer);
+    // A page can set no headers: a key goes along as OpenAI's own browser clients send it.
+    const protocols = this.key ? ["realtime", `openai-insecure-api-key.${this.key}`] : [];
+    const socket = (this.#socket = new WebSocket(this.url, protocols));
+    socket.onopen = () => {
+      this.#retries = 0;
+      this.#become("open");
+      for (const message of this.#unsent.splice(0)) socket.send(message);
+    };
+    socket.onmessage = (message) => {
+      this.dispatchEvent(new CustomEvent("event", { detail: JSON.parse(message.data) }));
+    };
+    socket.onclose = () => this.#comeBack();
+  }
+
+  // What is said before the first connection waits for it; what is said to a lost one is lost.
+  send(event) {
+    const message = JSON.stringify(event);
+    if (this.state === "open") this.#socket.send(message);
+    else if (this.state === "connecting") this.#unsent.push(message);
+  }
+
+  #comeBack() {
+    const wait = RETRY_MS[Math.min(this.#retries++, RETRY_MS.length - 1)];
+    this.#become("waiting");
+    this.#timer = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
+  }
+
+  #become(state) {
+    this.state = state;
+    this.dispatchEvent(new CustomEvent("state", { detail: state }));
+  }
+}
