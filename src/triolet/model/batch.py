@@ -157,6 +157,12 @@ class RowTable:
             raise InvariantViolated(f"step {plan.step_id} must have rows, each once; got {plan.rows}")
         return self._input(plan.rows, [self._advance(planned) for planned in plan.rows])
 
+    def take_back(self, plan: StepPlan) -> None:
+        """The step that was taken last has not been computed: its rows have all they had, and no more."""
+        for planned in plan.rows:
+            if (row := self._rows[planned.row_id]) is not None:
+                row.num_computed_tokens = planned.start
+
     def _checked(self, row_id: int) -> int:
         if not 0 <= row_id < len(self._rows):
             raise InvariantViolated(f"row_id must be in [0, {len(self._rows)}); got {row_id}")

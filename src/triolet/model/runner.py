@@ -20,6 +20,7 @@ from triolet.model.interface import CausalModel, GreedyModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
 from triolet.model.masks import apply_masks_
+from triolet.model.memory import give_back, lack_of_memory
 from triolet.model.prompt_logprobs import prompt_logprobs
 from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
 
@@ -79,6 +80,9 @@ class ModelRunner:
 
         Args:
             plan: follows the result of the one before.
+        Returns:
+            What was sampled; or, if memory ran out, only that. Nothing was noted then, and what was written into the KV
+            cache will be written again.
         Raises:
             InvariantViolated: the plan contradicts the table of rows.
         """
@@ -86,7 +90,16 @@ class ModelRunner:
         if self._greedy is not None:
             self._greedy.wake()
         step = self._table.take(plan)
-        samples, prompts = self._compute(step)
+        problem = None
+        try:
+            samples, prompts = self._compute(step)
+        except Exception as error:
+            if (problem := lack_of_memory(error)) is None:
+                raise
+        if problem is not None:  # the error is gone by now, and with it the tensors that its traceback held
+            give_back(self._device)
+            self._table.take_back(plan)
+            return StepResult(plan.step_id, (), out_of_memory=problem)
         tokens, failures = self._note(step.sampled, samples)
         elapsed_s = time.perf_counter() - began_s
         return StepResult(plan.step_id, tokens, failures, elapsed_s, prompt_logprobs=prompts)

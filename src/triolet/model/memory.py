@@ -1,0 +1,22 @@
+"""Errors that mean: there was no memory for this, and a smaller step may find some."""
+
+from __future__ import annotations
+
+import torch
+
+# torch says so on CPUs, and C++ wherever it can not say it better; neither has a class of its own in Python.
+SIGNS = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
+
+
+def lack_of_memory(error: Exception) -> str | None:
+    """What an error says, if it says that memory ran out, of the device or of the host."""
+    is_lack = isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
+    return f"{type(error).__name__}: {error}" if is_lack else None
+
+
+def give_back(device: torch.device) -> None:
+    """Let go of what the allocator keeps for later: in small pieces it may be what was missing."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
