@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from triolet.config import EngineConfig
-from triolet.core.codec import SpelledCodec, TextCodec
-from triolet.core.model_info import ModelInfo
+from triolet.core.codec import SpelledCodec
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidParams, UnsupportedFeature
 from triolet.ipc.grammar import Guided, GuideStep, Vocabulary
 
 if TYPE_CHECKING:
+    from triolet.actors.wiring import Wiring
     from triolet.grammar.matcher import Grammar, Tokens
 
 OpenGrammars = Callable[[], AbstractAsyncContextManager["Grammars"]]
@@ -137,24 +137,17 @@ class InlineGrammars:
         """See `Grammars`."""
 
 
-def make_grammars(
-    config: EngineConfig, info: Callable[[], ModelInfo], codec: Callable[[], TextCodec | None]
-) -> OpenGrammars:
-    """The scope in which the configured kind of grammars is served.
-
-    Args:
-        config: of the engine.
-        info: of the model, once it is loaded.
-        codec: the model's tokenizer, likewise.
-    """
+def make_grammars(config: EngineConfig, wiring: Wiring) -> OpenGrammars:
+    """The scope in which the configured kind of grammars is served, once model and tokenizer are loaded."""
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Grammars]:
-        known = codec()
-        if not isinstance(known, SpelledCodec):
+        codec: object = wiring.codec
+        info = wiring.model_info
+        if info is None or not isinstance(codec, SpelledCodec):
             yield NoGrammars("structured_outputs must be None: they need a tokenizer.json")
             return
-        vocabulary = Vocabulary(known.tokenizer_json(), info().vocab_size, info().generation.eos_token_ids)
+        vocabulary = Vocabulary(codec.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids)
         if config.runner == "inline":
             yield _inline(vocabulary)
             return

@@ -9,6 +9,7 @@ from typing import cast
 import attrs
 import trio
 
+from triolet.actors.constraining import resolve_constraint
 from triolet.actors.submission import Submission
 from triolet.actors.tokenizer import ask_tokenizer
 from triolet.actors.wiring import Stream, Wiring
@@ -49,6 +50,7 @@ async def resolve(
             )
     tokenized = await _tokenize(wiring, submission.prompt, params)
     check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
+    constraint = await resolve_constraint(wiring, config, params, tokenized.token_ids)
     room = limit - len(tokenized.token_ids)
     return Request(
         request_id=submission.request_id,
@@ -61,6 +63,7 @@ async def resolve(
         bad_words_token_ids=tokenized.bad_words_token_ids,
         priority=submission.priority,
         stream_interval=max(params.stream_interval or 1, config.stream_interval),
+        constraint=constraint,
         client=submission.client,
         cache_salt=submission.cache_salt,
         arrival_s=arrival_s,

@@ -7,6 +7,8 @@ recognised as late.
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from triolet.actors.wiring import Wiring
@@ -26,15 +28,30 @@ async def scheduler_actor(
         while True:
             # The next plan is on its way before anybody is told of the last result: the runner is what must not wait.
             core.expire(trio.current_time())
-            if not core.is_step_in_flight and (plan := core.plan_step(trio.current_time())) is not None:
+            guided_s = _guide(core, wiring)
+            is_time = not core.is_step_in_flight and guided_s == math.inf
+            if is_time and (plan := core.plan_step(trio.current_time())) is not None:
                 wiring.to_runner.send_nowait(plan)
             if serials := core.take_progress():
                 await wiring.to_detokenizer.send(Progressed(serials))
             wiring.report(trio.current_time())
             if not wiring.journal:
                 wiring.idle.unpark_all()
-            with trio.move_on_at(core.next_deadline()):
+            with trio.move_on_at(min(core.next_deadline(), guided_s)):
                 _take_in(await inbox.receive(), core, wiring)
+
+
+def _guide(core: Scheduler, wiring: Wiring) -> float:
+    """Take in what was found out of answers that are bound to a form, and ask about those that have grown.
+
+    Returns:
+        Until when the next step waits for what was asked, monotonic seconds; infinity if it does not.
+    """
+    desk, now_s = wiring.guidance, trio.current_time()
+    for serial, guidance in desk.take_given().items():
+        core.guide(serial, guidance)
+    desk.ask(wiring.journal.take_unguided(), now_s)
+    return desk.step_waits_until(now_s)
 
 
 def _take_in(message: SchedulerMessage, core: Scheduler, wiring: Wiring) -> None:

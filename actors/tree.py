@@ -7,6 +7,7 @@
       text        one_for_one, 10 in 10 s
         tokenizer      both keep nothing that is not in the journal and the streams
         detokenizer
+        guidance       likewise; its grammars, processes of their own, die with it
 
 The journal and the streams stand outside of the tree. While anything in it is being mended, streams wait; a crash costs
 them a pause. When the root has lost its patience the engine is dead, and everybody is told the real cause.
@@ -22,6 +23,8 @@ from functools import partial
 import trio
 
 from triolet.actors.detokenizer import detokenizer_actor
+from triolet.actors.grammars import make_grammars
+from triolet.actors.guidance import guidance_actor
 from triolet.actors.model_runner import Executor, model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
@@ -74,6 +77,7 @@ def plant_tree(
         [
             ChildSpec(name="tokenizer", start=partial(tokenizer_actor, wiring, load_codec, inline=is_inline)),
             ChildSpec(name="detokenizer", start=partial(detokenizer_actor, wiring)),
+            ChildSpec(name="guidance", start=partial(guidance_actor, wiring, make_grammars(config, wiring))),
         ],
         strategy=Strategy.ONE_FOR_ONE,
         max_restarts=10,

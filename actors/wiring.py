@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import trio
 
+from triolet.actors.guidance_desk import GuidanceDesk
 from triolet.core.admission import Admission
 from triolet.core.caution import Caution
 from triolet.core.codec import TextCodec
@@ -96,6 +97,7 @@ class Wiring:
         self.codec: TextCodec | None = None
         self.scheduler: Scheduler | None = None
         self.is_scheduling = False
+        self.guidance = GuidanceDesk(self.journal)
         self.idle = trio.lowlevel.ParkingLot()
         self.pulse = Pulse()
         self.report: Callable[[float], None] = lambda now_s: None

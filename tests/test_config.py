@@ -16,7 +16,9 @@ from triolet.config import (
     HOLD_BACKS,
     LOGPROBS_MODES,
     POLICIES,
+    REASONING_PARSERS,
     RUNNERS,
+    TOOL_PARSERS,
     EngineConfig,
 )
 from triolet.core.param_checks import MAX_ENTRIES
@@ -30,6 +32,8 @@ CHOICES = {
     "policy": POLICIES,
     "hold_back": HOLD_BACKS,
     "logprobs_mode": LOGPROBS_MODES,
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
 }
 TEXTS = ("model", "tokenizer", "revision", "served_model_name")
 FLAGS = ("enable_prefix_caching", "trust_remote_code")
@@ -49,6 +53,9 @@ MINIMA = {
     "max_stop_strings": 0,
     "max_logit_bias": 0,
     "max_bad_words": 0,
+    "max_grammar_bytes": 1,
+    "max_grammars": 1,
+    "grammar_memory_bytes": 2**20,
 }
 MAXIMA = {
     "max_num_seqs": 2**16,
@@ -56,9 +63,13 @@ MAXIMA = {
     "max_stop_strings": MAX_ENTRIES,
     "max_logit_bias": MAX_ENTRIES,
     "max_bad_words": MAX_ENTRIES,
+    "max_grammar_bytes": 2**20,
+    "max_grammars": 1024,
 }
-SECONDS = ("step_timeout", "priority_aging")
-OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None} | {*SECONDS}
+NEVER_NONE = ("grammar_timeout",)
+SECONDS = ("step_timeout", "priority_aging", *NEVER_NONE)
+OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None}
+OPTIONAL |= {*SECONDS} - {*NEVER_NONE}
 
 FIELDS: dict[str, Any] = {
     "model": "folder/of/model",
@@ -87,6 +98,12 @@ FIELDS: dict[str, Any] = {
     "max_stop_strings": 4,
     "max_logit_bias": 300,
     "max_bad_words": 0,
+    "max_grammar_bytes": 1000,
+    "max_grammars": 4,
+    "grammar_timeout": 0.5,
+    "grammar_memory_bytes": 2**26,
+    "tool_parser": "mistral",
+    "reasoning_parser": "none",
     "served_model_name": "mine",
     "step_timeout": 2.5,
     "trust_remote_code": True,
@@ -181,7 +198,7 @@ def test_a_number_is_not_something_like_it(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("field", SECONDS)
 def test_seconds_are_a_finite_number_above_0_or_none(field: str) -> None:
-    for value in (1e-3, 1, 2.5, 1e9, None):
+    for value in (1e-3, 1, 2.5, 1e9, *([] if field in NEVER_NONE else [None])):
         assert taken(field, value) == value
         assert getattr(EngineConfig.from_texts({field: str(value)}), field) == value
     for wrong in (0, -1.0, float("nan"), float("inf"), 1e10, 10**5000, True, "5", [5]):

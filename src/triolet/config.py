@@ -17,6 +17,7 @@ from triolet.config_fields import flag, from_text, one_of, option, seconds, text
 from triolet.core.limits import RequestLimits
 from triolet.core.param_checks import MAX_ENTRIES
 from triolet.core.params import MAX_N
+from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
 from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -24,6 +25,8 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 RUNNERS: Final = ("thread", "process", "inline")
 POLICIES: Final = ("fcfs", "priority", "fair")
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
+REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
 HOLD_BACKS: Final = ("exact", "blind")
 # The scheduler and the runner keep a place for each row; a step of more has been of use to nobody yet.
 MAX_NUM_SEQS: Final = 2**16
@@ -166,6 +169,39 @@ class EngineConfig:
         "Most bad_words of a request.",
         default=128,  # vLLM's
         validator=whole(0, MAX_ENTRIES),
+    )
+    max_grammar_bytes: int = option(
+        "Most bytes of a request's structured_outputs: schema, expression or grammar.",
+        default=2**17,  # twenty times the largest schemas that people write
+        validator=whole(1, 2**20),
+    )
+    max_grammars: int = option(
+        # Each is a process of some ten MB. A program has a handful of schemas, and finds them ready.
+        "Grammars of structured outputs that are kept ready, each in a process of its own; a request with one more "
+        "waits.",
+        default=32,
+        validator=whole(1, 1024),
+    )
+    grammar_timeout: float = option(
+        # Schemas that people write take some milliseconds; this leaves room for a busy machine.
+        "Seconds that a grammar may take to compile, or to say what may come next.",
+        default=2.0,
+        validator=seconds(),
+    )
+    grammar_memory_bytes: int = option(
+        "Memory that a grammar may take, beyond the vocabulary that all share.",
+        default=2**28,
+        validator=whole(2**20),
+    )
+    tool_parser: str = option(
+        "How the model writes calls of tools; auto is told from its chat template.",
+        default="auto",
+        validator=one_of(TOOL_PARSERS),
+    )
+    reasoning_parser: str = option(
+        "How the model marks its reasoning; auto is told from its chat template.",
+        default="auto",
+        validator=one_of(REASONING_PARSERS),
     )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default its folder's or hub id's last part.",

@@ -34,6 +34,7 @@ INTEGERS: dict[str, tuple[int, int]] = {
     "logprobs": (-1, MAX_INT64),
     "prompt_logprobs": (-1, MAX_INT64),
     "stream_interval": (1, MAX_INT64),
+    "thinking_token_budget": (-1, MAX_INT64),
 }
 NUMBERS: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
@@ -53,10 +54,14 @@ FLAGS = (
 )
 TEXT_LISTS = ("stop", "bad_words")
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
-OTHERS = ("logit_bias", "output_kind", "repetition_detection", "skip_reading_prefix_cache", "extra_args")
+OTHERS = (
+    *("logit_bias", "output_kind", "repetition_detection", "skip_reading_prefix_cache", "extra_args"),
+    "structured_outputs",
+)
 OPTIONAL = (
     *("seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "repetition_detection"),
     *("skip_reading_prefix_cache", "extra_args", *TEXT_LISTS, *ID_LISTS, "logit_bias"),
+    *("structured_outputs", "thinking_token_budget"),
 )
 
 
@@ -114,6 +119,8 @@ def test_the_defaults_are_those_of_vllm() -> None:
         "bad_words": (),
         "repetition_detection": None,
         "skip_reading_prefix_cache": None,
+        "structured_outputs": None,
+        "thinking_token_budget": None,
         "extra_args": None,
     }
 

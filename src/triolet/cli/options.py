@@ -22,7 +22,9 @@ from triolet.config import (
     HOLD_BACKS,
     LOGPROBS_MODES,
     POLICIES,
+    REASONING_PARSERS,
     RUNNERS,
+    TOOL_PARSERS,
     EngineConfig,
 )
 from triolet.config_gateway import GatewayConfig
@@ -43,6 +45,8 @@ CHOICES: Final = {
     "policy": POLICIES,
     "hold_back": HOLD_BACKS,
     "logprobs_mode": LOGPROBS_MODES,
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
 }
 
 # A server outlives its model's crashes, and a model that computes keeps the interpreter from the sockets.

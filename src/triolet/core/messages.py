@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from triolet.core.conversation import Conversation
 from triolet.core.plan import StepResult
 
 
@@ -43,10 +44,12 @@ class Tokenize:
     Args:
         prompt: a text, or chat messages; None where the ids are known already.
         bad_words: texts whose ids are wanted, too.
+        marks: texts whose ids are wanted as they stand in an answer.
     """
 
-    prompt: str | Sequence[Mapping[str, Any]] | None
+    prompt: str | Sequence[Mapping[str, Any]] | Conversation | None
     bad_words: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -57,8 +60,10 @@ class Tokenized:
         text: what was encoded, after the chat template; None if there was no prompt to encode.
         token_ids: the prompt.
         bad_words_token_ids: ids that would write the bad words.
+        marks_token_ids: ids of the marks.
     """
 
     text: str | None
     token_ids: tuple[int, ...]
     bad_words_token_ids: tuple[tuple[int, ...], ...]
+    marks_token_ids: tuple[tuple[int, ...], ...] = ()

@@ -17,6 +17,7 @@ from triolet.core import param_checks as checks
 from triolet.core.param_checks import refuse
 from triolet.core.repetition import RepetitionDetectionParams
 from triolet.core.repetition import repetition_detection as _repetition_detection
+from triolet.core.structured_outputs import StructuredOutputsParams, structured_outputs
 from triolet.errors import InvalidParams, shown
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0: vLLM's _SAMPLING_EPS
@@ -83,6 +84,8 @@ class SamplingParams:
         bad_words: texts whose tokens are never completed.
         repetition_detection: end the answer when its end repeats itself like this.
         skip_reading_prefix_cache: compute the whole prompt; done anyway if `prompt_logprobs` are asked for.
+        structured_outputs: the form that the answer must have; begins where the reasoning ends, if there is any.
+        thinking_token_budget: tokens of reasoning after which it is ended; None or -1 for as many as the model likes.
         extra_args: for plugins, of which there are none here: anything but None is refused.
 
     Raises:
@@ -123,6 +126,10 @@ class SamplingParams:
         default=None, converter=_repetition_detection
     )
     skip_reading_prefix_cache: bool | None = None
+    structured_outputs: StructuredOutputsParams | None = attrs.field(
+        default=None, converter=structured_outputs
+    )
+    thinking_token_budget: int | None = None
     extra_args: Mapping[str, str] | None = attrs.field(default=None, converter=checks.nothing_for_plugins)
 
     def __new__(cls, **fields: Any) -> Self:
@@ -194,6 +201,8 @@ class SamplingParams:
         for field in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, field)) is not None and count < -1:
                 raise refuse(field, "must be non-negative or -1", count)
+        if self.thinking_token_budget is not None and self.thinking_token_budget < -1:
+            raise refuse("thinking_token_budget", "must be non-negative or -1", self.thinking_token_budget)
         if self.stream_interval is not None and self.stream_interval < 1:
             raise refuse("stream_interval", "must be at least 1", self.stream_interval)
         if self.stop and not self.detokenize:

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import attrs
 
+from triolet.core.conversation import Conversation
 from triolet.errors import InvalidPrompt, PromptTooLong, shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 _FORMS = (
-    "a text, a list of token ids, {'prompt_token_ids': [...]}, {'prompt': '...'} or a list of chat messages"
+    "a text, a list of token ids, {'prompt_token_ids': [...]}, {'prompt': '...'}, a list of chat messages "
+    "or {'messages': [...], 'tools': [...]}"
 )
 
 
@@ -26,7 +28,7 @@ class ParsedPrompt:
     """
 
     token_ids: tuple[int, ...] | None = None
-    content: str | Sequence[Mapping[str, Any]] | None = None
+    content: str | Sequence[Mapping[str, Any]] | Conversation | None = None
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
@@ -44,6 +46,8 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
             return ParsedPrompt(content=_not_empty(text))
         case [Mapping(), *_]:
             return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
+        case {"messages": _}:
+            return ParsedPrompt(content=Conversation.parse(cast("Mapping[str, Any]", prompt)))
         case bytes() | bytearray() | Mapping():
             raise _of_no_form(prompt)
         case Sequence():

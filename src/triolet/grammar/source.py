@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from triolet.core.structured_outputs import StructuredOutputsParams
 
-# A model may put whitespace between any two parts of JSON for ever; nobody does on purpose.
-WHITESPACE_PATTERN = r"[\x20\x0A\x0D\x09]{1,16}"
+# As people and programs write it. A model may go on for ever where any amount is allowed.
+WHITESPACE_PATTERN = r"[ ]|\r?\n[ \t]{0,16}"
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -42,9 +45,9 @@ def grammar_source(params: StructuredOutputsParams) -> str:
 
 
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
-    options: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
-    if params.disable_any_whitespace:
-        options = {"whitespace_flexible": False}
+    options: JsonCompileOptions = {"whitespace_flexible": False}
+    if not params.disable_any_whitespace:
+        options = {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
     if not isinstance(schema, dict):  # true and false are schemas, too; options can not be written into them
         schema = {"anyOf": [schema]}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)

@@ -17,6 +17,7 @@ import attrs
 import tokenizers
 
 from triolet.core.chat_template import ChatTemplate
+from triolet.core.conversation import Conversation
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 
@@ -50,7 +51,7 @@ class TextTokenizer:
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]] | Conversation) -> str:
         """The text of a conversation, up to where the assistant's next turn begins.
 
         Raises:
@@ -63,7 +64,18 @@ class TextTokenizer:
             )
         if isinstance(self.chat_template, ChatTemplateError):
             raise ChatTemplateError(*self.chat_template.args)
-        return self.chat_template.render(messages, add_generation_prompt=True)
+        if not isinstance(messages, Conversation):
+            messages = Conversation(messages=messages)
+        if messages.tools and not self.chat_template.reads_tools:
+            raise UnsupportedFeature(
+                "tools must be empty: the model's chat template has no place for them", field="tools"
+            )
+        return self.chat_template.render(
+            messages.messages,
+            add_generation_prompt=True,
+            tools=messages.tools,
+            **messages.chat_template_kwargs,
+        )
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         """See `TextCodec`. A conversation's template writes its special tokens; a plain text gets the model's."""
@@ -77,7 +89,13 @@ class TextTokenizer:
                 text = self.render(messages)
                 _check_unicode("prompt", text)
                 token_ids = self.encode(text, add_special_tokens=False)
-        return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words))
+        marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
+        return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words), marks)
+
+    @property
+    def template_source(self) -> str:
+        """See `core.tools.detection.TemplateOwner`."""
+        return self.chat_template.source if isinstance(self.chat_template, ChatTemplate) else ""
 
     def tokenizer_json(self) -> str:
         """See `SpelledCodec`."""

@@ -63,9 +63,20 @@ class ChatTemplate:
         self._strftime_now = strftime_now
         self._max_output_chars = max_output_chars
         self._max_work = max_work
+        self._source = source
         self._program = Program.compile(source, Meter(max_work))
         own_names = {"messages", "tools", "add_generation_prompt", "strftime_now", *tokens}
         self._variables = self._program.variables - own_names
+
+    @property
+    def source(self) -> str:
+        """The template itself; from its marks follows how the model writes calls of tools, for instance."""
+        return self._source
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether it tells the model of tools."""
+        return "tools" in self._program.variables
 
     @property
     def variables(self) -> frozenset[str]:
