@@ -117,12 +117,13 @@ class Server:
         log.info(
             "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
         )
-        deadline = trio.current_time() + self.gateway.grace_period
+        now, grace_s = trio.current_time(), self.gateway.grace_period
+        # The goodbyes are part of the grace period: whoever sent the signal may kill when it is over.
+        deadline = now + max(grace_s - 2 * self.gateway.close_timeout, grace_s / 2)
         assert self._front is not None, "it listens"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.drain, deadline)  # what HTTP has running ends with it, too
             nursery.start_soon(gateway.drain, deadline)
-            nursery.start_soon(self._front.stop, deadline + self.gateway.close_timeout)
+            nursery.start_soon(self._front.stop, now + grace_s)
 
     async def _watch_signals(self, signalled: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
