@@ -30,6 +30,7 @@ from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt, parse_prompt
 from triolet.core.statistics import EngineStatistics
 from triolet.core.supervision import CrashReport
+from triolet.core.tools.detection import parser_named, reasoning_parser_of, tool_parser_of
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
 
 MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
@@ -78,6 +79,16 @@ class Engine:
     def max_model_len(self) -> int:
         """Longest sequence, prompt and answer together, tokens."""
         return self.model_info.max_model_len
+
+    @property
+    def tool_parser(self) -> str | None:
+        """The format in which the model calls tools, for `plan_tools`; None if it is not known."""
+        return parser_named(self.config.tool_parser, tool_parser_of, self.tokenizer)
+
+    @property
+    def reasoning_parser(self) -> str | None:
+        """The format in which the model marks its reasoning, for `plan_tools`; None if it gives none."""
+        return parser_named(self.config.reasoning_parser, reasoning_parser_of, self.tokenizer)
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""
