@@ -7,6 +7,7 @@ from collections import deque
 import attrs
 
 from triolet.core.journal import Journal
+from triolet.core.param_checks import refuse
 from triolet.errors import Overloaded
 
 RECENT_ENDINGS = 64
@@ -41,7 +42,12 @@ class Admission:
 
         Raises:
             Overloaded: there are not so many.
+            InvalidParams: there never will be.
         """
+        if num_places > self.max_live_requests:
+            raise refuse(
+                "n", f"must be at most {self.max_live_requests} (max_num_seqs + max_queued_requests)", num_places
+            )
         if self._num_reserved + len(self.journal) + num_places > self.max_live_requests:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
         self.check_tokens(now_s)
