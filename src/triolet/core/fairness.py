@@ -15,10 +15,11 @@ least served of the waiting clients has had. What it was served beyond that it s
 be let in, and has no more than its share from then on, and nobody gains by going and coming back. While nobody waits,
 nobody is owed anything: all accounts are closed.
 
-Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that has been served at
-least as much and runs at least two requests more. So a client that fills all rows makes way for others within a step,
-and two clients with the same number of rows leave each other alone. Where there are more clients than rows, a gap of
-`QUANTUM` tokens lets the one behind take the row, so that a long answer does not keep others waiting to its end.
+Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that runs at least two
+requests more, as long as it is not ahead of that one by more than `SLACK` tokens. So a client that fills all rows makes
+way within a step for the few requests of another, and two clients with the same number of rows leave each other alone.
+Where there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
+answer does not keep others waiting to its end.
 
 Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
 """
@@ -32,12 +33,14 @@ from collections.abc import Iterator
 from triolet.core.journal import JournalEntry
 from triolet.core.scheduler_config import SchedulerConfig
 from triolet.core.sequence import Order, Sequence
-from triolet.core.waiting import MayRun, WaitingLine, by_order, check_order
+from triolet.core.waiting import MayRun, Overtaking, WaitingLine, by_order, check_order
 from triolet.errors import InvariantViolated
 
 # Tokens that a client may be ahead before it loses its last row: a preemption may cost a whole prompt's computation,
 # so it must not come often; 1024 tokens are the length of an answer that is long, but not endless.
 QUANTUM = 1024
+# A handful of short requests that come together are let in together, although the first has been paid for by then.
+SLACK = 256
 MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
 
 Client = str | None
@@ -116,20 +119,23 @@ class FairLine(WaitingLine):
         """See `WaitingLine`: under pressure those suffer first that have had the most."""
         return sorted(running, key=lambda sequence: (self.served(client_of(sequence)), sequence.order))
 
-    def victim(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
-        """See `WaitingLine`: the last request of the client that runs the most, if it has to make way."""
-        own = client_of(sequence)
-        candidates = [other for other in running if other.is_unserved]
-        clients = {client_of(other) for other in candidates} - {own}
-        rich = [client for client in clients if self._makes_way(client, own)]
-        if not rich:
-            return None
-        richest = max(rich, key=lambda client: (self._num_rows[client], self.served(client)))
-        return max((other for other in candidates if client_of(other) == richest), key=by_order)
+    def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
+        """See `WaitingLine`: the last request of the client that runs the most makes way."""
+        unserved: dict[Client, Sequence] = {}
+        for other in running:  # in order, so that the last one stays
+            if other.is_unserved:
+                unserved[client_of(other)] = other
+        for poor in sorted(self._queues, key=self._rank):
+            rich = [client for client in unserved if client != poor and self._makes_way(client, poor)]
+            first = next(filter(may_run, self._queues[poor]), None)
+            if rich and first is not None:
+                richest = max(rich, key=lambda client: (self._num_rows[client], self.served(client)))
+                return first, unserved[richest]
+        return None
 
     def _makes_way(self, rich: Client, poor: Client) -> bool:
         ahead = self.served(rich) - self.served(poor)
-        return ahead >= QUANTUM or (ahead >= 0 and self._num_rows[rich] >= self._num_rows[poor] + 2)
+        return ahead >= QUANTUM or (ahead >= -SLACK and self._num_rows[rich] >= self._num_rows[poor] + 2)
 
     # ---------------------------------------------------------------------------------- the accounts
 

@@ -257,10 +257,8 @@ class Scheduler:
         """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
         the others.
         """
-        while (sequence := self._waiting.next(self._may_be_let_in)) is not None:
-            victim = self._waiting.victim(self._running, sequence)
-            if victim is None:
-                break
+        while (overtaking := self._waiting.overtaking(self._running, self._may_be_let_in)) is not None:
+            sequence, victim = overtaking
             spare = budget - sum(other.is_unserved for other in self._running)
             if num_tokens := self._let_in(sequence, spare, now_s):
                 budget -= num_tokens

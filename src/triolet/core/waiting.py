@@ -28,6 +28,7 @@ from triolet.core.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
 MayRun = Callable[[Sequence], bool]
+Overtaking = tuple[Sequence, Sequence]  # a waiting one, and a running one
 
 
 class WaitingLine:
@@ -78,19 +79,19 @@ class WaitingLine:
         """The running ones, first the one that is served first; the last is the first to lose its blocks."""
         return running
 
-    def victim(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
-        """Who has to make way for a waiting one; None if nobody has.
+    def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
+        """Who is let in before those that run are served, and who has to make way for it if there is no room.
 
         Args:
             running: all that run; those that are part of the coming step already keep their place in it.
-            sequence: who is let in next.
+            may_run: whether a waiting one may be let in now.
         """
-        if not self._has_priorities:
+        if not self._has_priorities or (first := self.next(may_run)) is None:
             return None
         worst = next((other for other in reversed(running) if other.is_unserved), None)
-        if worst is None or worst.order < sequence.order:
+        if worst is None or worst.order < first.order:
             return None
-        return worst if sequence.entry.request.priority < worst.entry.request.priority else None
+        return (first, worst) if first.entry.request.priority < worst.entry.request.priority else None
 
     # What a policy that keeps accounts needs to know; these two keep none.
 
