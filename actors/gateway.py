@@ -127,7 +127,7 @@ class Gateway:
         host = handshake.header("host")
         self.access.check_host(host)
         self.access.check_origin(handshake.header("origin"), host)
-        owner = self.access.owner(handshake.header("authorization"))
+        owner = self.access.owner(handshake.authorization)
         if handshake.path != PATH:
             raise WireError("There is no WebSocket here.", code="not_found", status=404)
         if self._is_draining:

@@ -21,6 +21,7 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, T
 from wsproto.frame_protocol import CloseReason
 
 RECEIVE_BYTES = 2**16
+KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's own name for it
 SEND_BYTES = 2**14  # a client that takes this much is reading
 MAX_REASON_BYTES = 123  # of a close frame
 PROTOCOL_ERROR, POLICY_VIOLATION, TOO_BIG = 1002, 1008, 1009
@@ -63,9 +64,25 @@ class Handshake:
         """The value of a header; None if there is none."""
         return self._headers.get(name)
 
+    @property
+    def authorization(self) -> str | None:
+        """The header, or what a page sends in its place: it can set no headers, and says its key as a subprotocol."""
+        if (header := self.header("authorization")) is not None:
+            return header
+        offered = (
+            name.removeprefix(KEY_PROTOCOL) for name in self._protocols if name.startswith(KEY_PROTOCOL)
+        )
+        return next((f"Bearer {key}" for key in offered), None)
+
+    @property
+    def _protocols(self) -> tuple[str, ...]:
+        return tuple(self._request.proposed_subprotocols)
+
     async def accept(self) -> None:
         """Let the client in."""
-        await self._request.accept()
+        # A browser closes a connection for which none of the subprotocols was chosen; a key is never said aloud.
+        chosen = next((name for name in self._protocols if not name.startswith(KEY_PROTOCOL)), None)
+        await self._request.accept(subprotocol=chosen)
 
     async def reject(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Do not."""

@@ -25,7 +25,7 @@ async def chat_completions(request: Request) -> Response:
     service = service_of(request)
     body = ChatRequest.of(await read_json(request))
     service.check_model(body.model)
-    plan = body.plan(service.tool_parser, service.reasoning_parser)
+    plan = body.plan(service.engine.tool_parser, service.engine.reasoning_parser)
     params = body.params(service.engine.default_sampling_params(), plan)
     answer = _Answer(service, body, plan, params, service.arguments(request, body), owner_of(request))
     if body.stream:

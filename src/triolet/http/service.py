@@ -60,16 +60,6 @@ class Service:
         """Names that the model is asked for by; the first is the one that it answers with."""
         return self.answering.models
 
-    @property
-    def tool_parser(self) -> str | None:
-        """How the model writes calls of tools."""
-        return getattr(self.engine, "tool_parser", None)
-
-    @property
-    def reasoning_parser(self) -> str | None:
-        """How the model marks reasoning."""
-        return getattr(self.engine, "reasoning_parser", None)
-
     def check_model(self, name: str) -> None:
         """Hold the name of a model to those that are served.
 

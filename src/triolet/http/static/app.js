@@ -110,7 +110,7 @@ function factsOf(turn) {
   if (turn.first && tokens > 1 && turn.ended > turn.first) facts.push(`${((1000 * (tokens - 1)) / (turn.ended - turn.first)).toFixed(0)} tokens/s`);
   const cached = turn.usage.input_tokens_details?.cached_tokens ?? 0;
   facts.push(`prompt ${turn.usage.input_tokens}${cached ? ` (${cached} cached)` : ""}`);
-  return facts.join(" · ");
+  return facts.map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ");
 }
 
 function addLane(lane) {
@@ -201,7 +201,8 @@ function toggle(button, panel, other) {
   const isShown = panel.hidden;
   panel.hidden = !isShown;
   button.setAttribute("aria-expanded", isShown);
-  if (isShown && other && matchMedia("(max-width: 62rem)").matches && !other.panel.hidden) toggle(other.button, other.panel);
+  const isNarrow = matchMedia("(max-width: 90rem)").matches; // one of them at a time
+  if (isShown && other && isNarrow && !other.panel.hidden) toggle(other.button, other.panel);
 }
 
 function turnTheme() {
@@ -229,6 +230,10 @@ find("prompt").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send(event.target.value);
+});
+find("target").addEventListener("change", () => {
+  const [lane] = targets();
+  views.get(lane).root.scrollIntoView({ inline: "start" }); // on a phone there is room for one
 });
 find("stop").onclick = stop;
 find("new").onclick = newChat;
