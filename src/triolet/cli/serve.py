@@ -122,6 +122,7 @@ class Server:
         deadline = now + max(grace_s - 2 * self.gateway.close_timeout, grace_s / 2)
         assert self._front is not None, "it listens"
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.drain, deadline)  # what HTTP has running ends with it, too
             nursery.start_soon(gateway.drain, deadline)
             nursery.start_soon(self._front.stop, now + grace_s)
 
