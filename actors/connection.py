@@ -28,7 +28,7 @@ from triolet.wire.output_items import Event
 from triolet.wire.turns import Close, Effect, Send, Start, Stop, Turn
 
 LONG_MESSAGE_BYTES = 2**16  # takes a millisecond to read: the other connections do not wait for longer ones
-SLOW, TOO_OLD, FAILED = 1013, 1001, 1011
+FAILED, SLOW = 1011, 1013
 WATCH_INTERVAL_S = 0.25
 
 Tell = Callable[[Sequence[Event]], None]
@@ -87,7 +87,17 @@ class Connection:
         except ConnectionClosed:
             if self._outbox.close is not None and task == self._read:
                 return  # the writer is saying goodbye
+        except Exception:
+            log.exception("a WebSocket failed")
+            if task != self._write:
+                self._give_up(FAILED, "internal error")
+                return
         self._nursery.cancel_scope.cancel()
+
+    def _give_up(self, code: int, reason: str) -> None:
+        """Free what the client holds, at once; the writer says goodbye."""
+        self._apply(self._conversation.abandon())
+        self._outbox.give_up(code, reason)
 
     # ---------------------------------------------------------------------------------- reader, writer
 
@@ -118,16 +128,12 @@ class Connection:
             await trio.sleep(min(WATCH_INTERVAL_S, self._config.write_timeout / 4))
             now, waiting_since = trio.current_time(), self._socket.sending_since
             if waiting_since is not None and now - waiting_since > self._config.write_timeout:
-                return await self._give_up()
+                self._give_up(SLOW, "the client does not read")
+                await trio.sleep(self._config.write_timeout)  # it may read on, and then learn why
+                return
             if lifetime is not None and now - began > lifetime:
                 lifetime = None
                 self._apply(self._conversation.expire(_now()))
-
-    async def _give_up(self) -> None:
-        """Free what the client holds at once; the goodbye waits a while for it to read on."""
-        self._apply(self._conversation.abandon())
-        self._outbox.give_up(SLOW, "the client does not read")
-        await trio.sleep(self._config.write_timeout)
 
     async def _ping(self) -> None:
         """Ask an idle client for a sign of life: one that is gone would otherwise keep its place for ever."""
