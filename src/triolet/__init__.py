@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from triolet import errors
 from triolet.config import EngineConfig
+from triolet.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.outputs import (
     CompletionOutput,
     FinishReason,
@@ -31,13 +32,18 @@ from triolet.core.statistics import EngineStatistics
 from triolet.errors import TrioletError
 
 if TYPE_CHECKING:
+    from triolet.actors.beam_search import beam_search
     from triolet.actors.engine import Engine
     from triolet.actors.opening import open_engine
     from triolet.actors.stream import TokenStream
+    from triolet.ipc.snapshot import Snapshot
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Engine",
     "EngineConfig",
@@ -52,15 +58,19 @@ __all__ = [
     "RequestOutputKind",
     "RequestStatus",
     "SamplingParams",
+    "Snapshot",
     "TokenStream",
     "TrioletError",
+    "beam_search",
     "errors",
     "open_engine",
 ]
 
 _ON_FIRST_USE = {
+    "beam_search": "triolet.actors.beam_search",
     "Engine": "triolet.actors.engine",
     "open_engine": "triolet.actors.opening",
+    "Snapshot": "triolet.ipc.snapshot",
     "TokenStream": "triolet.actors.stream",
 }
 
