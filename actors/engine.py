@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from triolet.actors.detokenizer import deliver
+from triolet.actors.handover import check_snapshot, resumed, take_snapshot
 from triolet.actors.health import check_health
 from triolet.actors.reporting import Reporting, StatLogger
 from triolet.actors.resolving import open_streams, resolve
@@ -32,6 +33,7 @@ from triolet.core.statistics import EngineStatistics
 from triolet.core.supervision import CrashReport
 from triolet.core.tools.detection import parser_named, reasoning_parser_of, tool_parser_of
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
+from triolet.ipc.snapshot import Snapshot
 
 MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
 SCOPE_ENDED = "the engine's scope has ended"
@@ -53,6 +55,7 @@ class Engine:
         self._refusal: EngineClosed | EngineDead | None = None
         self._num_restarts = 0
         self._is_closed = False
+        self._resumed: set[str] = set()  # ids of streams that are yet to be entered
         self._was_death_told = False
         self._reporting = Reporting(wiring.journal.tally, self.statistics)
         wiring.report = self._reporting.report
@@ -207,7 +210,8 @@ class Engine:
         deadline_s = seconds("deadline", deadline)
         queue_timeout_s = seconds("queue_timeout", queue_timeout)
         if request_id is None:
-            request_id = next(name for name in self._ids if name not in self._submissions)
+            taken = {*self._submissions, *self._resumed}
+            request_id = next(name for name in self._ids if name not in taken)
         return TokenStream(
             self,
             Submission(
@@ -251,6 +255,23 @@ class Engine:
         for entry in submission.entries:
             self._wiring.finish(entry.serial, FinishReason.ABORT)
 
+    def snapshot(self) -> Snapshot:
+        """What is unfinished now, for another engine to `resume`; here it goes on as if nothing had been asked."""
+        return take_snapshot(self.model_info, self._submissions.values())
+
+    def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
+        """Streams of what another engine with the same model has left unfinished, by request id.
+
+        Each is entered like that of `generate`, and goes on where it was: its first output brings all that there was,
+        and its text is the one that it would have had without the break.
+
+        Raises:
+            SnapshotError: another model has begun these.
+        """
+        check_snapshot(snapshot, self.model_info)
+        self._resumed |= {saved.request_id for saved in snapshot.requests}
+        return {saved.request_id: TokenStream(self, resumed(saved)) for saved in snapshot.requests}
+
     async def _admit(self, submission: Submission) -> None:
         """Take a request in; raises before anything is taken, or returns with everything in place."""
         with counted_admission(self._wiring.journal.tally):
@@ -265,6 +286,7 @@ class Engine:
         self.config.request_limits.check(params, self.model_info.vocab_size)
         admission.reserve(trio.current_time(), params.n)
         self._submissions[request_id] = submission
+        self._resumed.discard(request_id)
         try:
             with submission.admission:
                 request = await resolve(submission, params, self._wiring, self.config, self._seeds)
@@ -312,20 +334,24 @@ class Engine:
             if not submission.streams:
                 submission.admission.cancel()
 
-    async def drain(self, deadline: float) -> None:
+    async def drain(self, deadline: float) -> Snapshot:
         """Take nothing new, and let what there is finish.
 
         Args:
             deadline: absolute `trio.current_time()`; what has not finished by then ends with finish_reason
                 `shutdown`.
+        Returns:
+            What had not finished, for another engine to `resume`.
         """
         deadline_s = seconds("deadline", deadline)
         self._refuse(EngineClosed("the engine is draining and takes nothing new"))
         with trio.move_on_at(deadline_s):
             while self._wiring.journal:
                 await self._wiring.idle.park()
+        snapshot = self.snapshot()
         self._end_all(FinishReason.SHUTDOWN)
         await trio.lowlevel.checkpoint()
+        return snapshot
 
     def _end_all(self, reason: FinishReason) -> None:
         """End every live request here and now; readers get what there is, without the help of an actor."""

@@ -10,6 +10,8 @@ import attrs
 import trio
 
 from triolet.actors.constraining import resolve_constraint
+from triolet.actors.detokenizer import deliver
+from triolet.actors.handover import fill_in, goes_on
 from triolet.actors.submission import Submission
 from triolet.actors.tokenizer import ask_tokenizer
 from triolet.actors.wiring import Stream, Wiring
@@ -84,16 +86,20 @@ def open_streams(
         config: of the engine.
         seeds: where the seeds of further answers are drawn from.
     """
-    readers, arrival_time = trio.lowlevel.ParkingLot(), time.time()
+    readers, arrival_time, saved = trio.lowlevel.ParkingLot(), time.time(), submission.saved
     streams: list[Stream] = []
-    for one in fan_out(request, lambda: seeds.getrandbits(63)):
-        entry = wiring.journal.open(one, after=streams[0].feed.entry if streams else None)
+    requests = fan_out(request, lambda: seeds.getrandbits(63))
+    for one in goes_on(requests, saved) if saved else requests:
+        entry = wiring.journal.open(one, after=streams[0].feed.entry if streams and not saved else None)
         feed = Feed.open(
             entry, wiring.codec, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
         )
         streams.append(Stream(feed, readers=readers))
         wiring.open_stream(entry.serial, streams[-1])
     submission.open(tuple(streams))
+    for stream, answer in zip(streams, saved.answers if saved else (), strict=False):
+        fill_in(wiring, stream, answer)
+        deliver(wiring, stream.feed.entry.serial)
 
 
 async def _tokenize(wiring: Wiring, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:

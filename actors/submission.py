@@ -17,6 +17,7 @@ from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
 from triolet.core.tally import Tally
 from triolet.errors import InvalidRequest, Overloaded, shown
+from triolet.ipc.snapshot import SavedRequest
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -28,6 +29,7 @@ class Submission:
         answers: what its reader takes from, once there are streams.
         was_aborted: somebody aborted it before that.
         admission: around the wait before that; cancelled when the engine takes nothing new any more.
+        saved: what another engine had answered of it.
     """
 
     prompt: ParsedPrompt
@@ -42,6 +44,7 @@ class Submission:
     answers: Answers | None = None
     was_aborted: bool = False
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    saved: SavedRequest | None = None
 
     @property
     def is_live(self) -> bool:

@@ -106,6 +106,10 @@ class UnsupportedFeature(InvalidRequest):
     """A feature that is known by name and not offered (yet): refused rather than ignored."""
 
 
+class SnapshotError(InvalidRequest):
+    """Bytes that are no snapshot of unfinished requests, or a snapshot that this engine can not take up."""
+
+
 # ------------------------------------------------------------------------- the operator's set-up
 
 

@@ -1,0 +1,134 @@
+"""Unfinished requests as a value, and as bytes: what one process hands over to the next.
+
+A snapshot holds what the journal knows: what was asked, with the seeds that were drawn, and the tokens that have been
+answered. Whoever takes it up computes the rest, and the text is the one that would have come without the break. The
+bytes are msgpack with names, so that a later version can read what an earlier one wrote; they name no code to run, and
+everything in them is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Self
+
+import attrs
+import cattrs.preconf.msgpack
+import msgpack
+from cattrs.gen import make_dict_structure_fn
+
+from triolet.core.outputs import FinishReason
+from triolet.core.params import SamplingParams
+from triolet.core.plan import TokenLogprobs
+from triolet.errors import SnapshotError
+
+VERSION: Final = 1
+MAX_PROBLEM_CHARS = 300
+
+
+@attrs.frozen(kw_only=True)
+class SavedAnswer:
+    """One answer so far.
+
+    Args:
+        seed: of its noise.
+        output_token_ids: its tokens.
+        output_logprobs: theirs, if they were asked for.
+        finish_reason: if it has ended, while another answer to the same prompt has not.
+        stop_reason: likewise.
+    """
+
+    seed: int
+    output_token_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SavedRequest:
+    """A request that has not finished.
+
+    Args:
+        request_id: the caller's, or the engine's.
+        prompt: the text it was tokenised from, if there was one.
+        prompt_token_ids: the prompt.
+        params: the caller's, or the model's.
+        answers: as many as `params.n`.
+        priority: see `Engine.generate`.
+        client: likewise.
+        cache_salt: likewise.
+        time_left_s: until its deadline, seconds; None if it has none.
+        queue_time_left_s: until its queue timeout, seconds; None if it has none, or has been scheduled.
+    """
+
+    request_id: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    answers: tuple[SavedAnswer, ...]
+    priority: int = 0
+    client: str | None = None
+    cache_salt: str | None = None
+    time_left_s: float | None = None
+    queue_time_left_s: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """The unfinished requests of an engine.
+
+    Args:
+        architecture: of the model; another engine must have the same one, and the same weights, which nobody checks.
+        vocab_size: of the model.
+        requests: in order of their admission.
+    """
+
+    architecture: str
+    vocab_size: int
+    requests: tuple[SavedRequest, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def to_bytes(self) -> bytes:
+        """For a file or a pipe."""
+        body = {"version": VERSION, **_CONVERTER.unstructure(self)}
+        packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
+        return packed
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The reverse of `to_bytes`.
+
+        Raises:
+            SnapshotError: these are no bytes of a snapshot, or of a version that is not known here.
+        """
+        try:
+            body = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
+            version = body.pop("version")
+        except Exception as error:
+            raise SnapshotError(f"a snapshot must be what `to_bytes` wrote; got {len(data)} bytes") from error
+        if version != VERSION:
+            raise SnapshotError(f"a snapshot must be of version {VERSION}; got {str(version)[:20]}")
+        try:
+            return _CONVERTER.structure(body, cls)
+        except Exception as error:  # whatever a wrong value did to whichever check
+            problem = f"{type(error).__name__}: {str(error)[:MAX_PROBLEM_CHARS]}"
+            raise SnapshotError(f"a snapshot must hold requests as they were saved; {problem}") from error
+
+
+_CONVERTER: Final = cattrs.preconf.msgpack.make_converter(detailed_validation=False)
+
+
+def _exactly(value: object, kind: type) -> object:
+    if type(value) is not kind:  # no coercion: "1" is no number, and neither is True
+        raise TypeError(f"must be {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+for _kind in (int, str, bool):
+    _CONVERTER.register_structure_hook(_kind, _exactly)
+# A string itself, it would be taken for a plain one.
+_CONVERTER.register_structure_hook(FinishReason, lambda value, kind: kind(value))
+_CONVERTER.register_structure_hook_factory(
+    attrs.has, lambda kind: make_dict_structure_fn(kind, _CONVERTER, _cattrs_forbid_extra_keys=True)
+)
