@@ -1,198 +1,85 @@
-"""An engine with eyes: every count is checked after every transition, and things break where the story says.
+"""triolet: an LLM inference engine built as actors on Trio structured concurrency.
 
-Nothing of the engine is replaced. The classes below are its own ones, which first reach a fault's point, then do what
-they always do, then look. What they find is written down and not raised: raised, it would be one more crash to mend.
+    async with triolet.open_engine() as engine:
+        async with engine.generate("Hello!") as stream:
+            async for output in stream:
+                print(output.text)
+
+What needs Trio or torch is imported on first use, so that naming a parameter or an error stays cheap.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import pytest
-import trio
+from triolet import errors
+from triolet.config import EngineConfig
+from triolet.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from triolet.core.outputs import (
+    CompletionOutput,
+    FinishReason,
+    FlatLogprobs,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    RequestStatus,
+)
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.progress import LoadProgress
+from triolet.core.repetition import RepetitionDetectionParams
+from triolet.core.statistics import EngineStatistics
+from triolet.errors import TrioletError
 
-from tests.simulation.world import World, is_planted
-from triolet.actors import detokenizer, opening, tokenizer, wiring
-from triolet.actors.supervisor import SupervisorGaveUp
-from triolet.actors.wiring import Wiring
-from triolet.core.journal import Journal, JournalEntry
-from triolet.core.outputs import FinishReason
-from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.request import Request
-from triolet.core.scheduler import Scheduler, SchedulerConfig
-from triolet.core.sequence import Sequence
-from triolet.errors import InvariantViolated
+if TYPE_CHECKING:
+    from triolet.actors.beam_search import beam_search
+    from triolet.actors.engine import Engine
+    from triolet.actors.opening import open_engine
+    from triolet.actors.stream import TokenStream
+    from triolet.ipc.snapshot import Snapshot
 
+__version__ = "0.1.0"
 
-@contextmanager
-def watched(world: World) -> Iterator[None]:
-    """Engines that are started within this scope belong to the world."""
-    log = logging.getLogger("triolet.supervisor")
-    reports = _Reports(world)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "Journal", lambda: WatchedJournal(world))
-        patch.setattr(opening, "Wiring", lambda admission: WatchedWiring(world, admission))
-        patch.setattr(wiring, "Scheduler", lambda *arguments: WatchedScheduler(world, *arguments))
-        patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
-        patch.setattr(tokenizer, "_answer", _faulty_answer(world))
-        log.addFilter(reports)
-        try:
-            yield
-        finally:
-            log.removeFilter(reports)
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "EngineStatistics",
+    "FinishReason",
+    "FlatLogprobs",
+    "LoadProgress",
+    "Logprob",
+    "RepetitionDetectionParams",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RequestStatus",
+    "SamplingParams",
+    "Snapshot",
+    "TokenStream",
+    "TrioletError",
+    "beam_search",
+    "errors",
+    "open_engine",
+]
 
-
-class _Reports(logging.Filter):
-    """Hears what supervisors report, and keeps it out of the log. A crash that no fault explains is a bug."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self.world = world
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        assert isinstance(record.args, tuple)
-        supervisor, context, reason, offender = record.args
-        self.world.note(f"report {supervisor} {context} {offender} {reason!r}")
-        if (
-            isinstance(reason, BaseException)
-            and not isinstance(reason, SupervisorGaveUp)
-            and not is_planted(reason)
-        ):
-            self.world.violated(f"{offender} crashed of itself: {reason!r}")
-        return False
-
-
-class WatchedJournal(Journal):
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self.world = world
-
-    def open(self, request: Request) -> JournalEntry:
-        entry = super().open(request)
-        self.world.opened(entry)
-        return entry
-
-    def commit(self, entry: JournalEntry, token: SampledToken, now_s: float) -> bool:
-        self.world.reach("scheduler.commit.before")
-        was_committed = super().commit(entry, token, now_s)
-        self.world.reach("scheduler.commit.after")
-        return was_committed
-
-    def close(self, entry: JournalEntry) -> None:
-        was_live = entry.serial in self
-        super().close(entry)
-        if was_live:
-            self.world.closed(entry)
+_ON_FIRST_USE = {
+    "beam_search": "triolet.actors.beam_search",
+    "Engine": "triolet.actors.engine",
+    "open_engine": "triolet.actors.opening",
+    "Snapshot": "triolet.ipc.snapshot",
+    "TokenStream": "triolet.actors.stream",
+}
 
 
-class WatchedWiring(Wiring):
-    def __init__(self, world: World, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.world = world
-
-    def step_done(self, result: StepResult) -> None:
-        self.world.reach("runner.tell.before")
-        super().step_done(result)
-        self.world.reach("runner.tell.after")
-
-    def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
-        if self.scheduler is not None:
-            self.world.reach("scheduler.start")
-        scheduler = super().new_scheduler(config)
-        self.world.note(f"scheduler started with {scheduler.num_waiting}")
-        return scheduler
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'triolet' has no attribute {name!r}")
+    return getattr(import_module(_ON_FIRST_USE[name]), name)
 
 
-class WatchedScheduler(Scheduler):
-    """While its own actor is in the middle of something, others may not find it whole, and need not: it is checked when
-    a transition has ended.
-    """
-
-    def __init__(self, world: World, *arguments: Any) -> None:
-        self.world = world
-        self.is_whole = True
-        self._touched: set[int] = set()
-        super().__init__(*arguments)
-
-    @contextmanager
-    def _transition(self, name: str = "") -> Iterator[None]:
-        if name:
-            self.world.reach(f"scheduler.{name}.before")
-        was_whole, self.is_whole = self.is_whole, False
-        yield
-        self.is_whole = was_whole
-        if was_whole:
-            self._look(name)
-        if name:
-            self.world.reach(f"scheduler.{name}.after")
-
-    def _look(self, name: str) -> None:
-        try:
-            self.check()
-        except InvariantViolated as violation:
-            self.world.violated(f"after {name or 'abort'}: {violation}")
-        # Whatever else happens meanwhile, nobody else gets the blocks that the step in flight reads and writes.
-        if self.is_step_in_flight and (loose := self._touched & {*self.pool._free, *self.pool._cached}):
-            self.world.violated(f"after {name or 'abort'}: blocks {sorted(loose)} are free amid a step")
-
-    def add_arrivals(self) -> None:
-        with self._transition("arrivals"):
-            super().add_arrivals()
-
-    def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        with self._transition():
-            super().abort(serial, reason)
-
-    def expire(self, now_s: float) -> None:
-        with self._transition("expire"):
-            super().expire(now_s)
-
-    def plan_step(self, now_s: float) -> StepPlan | None:
-        with self._transition("plan"):
-            plan = super().plan_step(now_s)
-            self._touched = {block for sequence in self._scheduled for block in sequence.block_table}
-        return plan
-
-    def apply(self, result: StepResult, now_s: float) -> None:
-        with self._transition("apply"):
-            super().apply(result, now_s)
-
-    def take_progress(self) -> tuple[int, ...]:
-        with self._transition("progress"):
-            return super().take_progress()
-
-    def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
-        super()._schedule(sequence, num_tokens, num_missing_blocks)
-        self.world.reach("scheduler.plan.middle")
-
-    def _take_back(self, sequence: Sequence) -> None:
-        super()._take_back(sequence)
-        if trio.lowlevel.current_task().name == "scheduler":
-            point = "finish" if sequence.entry.finish_reason else "preempt"
-            self.world.reach(f"scheduler.{point}.middle")
-
-
-def _faulty_deliver(world: World) -> Any:
-    original = detokenizer.deliver
-
-    def deliver(wiring: Wiring, serial: int) -> None:
-        world.reach("detokenizer.deliver.before")
-        original(wiring, serial)
-        world.reach("detokenizer.deliver.after")
-
-    return deliver
-
-
-def _faulty_answer(world: World) -> Any:
-    original = tokenizer._answer
-
-    async def answer(codec: Any, request: Any, run: Any) -> None:
-        with request[1]:
-            world.reach("tokenizer.answer.before")
-            await original(codec, request, run)
-            world.reach("tokenizer.answer.after")
-
-    return answer
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})
