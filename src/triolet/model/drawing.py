@@ -8,6 +8,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from triolet.kernels.cpu.draw import can_choose
+from triolet.model.cpu_drawing import CpuDraws, make_cpu_draws
 from triolet.model.filters import Limits, draw_within, is_limited, keep_within
 from triolet.model.logits import NEVER
 from triolet.model.noise import answer_streams, exponential_noise, position_streams
@@ -28,6 +30,7 @@ class RandomRows:
         limited_rows: [num_limited] int64, the others.
         limits: of the limited rows.
         vocabulary: [vocab_size] int64, all token ids.
+        on_cpu: draws them, where it can.
     """
 
     temperature: Tensor
@@ -37,6 +40,7 @@ class RandomRows:
     limited_rows: Tensor
     limits: Limits
     vocabulary: Tensor
+    on_cpu: CpuDraws | None
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> RandomRows:
@@ -49,26 +53,34 @@ class RandomRows:
             log_min_p = (
                 torch.tensor([[p.min_p] for p in params], dtype=torch.float64).log().float().to(device)
             )
+        answers = answer_streams(torch.tensor([row.seed for row in rows], dtype=torch.int64))
         return cls(
             temperature=torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=device),
             log_min_p=log_min_p,
-            answers=answer_streams(torch.tensor([row.seed for row in rows], dtype=torch.int64)),
+            answers=answers,
             open_rows=torch.tensor(opened, dtype=torch.int64, device=device),
             limited_rows=torch.tensor(limited, dtype=torch.int64, device=device),
             limits=Limits.of([params[i] for i in limited], vocab_size, device),
             vocabulary=torch.arange(vocab_size, device=device),
+            on_cpu=make_cpu_draws(params, answers, vocab_size, device),
         )
+
+    def draws_from(self, logits: Tensor) -> bool:
+        """Whether logits like these can be drawn from as they are, without being made float32."""
+        return self.on_cpu is not None and can_choose(logits)
 
     def draw(self, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
         """Draw a token for every row.
 
         Args:
-            logits: [num_rows, vocab_size] float32; overwritten.
+            logits: [num_rows, vocab_size] float32, or what `draws_from` takes; overwritten.
             peaks: [num_rows] float32, the largest of each row. A row whose peak is not finite gives any token.
             positions: one per row, index in the answer of the token to be drawn.
         Returns:
             [num_rows] int64.
         """
+        if self.on_cpu is not None and can_choose(logits):
+            return self.on_cpu.draw(logits, peaks, positions)
         scaled, peaks = self._scale_(logits, peaks)
         streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
         if not len(self.open_rows):

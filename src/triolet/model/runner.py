@@ -108,7 +108,12 @@ class ModelRunner:
         batch = self._batch_for(step.sampled)
         inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
         masks = [row.mask for row in step.sampled]
-        if self._greedy is not None and batch.is_greedy and not any(masks) and not step.prompted:
+        if (
+            self._greedy is not None
+            and batch.is_greedy
+            and not step.prompted
+            and all(mask is None for mask in masks)
+        ):
             return likeliest(*self._greedy.forward_greedy(*inputs)), ()
         logits = self._model.forward(*inputs)
         prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from triolet.core.plan import TokenLogprobs
+from triolet.kernels.cpu.draw import largest
 from triolet.model.drawing import RandomRows
 from triolet.model.logits import LogitEdits
 from triolet.model.logprobs import token_logprobs
@@ -114,29 +115,41 @@ class SamplingBatch:
         Returns:
             Tokens, failures and log-probabilities; the rows are not told (see `SamplingRow.append`).
         """
-        peaks, tokens = logits.max(dim=1)  # NaN is larger than everything
+        peaks, tokens = largest(logits)  # NaN is larger than everything
         told = self._raw(logits)
         failures = {i: _problem(peak) for i, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)}
         if self._worked:
-            worked_peaks, worked_tokens = self._work(logits, told)
+            worked_peaks, worked_tokens = self._draw_as_is(logits, peaks) or self._work(logits, told)
             tokens[self._worked_index] = worked_tokens
             for i, peak in zip(self._worked, worked_peaks.tolist(), strict=True):
                 if not math.isfinite(peak):
                     failures.setdefault(i, _problem(peak))
         return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
 
+    def _draw_as_is(self, logits: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What `_work` gives, without its copy, for rows that nothing is to be done with before they are drawn."""
+        work = _take(logits, self._worked_index)
+        if self._random is None or self._edits is not None or self._is_processed:
+            return None
+        if not self._random.draws_from(work):
+            return None
+        work_peaks = _take(peaks, self._worked_index)
+        return work_peaks, self._random.draw(work, work_peaks, self._positions())
+
+    def _positions(self) -> list[int]:
+        return [len(row.output_token_ids) for row in self._random_rows]
+
     def _work(self, logits: Tensor, told: Tensor | None) -> tuple[Tensor, Tensor]:
         """Largest logit after the edits and chosen token of the rows that need work."""
         work = _take(logits, self._worked_index).to(torch.float32)
         if self._edits is not None:
             self._edits.apply_(work)
-        peaks, tokens = work.max(dim=1)
+        peaks, tokens = largest(work)
         if told is not None and len(self._told_places):
             told[self._told_places] = self._processed(work, peaks)[self._told_of_work]
         if self._random is not None:
-            positions = [len(row.output_token_ids) for row in self._random_rows]
             drawn = self._drawn_index
-            tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), positions)
+            tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), self._positions())
         return peaks, tokens
 
     def _raw(self, logits: Tensor) -> Tensor | None:
