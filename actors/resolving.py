@@ -105,6 +105,8 @@ def open_streams(
 async def _tokenize(wiring: Wiring, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:
     if prompt.token_ids is not None and not params.bad_words:
         await trio.lowlevel.checkpoint()
-        return Tokenized(None, prompt.token_ids, ())
+        return Tokenized(prompt.text, prompt.token_ids, ())
     answer = await ask_tokenizer(wiring, Tokenize(prompt.content, params.bad_words))
-    return answer if prompt.token_ids is None else attrs.evolve(answer, token_ids=prompt.token_ids)
+    if prompt.token_ids is None:
+        return answer
+    return attrs.evolve(answer, text=prompt.text, token_ids=prompt.token_ids)

@@ -44,6 +44,19 @@ def test_a_prompt_comes_in_one_of_five_forms(
     assert parsed == ParsedPrompt(token_ids, content)  # type: ignore[arg-type]
 
 
+def test_token_ids_may_come_with_their_text() -> None:
+    assert parse_prompt({"prompt": "hi", "prompt_token_ids": [1]}) == ParsedPrompt((1,), text="hi")
+    error = refusal({"prompt": 5, "prompt_token_ids": [1]})
+    assert str(error) == "prompt beside prompt_token_ids must be text; got int"
+
+
+@pytest.mark.parametrize("beside", [{"prompt": "hi"}, {"prompt_token_ids": [1]}])
+def test_a_key_that_nobody_reads_is_refused_by_name(beside: dict[str, object]) -> None:
+    error = refusal({**beside, "multi_modal_data": {}})
+    sentence = "prompt must have no other keys than prompt and prompt_token_ids; got 'multi_modal_data'"
+    assert (str(error), error.field, error.got) == (sentence, "prompt", ["multi_modal_data"])
+
+
 @pytest.mark.parametrize("prompt", ["", {"prompt": ""}])
 def test_an_empty_text_is_no_prompt(prompt: object) -> None:
     error = refusal(prompt)
@@ -63,9 +76,6 @@ def test_an_empty_text_is_no_prompt(prompt: object) -> None:
         {},
         {"prompt": None},
         {"prompt": ["hi"]},
-        {"prompt": "hi", "prompt_token_ids": [1]},
-        {"prompt": "hi", "multi_modal_data": {}},
-        {"prompt_token_ids": [1], "cache_salt": "a"},
         {"prompt_embeds": [0.5]},
         {1, 2},
         object(),

@@ -20,15 +20,17 @@ _FORMS = (
 
 @attrs.frozen
 class ParsedPrompt:
-    """A prompt of known form; one of the two is None.
+    """A prompt of known form; one of the first two is None.
 
     Args:
         token_ids: it came as ids.
         content: it came as text or as chat messages, and must be tokenised.
+        text: it came as ids together with the text that they were made from, which is shown and not looked at.
     """
 
     token_ids: tuple[int, ...] | None = None
     content: str | Sequence[Mapping[str, Any]] | Conversation | None = None
+    text: str | None = None
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
@@ -40,9 +42,11 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
     match prompt:
         case str():
             return ParsedPrompt(content=_not_empty(prompt))
-        case {"prompt_token_ids": token_ids, **others} if not others:
-            return ParsedPrompt(token_ids=_token_ids(token_ids))
-        case {"prompt": str(text), **others} if not others:
+        case {"prompt_token_ids": token_ids, **others}:
+            text = _known_text(others)
+            return ParsedPrompt(token_ids=_token_ids(token_ids), text=text)
+        case {"prompt": str(text), **others}:
+            _refuse_keys(others)
             return ParsedPrompt(content=_not_empty(text))
         case [Mapping(), *_]:
             return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
@@ -60,6 +64,29 @@ def _of_no_form(prompt: object) -> InvalidPrompt:
     return InvalidPrompt(
         f"prompt must be {_FORMS}; got {type(prompt).__name__}", field="prompt", got=type(prompt)
     )
+
+
+def _known_text(others: Mapping[str, Any]) -> str | None:
+    """What may stand beside token ids."""
+    _refuse_keys({key: value for key, value in others.items() if key != "prompt"})
+    text = others.get("prompt")
+    if text is not None and not isinstance(text, str):
+        raise InvalidPrompt(
+            f"prompt beside prompt_token_ids must be text; got {type(text).__name__}",
+            field="prompt",
+            got=type(text),
+        )
+    return text
+
+
+def _refuse_keys(others: Mapping[str, Any]) -> None:
+    if others:
+        keys = ", ".join(shown(key) for key in list(others)[:3])
+        raise InvalidPrompt(
+            f"prompt must have no other keys than prompt and prompt_token_ids; got {keys}",
+            field="prompt",
+            got=list(others),
+        )
 
 
 def _not_empty(text: str) -> str:
