@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import OrderedDict
 from typing import Any
 
 import attrs
@@ -25,6 +24,7 @@ from triolet.actors.submission import Submission, check_type, counted_admission,
 from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
+from triolet.core.endings import Endings
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
@@ -35,7 +35,6 @@ from triolet.core.tools.detection import parser_named, reasoning_parser_of, tool
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot
 
-MAX_REMEMBERED_ENDINGS = 1024  # statuses of ended requests that `status` can still tell
 SCOPE_ENDED = "the engine's scope has ended"
 
 
@@ -49,7 +48,7 @@ class Engine:
         self.config = config
         self._wiring = wiring
         self._submissions: dict[str, Submission] = {}
-        self._endings: OrderedDict[str, RequestStatus] = OrderedDict()
+        self._endings = Endings()
         self._ids = (f"request-{number}" for number in itertools.count(1))
         self._seeds = random.Random(config.seed)
         self._refusal: EngineClosed | EngineDead | None = None
@@ -159,11 +158,22 @@ class Engine:
         check_health(self._wiring, self.config.step_timeout)
 
     def status(self, request_id: str) -> RequestStatus | None:
-        """Where a request is; of ended ones the latest thousand are remembered. None for an unknown id."""
+        """Where a request is; ended ones are remembered for a while (`core.endings`). None for an unknown id."""
         submission = self._submissions.get(request_id)
         if submission is None:
-            return self._endings.get(request_id)
+            return self._endings.get(request_id, trio.current_time())
         return submission.status()
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget the KV of everything that is not in use: no later request finds any of it.
+
+        Args:
+            reset_running_requests: preempt the requests that run, so that theirs can be forgotten, too.
+        Returns:
+            False, and nothing was done, if requests hold blocks and may not be preempted.
+        """
+        assert self._wiring.scheduler is not None
+        return self._wiring.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -311,10 +321,7 @@ class Engine:
         if self._submissions.get(submission.request_id) is not submission:
             return  # it had ended, and another one bears its id now
         del self._submissions[submission.request_id]
-        self._endings[submission.request_id] = submission.status()
-        self._endings.move_to_end(submission.request_id)
-        if len(self._endings) > MAX_REMEMBERED_ENDINGS:
-            self._endings.popitem(last=False)
+        self._endings.remember(submission.request_id, submission.status(), trio.current_time())
 
     # ---------------------------------------------------------------------------------- the way down
 

@@ -35,6 +35,7 @@ async def scheduler_actor(
             if serials := core.take_progress():
                 await wiring.to_detokenizer.send(Progressed(serials))
             wiring.report(trio.current_time())
+            wiring.stepped.unpark_all()
             if not wiring.journal:
                 wiring.idle.unpark_all()
             with trio.move_on_at(min(core.next_deadline(), guided_s)):

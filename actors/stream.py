@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Self
 
 import trio
 
+from triolet.actors.following import Following, look_at
 from triolet.core.answers import Answers
 from triolet.core.outputs import RequestOutput
+from triolet.core.request_progress import RequestProgress
 from triolet.errors import RequestFailed, StreamMisused
 
 if TYPE_CHECKING:
@@ -37,6 +39,27 @@ class TokenStream:
     def request_id(self) -> str:
         """The id that the caller gave, or the engine's."""
         return self._submission.request_id
+
+    @property
+    def progress(self) -> RequestProgress:
+        """How far it has come on its way to the first token; never less than it was when last asked for.
+
+        Raises:
+            StreamMisused: outside of the `async with`.
+        """
+        self._readable()
+        return look_at(self._submission, self._engine._wiring)
+
+    def follow(self) -> Following:
+        """Its `progress` whenever that has changed, with `async for`, until the first token or the end.
+
+        It takes nothing away from the outputs, and several tasks may follow while one reads.
+
+        Raises:
+            StreamMisused: outside of the `async with`.
+        """
+        self._readable()
+        return Following(self._submission, self._engine._wiring)
 
     async def __aenter__(self) -> Self:
         if self._was_entered:

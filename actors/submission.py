@@ -15,6 +15,7 @@ from triolet.core.journal import JournalEntry
 from triolet.core.outputs import RequestStatus
 from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
+from triolet.core.request_progress import RequestProgress
 from triolet.core.tally import Tally
 from triolet.errors import InvalidRequest, Overloaded, shown
 from triolet.ipc.snapshot import SavedRequest
@@ -28,6 +29,7 @@ class Submission:
         streams: of its answers, by index, once they are in the journal.
         answers: what its reader takes from, once there are streams.
         was_aborted: somebody aborted it before that.
+        progress: as it was last shown.
         admission: around the wait before that; cancelled when the engine takes nothing new any more.
         saved: what another engine had answered of it.
     """
@@ -43,6 +45,7 @@ class Submission:
     streams: tuple[Stream, ...] = ()
     answers: Answers | None = None
     was_aborted: bool = False
+    progress: RequestProgress | None = None
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     saved: SavedRequest | None = None
 
@@ -86,7 +89,6 @@ class Submission:
 @contextmanager
 def counted_admission(tally: Tally) -> Iterator[None]:
     """Around an admission: whoever is not taken in was rejected, or has left before."""
-    tally.received()
     try:
         yield
     except trio.Cancelled:

@@ -99,6 +99,7 @@ class Wiring:
         self.is_scheduling = False
         self.guidance = GuidanceDesk(self.journal)
         self.idle = trio.lowlevel.ParkingLot()
+        self.stepped = trio.lowlevel.ParkingLot()  # whoever looks again after every step
         self.pulse = Pulse()
         self.report: Callable[[float], None] = lambda now_s: None
         self._is_woken = False
@@ -203,6 +204,7 @@ class Wiring:
 
     def close_stream(self, serial: int, reason: FinishReason) -> Stream | None:
         """Its reader gets nothing new any more, and the ending is counted. None if that has happened before."""
+        self.stepped.unpark_all()
         stream = self.streams.pop(serial, None)
         if stream is not None:
             self.journal.tally.ended(stream.feed.finished_request(reason, trio.current_time()))

@@ -28,6 +28,7 @@ from triolet.core.outputs import (
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.progress import LoadProgress
 from triolet.core.repetition import RepetitionDetectionParams
+from triolet.core.request_progress import RequestProgress
 from triolet.core.statistics import EngineStatistics
 from triolet.errors import TrioletError
 
@@ -56,6 +57,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
+    "RequestProgress",
     "RequestStatus",
     "SamplingParams",
     "Snapshot",

@@ -93,21 +93,20 @@ class Tally:
         """How many requests have ended so far, by reason; `rejected` is one of them."""
         return MappingProxyType(dict(self._endings))
 
-    def received(self) -> None:
-        """A caller asks for an answer."""
-        self.num_received += 1
-
     def rejected(self, limit: str | None) -> None:
-        """It was refused at the door; `limit` is the bound it met, if that was the reason."""
+        """A request was refused at the door; `limit` is the bound it met, if that was the reason."""
+        self.num_received += 1
         self._endings[REJECTED] += 1
         self._rejections[limit] += 1
 
     def withdrawn(self) -> None:
-        """Its caller left before it was taken in."""
+        """The caller of a request left before it was taken in."""
+        self.num_received += 1
         self._endings[FinishReason.ABORT] += 1
 
     def accepted(self) -> None:
-        """It is in the journal."""
+        """A request is in the journal; of n answers to one prompt each is a request."""
+        self.num_received += 1
         self._num_accepted += 1
 
     def ended(self, finished: FinishedRequest) -> None:
