@@ -35,7 +35,7 @@ def _text(value: Any, field: attrs.Attribute[Any]) -> str | None:
         return None
     if not isinstance(value, str):
         raise _wrong(field.name, "must be a string", value)
-    if not value.strip():
+    if not value:
         raise _wrong(field.name, "cannot be empty", value)
     if len(value) > MAX_TEXT_CHARS:
         raise _wrong(field.name, f"must have at most {MAX_TEXT_CHARS} characters", len(value))
@@ -119,8 +119,7 @@ def _choices(value: Sequence[str] | None) -> tuple[str, ...] | None:
     if sum(map(len, value)) > MAX_TEXT_CHARS:
         raise _wrong("choice", f"must have at most {MAX_TEXT_CHARS} characters", sum(map(len, value)))
     for choice in value:
-        if choice.strip():
-            _text(choice, field)
+        _text(choice, field)
     return tuple(dict.fromkeys(value))
 
 

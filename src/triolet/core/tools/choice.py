@@ -185,6 +185,12 @@ def plan_tools(
         InvalidRequest: a wrong tool or choice.
         UnsupportedFeature: a tool that is no function; `auto` and a model whose format of calls is not known.
     """
+    for field, name, known in (
+        ("tool_parser", tool_parser, TOOL_FORMATS),
+        ("reasoning_parser", reasoning_parser, REASONING_FORMATS),
+    ):
+        if name is not None and name not in known:
+            raise _wrong(field, f"must be one of {', '.join(known)}", name)
     functions = parse_tools(tools)
     choice = _parse_choice(tool_choice, functions)
     if choice == "none":

@@ -1,0 +1,344 @@
+"""Calls of tools and reasoning in an answer: what is found, and that how the text was cut makes no difference."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+
+from triolet.core.tools import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    AnswerEvent,
+    AnswerParser,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+    parse_tools,
+    plan_tools,
+)
+from triolet.core.tools.detection import reasoning_parser_of, tool_parser_of
+from triolet.core.tools.reasoning import ReasoningSplitter
+from triolet.errors import InvalidRequest, UnsupportedFeature
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CLOCK = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}}
+
+
+def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    """Events with neighbouring pieces of the same thing put together."""
+    whole: list[AnswerEvent] = []
+    for event in events:
+        last = whole[-1] if whole else None
+        match last, event:
+            case (
+                (TextPiece(), TextPiece())
+                | (ReasoningPiece(), ReasoningPiece())
+                | (ToolCallArguments(), ToolCallArguments())
+            ):
+                assert isinstance(last, TextPiece | ReasoningPiece | ToolCallArguments)
+                whole[-1] = attrs.evolve(last, text=last.text + event.text)
+            case _:
+                whole.append(event)
+    return whole
+
+
+def read(parser: AnswerParser, text: str, cuts: Sequence[int] = ()) -> list[AnswerEvent]:
+    edges = [0, *cuts, len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return joined([*events, *parser.finish()])
+
+
+def found(name: str, text: str, cuts: Sequence[int] = (), functions: Sequence[str] = ()) -> list[AnswerEvent]:
+    return read(AnswerParser(None, TOOL_FORMATS[name](functions)), text, cuts)
+
+
+def call(index: int, name: str, arguments: str, *, is_valid: bool = True) -> list[AnswerEvent]:
+    pieces = [ToolCallArguments(index, arguments)] if arguments else []
+    return [ToolCallBegin(index, name), *pieces, ToolCallEnd(index, name, arguments, is_valid)]
+
+
+@pytest.mark.parametrize(
+    ("text", "events"),
+    [
+        ("no call at all", [TextPiece("no call at all")]),
+        ("ends like one <tool_", [TextPiece("ends like one <tool_")]),
+        (
+            'Let me look.\n<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>',
+            [TextPiece("Let me look."), *call(0, "f", '{"a": "</tool_call>"}')],
+        ),
+        (
+            ('<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"arguments": {"b": [1]}, "name": "g"}'
+            "</tool_call>\n and then"),
+            [*call(0, "f", "{}"), *call(1, "g", '{"b": [1]}'), TextPiece("\n and then")],
+        ),
+        ('<tool_call>{"name": "f"}</tool_call>', call(0, "f", "{}")),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', call(0, "f", '{"a": 1}')),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1', call(0, "f", '{"a": 1', is_valid=False)),
+        ('<tool_call>{"name": "f", "arguments": {"a"]} x</tool_call>!',
+         [*call(0, "f", '{"a"]', is_valid=False), TextPiece("!")]),
+        ("<tool_call>sorry</tool_call>", [TextPiece("<tool_call>sorry</tool_call>")]),
+        ('<tool_call>{"name": 5}', [TextPiece('<tool_call>{"name": 5}')]),
+        ('<tool_call><tool_call>{"name": "f"}', [TextPiece("<tool_call>"), *call(0, "f", "{}")]),
+    ],
+)  # fmt: skip
+def test_hermes_calls_are_found(text: str, events: list[AnswerEvent]) -> None:
+    assert found("hermes", text) == events
+
+
+@pytest.mark.parametrize(
+    ("text", "events"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', call(0, "f", '{"a": 1}')),
+        ('\n<|python_tag|>{"name": "f", "arguments": {}}; {"name": "g", "parameters": {}}',
+         [*call(0, "f", "{}"), *call(1, "g", "{}")]),
+        ('{"name": "Bob", "age": 3}', [TextPiece('{"name": "Bob", "age": 3}')]),
+        ('{"name": "nobody", "parameters": {}}', [TextPiece('{"name": "nobody", "parameters": {}}')]),
+        ('Here: {"name": "f", "parameters": {}}', [TextPiece('Here: {"name": "f", "parameters": {}}')]),
+    ],
+)  # fmt: skip
+def test_llama_calls_are_found_where_they_name_a_function(text: str, events: list[AnswerEvent]) -> None:
+    assert found("llama3_json", text, functions=["f", "g"]) == events
+
+
+@pytest.mark.parametrize(
+    ("text", "events"),
+    [
+        ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": [1]}}, {"name": "g", "arguments": {}}]',
+         [*call(0, "f", '{"a": [1]}'), *call(1, "g", "{}")]),
+        ('Well. [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x9[ARGS]{}',
+         [TextPiece("Well."), *call(0, "f", '{"a": 1}'), *call(1, "g", "{}")]),
+        ('[TOOL_CALLS]f{"a": 1}', call(0, "f", '{"a": 1}')),
+        ("[TOOL_CALLS] none, sorry", [TextPiece("[TOOL_CALLS] none, sorry")]),
+        ("[TOOL_CALLS][1, 2]", [TextPiece("[TOOL_CALLS][1, 2]")]),
+    ],
+)  # fmt: skip
+def test_mistral_calls_are_found(text: str, events: list[AnswerEvent]) -> None:
+    assert found("mistral", text) == events
+
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool", "[TOOL"),
+    *('{"name": "f", ', '"arguments": ', '"parameters": ', '{"a": 1}', '"name"', '"f"', '"g"', '"{}"', "f", "1"),
+    *("{", "}", "[", "]", ",", ":", ";", '"', "\\", " ", "\n", "text", "<think>", "</think>", "[THINK]", "é😀"),
+    *('{"name": "f", "arguments": {"x": "y"}}', '{"name": "f", "parameters": {"x": "y"}}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_how_the_text_is_cut_makes_no_difference(name: str) -> None:
+    rng = Random(name)
+    for _ in range(4_000):
+        text = "".join(rng.choice(FRAGMENTS) for _ in range(rng.randint(1, 12)))
+        reasoning = rng.choice([None, *REASONING_FORMATS])
+        some = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.randint(0, 5))))
+        whole, cut, characters = (
+            read(parser(name, reasoning), text, cuts) for cuts in ([], some, range(1, len(text)))
+        )
+        assert whole == cut == characters, text
+
+
+def parser(name: str, reasoning: str | None) -> AnswerParser:
+    splitter = ReasoningSplitter(REASONING_FORMATS[reasoning]) if reasoning else None
+    return AnswerParser(splitter, TOOL_FORMATS[name](["f"]))
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_every_call_that_begins_ends_once_and_nothing_of_it_is_lost(name: str) -> None:
+    rng = Random(f"{name} calls")
+    for _ in range(2_000):
+        events = found(name, "".join(rng.choice(FRAGMENTS) for _ in range(rng.randint(1, 15))))
+        begun = [event.index for event in events if isinstance(event, ToolCallBegin)]
+        ended = [event for event in events if isinstance(event, ToolCallEnd)]
+        assert begun == [event.index for event in ended] == list(range(len(begun)))
+        pieces = {event.index: event.text for event in events if isinstance(event, ToolCallArguments)}
+        assert all(event.arguments == pieces.get(event.index, "") for event in ended)
+
+
+def test_a_long_answer_of_brackets_and_quotes_takes_no_long_time() -> None:
+    nested = '<tool_call>{"name": "f", "arguments": ' + '{"a": [' * 20_000
+    [_, _, end] = found("hermes", nested, range(100, len(nested), 100))
+    assert isinstance(end, ToolCallEnd)
+    assert not end.is_valid
+    assert len(found("hermes", "<tool_call>" * 20_000)) == 1
+
+
+# ------------------------------------------------------------------------------------------ reasoning
+
+
+@pytest.mark.parametrize(
+    ("name", "is_open", "text", "events"),
+    [
+        ("qwen3", False, "<think>hm\n</think>\n\nYes", [ReasoningPiece("hm\n"), TextPiece("\n\nYes")]),
+        ("qwen3", False, "Yes <think>no</think>", [TextPiece("Yes <think>no</think>")]),
+        ("qwen3", True, "hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("qwen3", False, "<think>cut sho", [ReasoningPiece("cut sho")]),
+        ("qwen3", False, "<think>ends </th", [ReasoningPiece("ends </th")]),
+        ("deepseek_r1", False, "hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("deepseek_r1", False, "<think>hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("mistral", False, "[THINK]hm[/THINK]Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+    ],
+)
+def test_reasoning_is_split_off(name: str, is_open: bool, text: str, events: list[AnswerEvent]) -> None:
+    splitter = ReasoningSplitter(REASONING_FORMATS[name], is_open=is_open)
+    assert read(AnswerParser(splitter), text) == events
+
+
+def test_reasoning_holds_no_calls() -> None:
+    text = '<think>maybe <tool_call>{"name": "f"}</tool_call></think>\n\n<tool_call>{"name": "f"}</tool_call>'
+    splitter = ReasoningSplitter(REASONING_FORMATS["qwen3"])
+    assert read(AnswerParser(splitter, TOOL_FORMATS["hermes"](())), text) == [
+        ReasoningPiece('maybe <tool_call>{"name": "f"}</tool_call>'),
+        *call(0, "f", "{}"),
+    ]
+
+
+def test_a_prompt_that_ends_amid_reasoning_is_recognised() -> None:
+    plan = plan_tools(reasoning_parser="qwen3")
+    assert read(plan.parser("<user>Hi<assistant><think>\n"), "hm</think>Yes") == [
+        ReasoningPiece("hm"),
+        TextPiece("Yes"),
+    ]
+    assert read(plan.parser("<assistant><think>\n\n</think>\n\n"), "Yes") == [TextPiece("Yes")]
+
+
+# -------------------------------------------------------------------------------------- what is asked
+
+
+def test_both_forms_of_a_tool_are_read() -> None:
+    weather, clock = parse_tools([WEATHER, CLOCK])
+    assert (weather.name, weather.description) == ("get_weather", "Weather of a city.")
+    assert clock.for_template() == {
+        "type": "function",
+        "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ("get_weather", "tools must be a list, got"),
+        ([5], r"tools\[0\] must be a mapping, got 5"),
+        ([{"type": "web_search"}], r"tools\[0\].type must be 'function', got 'web_search'"),
+        ([{"type": "function"}], r"tools\[0\].name must have 1 to 64 letters.*got None"),
+        ([{"name": "a b"}], r"tools\[0\].name must have"),
+        ([{"name": "a" * 65}], r"tools\[0\].name must have"),
+        ([{"name": "a", "parameters": []}], r"tools\[0\].parameters must be a JSON schema"),
+        ([{"name": "a", "description": 1}], r"tools\[0\].description must be a string"),
+        ([{"name": "a", "strict": "yes"}], r"tools\[0\].strict must be true or false"),
+        ([CLOCK, CLOCK], "tools must have names of their own, got 'get_time'"),
+        ([{"name": f"f{i}"} for i in range(129)], "tools must have at most 128 entries, got 129"),
+    ],
+)
+def test_a_wrong_tool_is_refused_by_name(tools: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        plan_tools(tools, tool_parser="hermes")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("sometimes", "tool_choice must be none, auto, required or a function's name, got 'sometimes'"),
+        ({"type": "function", "function": {"name": "nobody"}}, "tool_choice must name one of the tools"),
+        ({"type": "allowed_tools"}, "tool_choice.type must be 'function'"),
+        ([], "tool_choice must be none"),
+    ],
+)
+def test_a_wrong_choice_is_refused(choice: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        plan_tools([WEATHER], choice, tool_parser="hermes")
+
+
+def test_required_without_tools_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="none or auto where there are no tools"):
+        plan_tools([], "required")
+
+
+def test_auto_needs_to_know_how_the_model_writes_calls() -> None:
+    with pytest.raises(UnsupportedFeature, match="how this model writes calls is not known"):
+        plan_tools([WEATHER])
+    assert plan_tools([WEATHER], "required").structured_outputs is not None
+    with pytest.raises(InvalidRequest, match="tool_parser must be one of"):
+        plan_tools([WEATHER], tool_parser="esperanto")
+
+
+def test_auto_looks_for_calls_and_forces_nothing() -> None:
+    plan = plan_tools([WEATHER, CLOCK], tool_parser="mistral")
+    assert plan.structured_outputs is None
+    assert not plan.skip_special_tokens
+    assert plan_tools([WEATHER], "auto", tool_parser="hermes").skip_special_tokens
+    assert plan.template_tools is not None
+    assert [tool["function"]["name"] for tool in plan.template_tools] == ["get_weather", "get_time"]
+    assert read(plan.parser(), "[TOOL_CALLS]get_time[ARGS]{}") == call(0, "get_time", "{}")
+
+
+def test_none_shows_no_tools_and_finds_none() -> None:
+    plan = plan_tools([WEATHER], "none", tool_parser="hermes")
+    assert (plan.template_tools, plan.structured_outputs) == (None, None)
+    text = '<tool_call>{"name": "get_weather"}'
+    assert read(plan.parser(), text) == [TextPiece(text)]
+
+
+def test_a_named_function_gets_arguments_and_nothing_else() -> None:
+    plan = plan_tools([WEATHER, CLOCK], {"type": "function", "function": {"name": "get_weather"}})
+    assert plan.structured_outputs is not None
+    assert json.loads(plan.structured_outputs.json or "") == WEATHER["function"]["parameters"]  # type: ignore[index]
+    assert read(plan.parser(), ' {"city": "Rome"}', [3, 7]) == call(0, "get_weather", '{"city": "Rome"}')
+
+
+def test_required_asks_for_a_list_of_calls() -> None:
+    plan = plan_tools([WEATHER, CLOCK], "required", parallel_tool_calls=False)
+    assert plan.structured_outputs is not None
+    schema = json.loads(plan.structured_outputs.json or "")
+    assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
+    names = [item["properties"]["name"] for item in schema["items"]["anyOf"]]
+    assert names == [{"const": "get_weather"}, {"const": "get_time"}]
+    text = '[{"name": "get_weather", "parameters": {"city": "Rome"}}, {"name": "get_time", "parameters": {}}]'
+    events = [*call(0, "get_weather", '{"city": "Rome"}'), *call(1, "get_time", "{}")]
+    for cuts in ([], range(1, len(text))):
+        assert read(plan.parser(), text, cuts) == events
+
+
+def test_definitions_that_parameters_refer_to_move_to_the_top() -> None:
+    place = {"$defs": {"City": {"type": "string"}}, "properties": {"city": {"$ref": "#/$defs/City"}}}
+    tools = [{"name": "f", "parameters": place}, {"name": "g", "parameters": place}]
+    plan = plan_tools(tools, "required")
+    assert plan.structured_outputs is not None
+    schema = json.loads(plan.structured_outputs.json or "")
+    assert schema["$defs"] == {"City": {"type": "string"}}
+    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
+    tools[1] = {"name": "g", "parameters": {**place, "$defs": {"City": {"type": "integer"}}}}
+    with pytest.raises(InvalidRequest, match=r"tools must agree on the \$defs that they share"):
+        plan_tools(tools, "required")
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("{{ messages }}", None, None),
+        ("<tool_call> {{ tools }} <think></think>", "hermes", "qwen3"),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral", None),
+        ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("<|start_header_id|>{{ tools }}", "llama3_json", None),
+        ("<\uff5cAssistant\uff5c><think></think>", None, "deepseek_r1"),
+        ("<tool_call><function=x>", None, None),  # calls written as tags, not as JSON
+    ],
+)
+def test_a_chat_template_tells_the_formats(template: str, tools: Any, reasoning: Any) -> None:
+    assert tool_parser_of(template) == tools
+    assert reasoning_parser_of(template) == reasoning
