@@ -108,10 +108,10 @@ class Connection:
             self._apply(self._conversation.receive(await self._understood(raw), _now()))
 
     async def _understood(self, raw: str | bytes) -> ClientEvent:
-        models, defaults = self._service.models, self._service.defaults
+        models, params_of = self._service.models, self._service.params
         if len(raw) < LONG_MESSAGE_BYTES:
-            return read_event(raw, models, defaults)
-        return await trio.to_thread.run_sync(read_event, raw, models, defaults)
+            return read_event(raw, models, params_of)
+        return await trio.to_thread.run_sync(read_event, raw, models, params_of)
 
     async def _write(self) -> None:
         outbox = self._outbox

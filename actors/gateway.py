@@ -248,7 +248,7 @@ async def make_answer(
     """
     request = answer.request
     stream = engine.generate(
-        messages,
+        request.prompt(messages, answer.plan, engine.reasoning_parser),
         answer.params,
         request_id=answer.response_id,
         priority=request.priority,
@@ -290,6 +290,8 @@ def answering(
         defaults=engine.default_sampling_params(),
         store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         new_id=new_id,
+        tool_parser=engine.tool_parser,
+        reasoning_parser=engine.reasoning_parser,
         find_resumable=find_resumable,
         max_active=config.max_active_responses,
         max_lanes=config.max_lanes,

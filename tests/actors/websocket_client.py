@@ -16,7 +16,9 @@ from wsproto.events import AcceptConnection, CloseConnection, Message, RejectCon
 
 from tests.actors.harness import LetterCodec
 from triolet.actors.gateway import Gateway
+from triolet.core.conversation import Conversation
 from triolet.core.messages import Tokenize, Tokenized
+from triolet.errors import InvalidPrompt
 from triolet.wire.output_items import Event
 
 PATH = "/v1/responses"
@@ -27,10 +29,13 @@ class ChatCodec(LetterCodec):
     """One token is one character, of all contents of a chat."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
-        assert message.prompt is not None
-        contents = (
-            [message.prompt] if isinstance(message.prompt, str) else [m["content"] for m in message.prompt]
-        )
+        match message.prompt:
+            case str(text):
+                contents = [text]
+            case Conversation(messages=messages) | list(messages):
+                contents = [said["content"] for said in messages]
+            case _:
+                raise InvalidPrompt("prompt must be a text or a chat here", field="prompt")
         text = "".join(contents)
         return Tokenized(text, tuple(ord(char) % 50 for char in text), ())
 
@@ -66,7 +71,7 @@ class Client:
 
     async def _receive(self) -> list[Any]:
         data = await self.stream.receive_some(2**16)
-        self.protocol.receive_data(data or None)
+        self.protocol.receive_data(bytes(data) or None)
         return list(self.protocol.events())
 
     async def send(self, message: dict[str, Any]) -> None:

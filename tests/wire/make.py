@@ -9,7 +9,8 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 
 from triolet import SamplingParams
 from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
-from triolet.wire.answer import Answer, Parse, plain_text
+from triolet.core.tools import ToolPlan
+from triolet.wire.answer import Answer
 from triolet.wire.output_items import Event
 from triolet.wire.requests import CreateResponse
 
@@ -24,17 +25,18 @@ def create(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "input": "Hello", **fields}
 
 
-def answer(parse: Parse = plain_text, **fields: Any) -> Answer:
+def answer(plan: ToolPlan | None = None, **fields: Any) -> Answer:
     request = CreateResponse.of(create(**fields))
+    plan = plan or request.plan("hermes", None)
     numbers = itertools.count(1)
     return Answer(
         response_id="resp_1",
         request=request,
-        params=request.sampling_params(SamplingParams()),
+        params=request.sampling_params(SamplingParams(), plan),
         model="m",
         created_at=NOW,
         new_id=lambda prefix: f"{prefix}_{next(numbers)}",
-        parse=parse,
+        plan=plan,
     )
 
 

@@ -1,19 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.wire.make import NOW, answer, assert_valid, output, types
 from triolet.core.outputs import FinishReason
-from triolet.core.tools.events import (
-    AnswerEvent,
-    ReasoningPiece,
-    TextPiece,
-    ToolCallArguments,
-    ToolCallBegin,
-    ToolCallEnd,
-)
+from triolet.core.tools import plan_tools
 from triolet.wire.answer import Answer
 from triolet.wire.errors import WireError
 from triolet.wire.output_items import Event
@@ -172,33 +163,30 @@ def test_without_being_asked_for_there_are_no_logprobs() -> None:
     assert all(event.get("logprobs", []) == [] for event in events)
 
 
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+CALL = '<tool_call>{"name": "add", "arguments": {"x":1}}</tool_call>'
+
+
 def test_reasoning_and_calls_are_items_of_their_own() -> None:
-    script: dict[str, list[AnswerEvent]] = {
-        "a": [ReasoningPiece("Hmm")],
-        "b": [TextPiece("I call.")],
-        "c": [ToolCallBegin(0, "add"), ToolCallArguments(0, '{"x":')],
-        "d": [ToolCallArguments(0, "1}"), ToolCallEnd(0, "add", '{"x":1}', True)],
-    }
-
-    def parse(text: str, is_last: bool) -> Sequence[AnswerEvent]:
-        return script[text]
-
-    subject = answer(parse)
-    events = told(subject, ("a", None), ("b", None), ("c", None), ("d", FinishReason.STOP))
+    plan = plan_tools([ADD], tool_parser="hermes", reasoning_parser="qwen3")
+    subject = answer(plan, tools=[ADD])
+    pieces = ["<think>Hm", "m</think>", "I call.", CALL[:40], CALL[40:], CALL]
+    events = told(subject, *((piece, None) for piece in pieces), ("", FinishReason.STOP))
     check_events(events)
-    kinds = [item["type"] for item in events[-1]["response"]["output"]]
-    assert kinds == ["reasoning", "message", "function_call"]
-    assert [item["status"] for item in events[-1]["response"]["output"]] == ["completed"] * 3
-    assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 1
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
+    assert [item["status"] for item in output] == ["completed"] * 4
+    assert output[0]["content"] == [{"type": "reasoning_text", "text": "Hmm"}]
+    assert output[2]["call_id"] != output[3]["call_id"]
+    assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+    deltas = [e["delta"] for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == output[2]["arguments"] + output[3]["arguments"]
     [message] = subject.messages()
     assert message["content"] == "I call."
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"x":1}'}
 
 
 def test_a_call_that_was_cut_short_is_incomplete() -> None:
-    def parse(text: str, is_last: bool) -> Sequence[AnswerEvent]:
-        return [ToolCallBegin(0, "add"), ToolCallArguments(0, '{"x'), ToolCallEnd(0, "add", '{"x', False)]
-
-    events = told(answer(parse), ("...", FinishReason.LENGTH))
+    events = told(answer(tools=[ADD]), (CALL[:45], FinishReason.LENGTH))
     check_events(events)
     assert events[-1]["response"]["output"][0]["status"] == "incomplete"

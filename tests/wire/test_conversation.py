@@ -357,3 +357,85 @@ def test_what_waits_is_bounded_in_bytes_too() -> None:
     assert code(talk.create(input="x" * 700)) == "rate_limit_exceeded"
     talk.finish(talk.started[0])
     assert talk.create(input="x" * 700) == []
+
+
+# ------------------------------------------------------------------------- tools and forms of answers
+
+ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+
+
+def test_tools_are_shown_to_the_model_and_their_calls_can_be_answered() -> None:
+    talk = Talk(service(tool_parser="hermes"))
+    talk.create(tools=[ADD])
+    [turn] = talk.started
+    assert turn.request is not None and turn.answer is not None
+    prompt = turn.request.prompt(turn.messages, turn.answer.plan)
+    assert isinstance(prompt, dict) and prompt["tools"][0]["function"]["name"] == "add"
+    last = talk.finish(turn, '<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>')[-1]
+    [call] = last["response"]["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+    talk.create(input=[result], previous_response_id=last["response"]["id"], tools=[ADD])
+    assert [message["role"] for message in talk.started[1].messages] == ["user", "assistant", "tool"]
+
+
+def test_a_chat_that_is_sent_again_has_the_calls_of_one_answer_in_one_message() -> None:
+    talk = Talk(service(tool_parser="hermes"))
+    calls = [
+        {"type": "function_call", "call_id": str(number), "name": "add", "arguments": "{}"}
+        for number in (1, 2)
+    ]
+    results = [{"type": "function_call_output", "call_id": str(number), "output": "2"} for number in (1, 2)]
+    talk.create(input=[{"role": "user", "content": "Add."}, *calls, *results], tools=[ADD])
+    roles = [message["role"] for message in talk.started[0].messages]
+    assert roles == ["user", "assistant", "tool", "tool"]
+    assert len(talk.started[0].messages[1]["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, {"json_object": True}),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+            {"json": '{"type": "object"}'},
+        ),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ("yes", "no")}),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "function", "name": "add"}},
+            {"json": '{"type": "object"}'},
+        ),
+    ],
+)
+def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form: dict[str, object]) -> None:
+    talk = Talk(service(tool_parser="hermes"))
+    talk.create(**fields)
+    [turn] = talk.started
+    assert turn.params is not None and turn.params.structured_outputs is not None
+    for name, value in form.items():
+        assert getattr(turn.params.structured_outputs, name) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"structured_outputs": {"nothing": 1}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"choice": ["a"]}, "text": {"format": {"type": "json_object"}}},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_a_form_that_can_not_be_is_refused_by_name(fields: dict[str, object], param: str) -> None:
+    [error] = Talk(service(tool_parser="hermes")).create(**fields)
+    assert error["error"]["param"] == param
+
+
+def test_a_model_whose_calls_can_not_be_read_refuses_tools() -> None:
+    assert code(Talk().create(tools=[ADD])) == "unsupported_parameter"
+    assert Talk().create(tools=[], tool_choice="auto") == []

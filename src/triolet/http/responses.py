@@ -37,7 +37,7 @@ async def responses(request: Request) -> Response:
         raise unsupported("resumable", "resumable is not supported without a gateway")
     if (deadline_s := deadline_of(request, body.timeout)) is not None:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
-    params = body.sampling_params(service.answering.defaults)
+    params = service.answering.params(body)
     before = previous_messages(body.previous_response_id, owner, service.answering.store)
     answer = service.answering.answer(body, params, before, int(time.time()))
     making = _Making(service, owner, answer, prompt_of(body.instructions, answer.chat))

@@ -22,20 +22,23 @@ beyond OpenAI's events are two keys of a response that is over: `finish_reason`,
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from triolet.core.params import SamplingParams
-from triolet.core.tools.events import (
+from triolet.core.tools import (
     AnswerEvent,
+    AnswerParser,
     ReasoningPiece,
     TextPiece,
     ToolCallArguments,
     ToolCallBegin,
     ToolCallEnd,
+    ToolPlan,
+    plan_tools,
 )
 from triolet.wire.errors import WireError
 from triolet.wire.items import Message
@@ -51,16 +54,8 @@ from triolet.wire.output_items import (
 from triolet.wire.requests import CreateResponse
 from triolet.wire.store import StoredResponse
 
-Parse = Callable[[str, bool], Sequence[AnswerEvent]]
-"""Finds text, reasoning and calls in what is new of an answer; the second argument says that it is the last."""
-
 NewId = Callable[[str], str]
 """Makes an id with a prefix, such as `msg`."""
-
-
-def plain_text(text: str, is_last: bool) -> Sequence[AnswerEvent]:
-    """All of an answer is text."""
-    return [TextPiece(text)] if text else []
 
 
 class _State(enum.Enum):
@@ -80,7 +75,7 @@ class Answer:
         model: name of the model.
         created_at: seconds since the epoch.
         new_id: names items.
-        parse: finds them.
+        plan: how it is read.
         chat: what it answers, less its instructions: with its own messages, what later turns continue.
     """
 
@@ -90,11 +85,12 @@ class Answer:
     model: str
     created_at: int
     new_id: NewId
-    parse: Parse = plain_text
+    plan: ToolPlan = attrs.field(factory=plan_tools)
     chat: tuple[Message, ...] = ()
     _state: _State = attrs.field(default=_State.FRESH, init=False)
     _num_events: int = attrs.field(default=0, init=False)
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
+    _parser: AnswerParser | None = attrs.field(default=None, init=False)
     _open: OutputItem | None = attrs.field(default=None, init=False)
     _statuses: list[str] = attrs.field(factory=list, init=False)
     _late_logprobs: Logprobs = attrs.field(factory=list, init=False)
@@ -140,7 +136,9 @@ class Answer:
         self._last_output = output
         if self.request.generate:
             self._num_output_tokens += len(completion.token_ids)
-            events += map(self.numbered, self._grown(completion))
+            if self._parser is None:
+                self._parser = self.plan.parser(output.prompt)
+            events += map(self.numbered, self._grown(self._parser, completion))
         if completion.finish_reason is not None:
             events += self._finish(completion.finish_reason, now)
         return events
@@ -187,7 +185,9 @@ class Answer:
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
             "tool_choice": request.tool_choice,
-            "tools": list(request.tools),
+            "tools": [
+                {"description": None, "parameters": {}, "strict": False, **tool} for tool in request.tools
+            ],
             "text": _without_none(attrs.asdict(request.text, recurse=False)),
             "truncation": request.truncation,
             "reasoning": None if request.reasoning is None else attrs.asdict(request.reasoning),
@@ -211,11 +211,11 @@ class Answer:
 
     # ------------------------------------------------------------------------------------------ items
 
-    def _grown(self, completion: CompletionOutput) -> list[Event]:
+    def _grown(self, parser: AnswerParser, completion: CompletionOutput) -> list[Event]:
         is_last = completion.finish_reason is not None
         self._late_logprobs += self._logprobs(completion)
         events: list[Event] = []
-        pieces = self.parse(completion.text, is_last)
+        pieces = [*parser.feed(completion.text), *(parser.finish() if is_last else ())]
         if any(isinstance(piece, ReasoningPiece) for piece in pieces):
             self._num_reasoning_tokens += len(completion.token_ids)
         for piece in pieces:

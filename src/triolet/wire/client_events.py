@@ -48,13 +48,15 @@ class ClientEvent:
     error: WireError | None = None
 
 
-def read_event(raw: str | bytes, models: tuple[str, ...], defaults: SamplingParams) -> ClientEvent:
+def read_event(
+    raw: str | bytes, models: tuple[str, ...], params_of: Callable[[CreateResponse], SamplingParams]
+) -> ClientEvent:
     """Read and check a message; whatever is wrong with it is in the event.
 
     Args:
         raw: the message.
         models: names under which the model answers.
-        defaults: the model's own wishes.
+        params_of: with what a request is sampled; raises what is wrong with it.
     """
     try:
         payload = parse_object(raw)
@@ -73,7 +75,7 @@ def read_event(raw: str | bytes, models: tuple[str, ...], defaults: SamplingPara
         if isinstance(body, CreateResponse):
             if body.model not in models:
                 raise model_not_found(body.model)
-            params = body.sampling_params(defaults)
+            params = params_of(body)
     except WireError as error:
         return ClientEvent(**facts, type=kind, error=error)
     return ClientEvent(**facts, type=kind, body=body, params=params)

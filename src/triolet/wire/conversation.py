@@ -31,7 +31,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from triolet.core.params import SamplingParams
-from triolet.wire.answer import Answer, NewId, Parse, plain_text
+from triolet.core.tools import ToolPlan
+from triolet.wire.answer import Answer, NewId
 from triolet.wire.client_events import ClientEvent
 from triolet.wire.errors import WireError
 from triolet.wire.items import Message
@@ -60,7 +61,8 @@ class Service:
         store: of responses that are to outlive their connection.
         find_resumable: the answer of that id that may be read on, for this owner.
         new_id: makes ids.
-        parser: makes what finds the items of an answer; called once for each.
+        tool_parser: the model's format of calls.
+        reasoning_parser: the model's marks of reasoning.
         max_active: turns at the same time.
         max_lanes: named lanes.
         max_queued: turns that wait.
@@ -72,11 +74,28 @@ class Service:
     store: ResponseStore
     new_id: NewId
     find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None
-    parser: Callable[[CreateResponse], Parse] = lambda request: plain_text
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     max_active: int = 16
     max_lanes: int = 32
     max_queued: int = 256
     max_queued_bytes: int = 64 * 2**20
+
+    def plan(self, request: CreateResponse) -> ToolPlan:
+        """What follows from the tools of a request, see there.
+
+        Raises:
+            WireError: they are wrong.
+        """
+        return request.plan(self.tool_parser, self.reasoning_parser)
+
+    def params(self, request: CreateResponse) -> SamplingParams:
+        """With what a request is sampled.
+
+        Raises:
+            WireError: something in it is wrong.
+        """
+        return request.sampling_params(self.defaults, self.plan(request))
 
     def answer(
         self, request: CreateResponse, params: SamplingParams, before: tuple[Message, ...], now: int
@@ -96,7 +115,7 @@ class Service:
             model=self.models[0],
             created_at=now,
             new_id=self.new_id,
-            parse=self.parser(request),
+            plan=self.plan(request),
             chat=(*before, *request.input.messages()),
         )
 
@@ -190,7 +209,7 @@ class Conversation:
         successor = attrs.evolve(
             request, input=steer.input, previous_response_id=answer.response_id, generate=True
         )
-        params = successor.sampling_params(self._service.defaults)
+        params = self._service.params(successor)
         self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, params=params))
         events = answer.begin()
         named = {"id": self._service.new_id("steer"), "previous_response_id": answer.response_id}

@@ -12,9 +12,12 @@ from typing import Any
 import attrs
 
 from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.errors import InvalidParams
+from triolet.core.prompt import Prompt
+from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.core.tools import ToolPlan, plan_tools
+from triolet.errors import InvalidRequest
 from triolet.wire.errors import of_exception, unsupported, wrong
-from triolet.wire.items import Input
+from triolet.wire.items import Input, Message
 from triolet.wire.strict import CONVERTER, Wrong, structure
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
@@ -44,7 +47,7 @@ _SAMPLING_FIELDS = (
     "skip_special_tokens",
 )
 # Known from OpenAI or vLLM, with a meaning that this server can not give them: ignoring them would be a lie.
-_REFUSED = ("prompt", "conversation", "context_management", "structured_outputs", "lora", "prompt_embeds")
+_REFUSED = ("prompt", "conversation", "context_management", "lora", "prompt_embeds")
 
 
 @attrs.frozen
@@ -72,6 +75,25 @@ class TextConfig:
 
     format: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "text"})
     verbosity: str | None = None
+
+    def form(self) -> StructuredOutputsParams | None:
+        """The form that it asks for; None for plain text.
+
+        Raises:
+            WireError: none that is known.
+            InvalidRequest: a schema that is none.
+        """
+        match self.format.get("type", "text"):
+            case "text":
+                return None
+            case "json_object":
+                return StructuredOutputsParams(json_object=True)
+            case "json_schema":
+                if not isinstance(self.format.get("schema"), dict):
+                    raise wrong("text.format.schema", "a JSON schema", self.format.get("schema"))
+                return StructuredOutputsParams(json=self.format["schema"])
+            case kind:
+                raise wrong("text.format.type", "text, json_object or json_schema", kind)
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +124,8 @@ class CreateResponse:
         priority: lower goes first, under the engine's policy `priority`.
         client: whom the request is counted for.
         cache_salt: prefixes are shared only between requests of the same salt.
+        chat_template_kwargs: further values for the chat template.
+        structured_outputs: the form that the answer must have, by vLLM's names.
     """
 
     model: str
@@ -153,6 +177,7 @@ class CreateResponse:
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    structured_outputs: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> CreateResponse:
@@ -181,36 +206,65 @@ class CreateResponse:
             raise wrong("metadata", f"at most {MAX_METADATA_ENTRIES} entries", len(self.metadata))
         if self.background:
             raise unsupported("background", "background responses are not supported; stream instead")
-        check_stream_id(self.stream_id)
-        self._check_features()
-
-    def _check_features(self) -> None:
-        """What needs a part of the engine that is not there is refused, never ignored."""
-        if self.text.format.get("type", "text") != "text":
-            raise unsupported(
-                "text.format", "text.format must be of type text: this server enforces no schema"
-            )
-        if self.tools and self.tool_choice != "none":
-            raise unsupported("tools", "tools are not supported by this server")
-        if self.tool_choice not in ("auto", "none"):
-            raise unsupported("tool_choice", "tool_choice must be auto or none: there are no tools")
-        if self.chat_template_kwargs:
-            raise unsupported("chat_template_kwargs", "chat_template_kwargs are not supported by this server")
         if self.truncation != "disabled":
             raise unsupported("truncation", "truncation must be disabled: this server drops no turns")
+        check_stream_id(self.stream_id)
+
+    def plan(self, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
+        """What follows from the tools: how they are shown, what is forced, and how the answer is read.
+
+        Args:
+            tool_parser: the model's format of calls.
+            reasoning_parser: the model's marks of reasoning.
+        Raises:
+            WireError: a wrong tool or choice, or one that this model can not serve.
+        """
+        try:
+            return plan_tools(
+                self.tools,
+                self.tool_choice
+                if self.tools
+                else "none"
+                if self.tool_choice == "auto"
+                else self.tool_choice,
+                tool_parser=tool_parser,
+                reasoning_parser=reasoning_parser,
+                parallel_tool_calls=self.parallel_tool_calls,
+            )
+        except InvalidRequest as error:
+            raise of_exception(error) from None
+
+    def prompt(self, messages: list[Message], plan: ToolPlan, reasoning_parser: str | None = None) -> Prompt:
+        """What `Engine.generate` is asked with.
+
+        Args:
+            messages: of the chat, with the instructions.
+            plan: see `plan`.
+            reasoning_parser: as there; the templates of some models can be told not to think.
+        """
+        values = dict(self.chat_template_kwargs)
+        if reasoning_parser == "qwen3" and self.reasoning is not None and self.reasoning.effort == "none":
+            values.setdefault("enable_thinking", False)
+        if not values and plan.template_tools is None:
+            return messages
+        return {"messages": messages, "tools": plan.template_tools, "chat_template_kwargs": values}
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether deltas carry log-probabilities."""
         return LOGPROBS in self.include or self.top_logprobs > 0
 
-    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+    def sampling_params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
         """The parameters of this request: what it says, and for the rest the model's own wishes.
 
+        Args:
+            defaults: those wishes.
+            plan: see `plan`.
         Raises:
             WireError: a value out of its range.
         """
-        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        given: dict[str, Any] = {} if plan.skip_special_tokens else {"skip_special_tokens": False}
+        given |= {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         if self.stop is not None:
             given["stop"] = self.stop.values
         if self.logit_bias is not None:
@@ -222,9 +276,26 @@ class CreateResponse:
         if not self.generate:  # the input is computed, and with it there always comes one token
             given |= {"max_tokens": 1, "min_tokens": 0}
         try:
+            if (form := self._form(plan)) is not None and self.generate:
+                given["structured_outputs"] = form
             return attrs.evolve(defaults, **given, output_kind=RequestOutputKind.DELTA)
-        except InvalidParams as error:
+        except InvalidRequest as error:
             raise of_exception(error) from None
+
+    def _form(self, plan: ToolPlan) -> StructuredOutputsParams | None:
+        """The form that the answer must have: by its tools, by `text.format` or by `structured_outputs`."""
+        asked = {
+            "tool_choice": plan.structured_outputs,
+            "text.format": self.text.form(),
+            "structured_outputs": None
+            if self.structured_outputs is None
+            else StructuredOutputsParams(**known_fields(self.structured_outputs)),
+        }
+        forms = {name: form for name, form in asked.items() if form is not None}
+        if len(forms) > 1:
+            first, second, *_ = forms
+            raise wrong(second, f"left out beside {first}, which asks for a form of its own", "both")
+        return next(iter(forms.values()), None)
 
 
 @attrs.frozen(kw_only=True)
@@ -275,6 +346,15 @@ def check_stream_id(stream_id: object) -> None:
     if not is_name or not _STREAM_ID_CHARS.issuperset(stream_id):  # type: ignore[arg-type]
         rule = f"1 to {MAX_STREAM_ID_CHARS} characters of A-Z, a-z, 0-9, _, . and -"
         raise wrong("stream_id", rule, stream_id, code="invalid_stream_id")
+
+
+def known_fields(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `structured_outputs`, of which each must be one."""
+    known = {field.name for field in attrs.fields(StructuredOutputsParams)}
+    for name in form:
+        if name not in known:
+            raise wrong("structured_outputs", "an object of " + ", ".join(sorted(known)), name)
+    return dict(form)
 
 
 def _biases(written: Mapping[str, Any]) -> dict[int, float]:
