@@ -25,8 +25,8 @@ class EngineStatistics:
         prefix_cache_queries: tokens looked up in the prefix cache, since the start.
         prefix_cache_hits: tokens found there.
         steps: forward passes finished, since the start.
-        num_requests_received: requests that were taken in or refused, since the start (of n answers to one prompt each is
-            one): what was received is live, or has ended.
+        num_requests_received: requests that were taken in or refused, since the start (of n answers to one prompt each
+            is one): what was received is live, or has ended.
         num_requests_ended: of these, the ones that have ended, by reason; `rejected` at the door is one.
     """
 
