@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import trio
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import Receive
 
 from triolet.wire.errors import WireError
@@ -37,24 +37,23 @@ async def _read(request: Request) -> bytes:
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY_BYTES):
         raise _too_long()
     body = bytearray()
-    pieces = request.stream()
-    try:
-        while True:
-            with trio.move_on_after(BODY_PATIENCE_S) as patience:
-                piece = await anext(pieces, None)
-            if patience.cancelled_caught:
-                raise WireError(
-                    f"The body must not stop coming for {BODY_PATIENCE_S:g} s.",
-                    code="request_timeout",
-                    status=408,
-                )
-            if piece is None:
-                return bytes(body)
-            body += piece
-            if len(body) > MAX_BODY_BYTES:
-                raise _too_long()
-    except ClientDisconnect:
-        raise Gone from None
+    is_whole = False
+    while not is_whole:
+        with trio.move_on_after(BODY_PATIENCE_S) as patience:
+            message = await request.receive()
+        if patience.cancelled_caught:
+            raise WireError(
+                f"The body must not stop coming for {BODY_PATIENCE_S:g} s.",
+                code="request_timeout",
+                status=408,
+            )
+        if message["type"] == "http.disconnect":
+            raise Gone
+        body += message.get("body", b"")
+        is_whole = not message.get("more_body", False)
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_long()
+    return bytes(body)
 
 
 def _too_long() -> WireError:
