@@ -22,7 +22,14 @@ from contextlib import asynccontextmanager, suppress
 import attrs
 import trio
 
-from triolet.actors.grammars import GrammarFailed, GrammarRefused, Grammars, NoGrammars, wrong_grammar
+from triolet.actors.grammars import (
+    GrammarFailed,
+    GrammarRefused,
+    Grammars,
+    GrammarsDied,
+    NoGrammars,
+    wrong_grammar,
+)
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import FrameError
 from triolet.ipc.frames import FrameReader
@@ -157,6 +164,12 @@ class GrammarProcesses:
         except (GrammarFailed, GrammarRefused) as error:
             raise wrong_grammar(params, str(error)) from None
 
+    async def watch(self) -> None:
+        """See `Grammars`: the original says nothing any more, until it ends."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._original.stream.receive_some(1)
+        raise GrammarsDied
+
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[Guided, ...]:
@@ -250,6 +263,9 @@ class GrammarProcesses:
                     send_fd(self._original.stream.socket, theirs.fileno())
                 state = await process.ask(None, SPLIT_S)
             process.remember(state.process_id)
+        except (OSError, GrammarFailed, trio.ClosedResourceError):
+            process.kill()
+            raise GrammarsDied from None
         except BaseException:
             process.kill()
             raise

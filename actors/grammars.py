@@ -25,6 +25,10 @@ class GrammarFailed(Exception):
     """A question about a grammar got no answer: its process is dead, or was killed because it was late."""
 
 
+class GrammarsDied(Exception):
+    """The process that all grammars are copies of is dead. The guidance actor starts another one."""
+
+
 class GrammarRefused(Exception):
     """What is to be compiled is no grammar."""
 
@@ -38,6 +42,15 @@ class Grammars(Protocol):
         Raises:
             InvalidParams: it is no grammar, or it is too much of one.
             UnsupportedFeature: no grammar works with this tokenizer.
+            GrammarsDied: there are none any more.
+        """
+        ...
+
+    async def watch(self) -> None:
+        """Wait as long as all is well.
+
+        Raises:
+            GrammarsDied: it is not.
         """
         ...
 
@@ -84,6 +97,10 @@ class NoGrammars:
         await trio.lowlevel.checkpoint()
         raise UnsupportedFeature(self._problem, field="structured_outputs", got=params.kind)
 
+    async def watch(self) -> None:
+        """See `Grammars`."""
+        await trio.sleep_forever()
+
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[Guided, ...]:
@@ -122,6 +139,10 @@ class InlineGrammars:
         if params not in self._grammars:
             self._grammars[params] = Grammar(self._tokens, params)
         return self._grammars[params]
+
+    async def watch(self) -> None:
+        """See `Grammars`."""
+        await trio.sleep_forever()
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]

@@ -43,6 +43,7 @@ async def guidance_actor(
             if guide.grammars is None and (desk.wants_grammars or guide.needs_grammars(serials)):
                 guide.grammars = await stack.enter_async_context(open_grammars())
                 desk.serve(guide.grammars)
+                nursery.start_soon(guide.grammars.watch)
             for params, answers in guide.sort(serials).items():
                 nursery.start_soon(guide.ask, params, answers)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import trio
 
-from triolet.actors.grammars import Grammars
+from triolet.actors.grammars import Grammars, GrammarsDied
 from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal
 from triolet.core.structured_outputs import StructuredOutputsParams
@@ -62,11 +62,17 @@ class GuidanceDesk:
             InvalidParams: it can not be.
             UnsupportedFeature: no grammar works with the model's tokenizer.
         """
-        while self._grammars is None:
-            self.wants_grammars = True
-            self._questions.unpark_all()
-            await self._arrivals.park()
-        await self._grammars.open(params)
+        while True:
+            while self._grammars is None:
+                self.wants_grammars = True
+                self._questions.unpark_all()
+                await self._arrivals.park()
+            grammars = self._grammars
+            try:
+                return await grammars.open(params)
+            except GrammarsDied:
+                while self._grammars is grammars:  # the actor has not noticed yet
+                    await self._arrivals.park()
 
     # ----------------------------------------------------------------------------------- the actor's side
 

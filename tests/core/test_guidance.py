@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,10 @@ class Story:
     """A scheduler whose runner says 7, and nothing else."""
 
     def __init__(self, **limits: int) -> None:
-        settings = {"num_blocks": 20, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+        settings: dict[str, Any] = {"num_blocks": 20, "block_size": 4, "max_num_seqs": 4}
+        settings |= {"max_num_batched_tokens": 32, **limits}
         self.journal = Journal()
-        self.scheduler = Scheduler(SchedulerConfig(max_model_len=64, **(settings | limits)), self.journal)
+        self.scheduler = Scheduler(SchedulerConfig(max_model_len=64, **settings), self.journal)
 
     def add(self, name: str, *, is_bound: bool, num_prompt_tokens: int = 3) -> JournalEntry:
         request = Request(

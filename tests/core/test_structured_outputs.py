@@ -112,12 +112,12 @@ def test_the_size_is_held_against_the_limit_of_the_engine() -> None:
 def test_sampling_params_take_it_as_an_object_or_as_a_mapping() -> None:
     params = StructuredOutputsParams(regex="a")
     assert SamplingParams(structured_outputs=params).structured_outputs is params
-    assert SamplingParams(structured_outputs={"regex": "a"}).structured_outputs == params  # type: ignore[arg-type]
+    assert SamplingParams(structured_outputs={"regex": "a"}).structured_outputs == params
     for wrong in ("regex", 5, ["a"]):
         with pytest.raises(InvalidParams, match="structured_outputs must be a StructuredOutputsParams"):
-            SamplingParams(structured_outputs=wrong)  # type: ignore[arg-type]
+            SamplingParams(structured_outputs=wrong)
     with pytest.raises(InvalidParams, match="structured_outputs has no field 'guided_regex'"):
-        SamplingParams(structured_outputs={"guided_regex": "a"})  # type: ignore[arg-type]
+        SamplingParams(structured_outputs={"guided_regex": "a"})
 
 
 def test_every_field_is_documented() -> None:

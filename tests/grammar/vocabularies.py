@@ -24,13 +24,14 @@ def small_tokenizer(merges: list[tuple[str, str]] | None = None) -> Tokenizer:
 def vocabulary(tokenizer: Tokenizer, *, vocab_size: int | None = None, has_eos: bool = True) -> Vocabulary:
     """As the engine tells it."""
     eos = tokenizer.token_to_id(EOS)
+    assert eos is not None
     size = tokenizer.get_vocab_size() if vocab_size is None else vocab_size
     return Vocabulary(tokenizer.to_str(), size, (eos,) if has_eos else ())
 
 
-def tokens(tokenizer: Tokenizer, **settings: bool) -> Tokens:
+def tokens(tokenizer: Tokenizer, *, has_eos: bool = True) -> Tokens:
     """As a process of grammars has it."""
-    return Tokens(vocabulary(tokenizer, **settings))  # type: ignore[arg-type]
+    return Tokens(vocabulary(tokenizer, has_eos=has_eos))
 
 
 def bits(mask: bytes) -> set[int]:

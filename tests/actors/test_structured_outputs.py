@@ -1,0 +1,366 @@
+"""Answers bound to a form, from a model with random weights: the form is what makes them JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import triolet
+from tests.model.tiny import make_model
+from triolet import Engine, FinishReason, RequestOutput, RequestOutputKind, SamplingParams
+from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.errors import InvalidParams, UnsupportedFeature
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["cat", "dog"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+JSON = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+# Each takes more than the second that these tests give it, or more memory.
+SLOW = StructuredOutputsParams(json={"properties": {f"p{i}": {"type": "string"} for i in range(2_400)}})
+LARGE = StructuredOutputsParams(regex="|".join("a" * length for length in range(1, 1_000)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama-plain", tmp_path_factory.mktemp("models") / "tiny", with_tokenizer=True)
+
+
+@asynccontextmanager
+async def opened(folder: Path, **fields: Any) -> AsyncGenerator[Engine]:
+    settings: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 256, "runner": "thread"}
+    async with triolet.open_engine(model=str(folder), **(settings | fields)) as engine:
+        yield engine
+
+
+def params(form: StructuredOutputsParams | None, seed: int = 0, **fields: Any) -> SamplingParams:
+    settings: dict[str, Any] = {"temperature": 1.0, "max_tokens": 120}
+    return SamplingParams(structured_outputs=form, seed=seed, **(settings | fields))
+
+
+def check_json(text: str) -> None:
+    value = json.loads(text)
+    assert list(value) == ["name", "age", "kind"]
+    assert len(value["name"]) <= 4
+    assert 0 <= value["age"] <= 99
+    assert value["kind"] in ("cat", "dog")
+
+
+def first(output: RequestOutput) -> tuple[str, FinishReason | None]:
+    return output.text, output.finish_reason
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread", "process"])
+async def test_random_weights_give_json_that_follows_its_schema(folder: Path, runner: str) -> None:
+    async with opened(folder, runner=runner) as engine:
+        for seed in range(5):
+            output = await engine.complete([1, 2, 3], params(JSON, seed))
+            assert output.finish_reason is FinishReason.STOP
+            assert output.outputs[0].stop_reason is None
+            check_json(output.text)
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (StructuredOutputsParams(regex="[0-9]{3}-[a-f]+!"), "[0-9]{3}-[a-f]+!"),
+        (StructuredOutputsParams(choice=["red", "green", "blue"]), "red|green|blue"),
+        (StructuredOutputsParams(grammar='start: "x" ("y" | "z")'), "x[yz]"),
+        (StructuredOutputsParams(grammar='root ::= "x" ("y" | "z")'), "x[yz]"),
+    ],
+)
+async def test_every_kind_of_form_is_kept(folder: Path, form: StructuredOutputsParams, pattern: str) -> None:
+    async with opened(folder, runner="inline") as engine:
+        for seed in range(4):
+            output = await engine.complete(
+                [1, 2, 3], params(form, seed, temperature=0.0 if seed == 0 else 1.0)
+            )
+            if output.finish_reason is FinishReason.STOP:
+                assert re.fullmatch(pattern, output.text)
+            else:
+                assert output.finish_reason is FinishReason.LENGTH
+
+
+async def test_any_json_object_is_one(folder: Path) -> None:
+    async with opened(folder, runner="inline") as engine:
+        form = StructuredOutputsParams(json_object=True)
+        output = await engine.complete([1, 2, 3], params(form, max_tokens=20))
+        assert output.text.startswith("{")
+
+
+async def test_four_answers_to_one_prompt_each_follow_the_form(folder: Path) -> None:
+    async with opened(folder) as engine:
+        output = await engine.complete([1, 2, 3], params(JSON, n=4))
+        assert len({completion.text for completion in output.outputs}) > 1
+        for completion in output.outputs:
+            check_json(completion.text)
+
+
+async def test_min_tokens_keep_a_form_going_that_could_end(folder: Path) -> None:
+    form = StructuredOutputsParams(regex="a+")
+    async with opened(folder, runner="inline") as engine:
+        output = await engine.complete([1, 2, 3], params(form, min_tokens=7, max_tokens=9))
+        assert re.fullmatch("a{7,9}", output.text)
+        # A form that has ended can not go on, whatever is asked.
+        output = await engine.complete([1], params(StructuredOutputsParams(choice=["ab"]), min_tokens=7))
+        assert first(output) == ("ab", FinishReason.STOP)
+
+
+async def test_a_stop_string_ends_an_answer_amid_its_form(folder: Path) -> None:
+    async with opened(folder, runner="inline") as engine:
+        form = StructuredOutputsParams(choice=["one two three"])
+        output = await engine.complete([1, 2], params(form, stop=["two"]))
+        assert first(output) == ("one ", FinishReason.STOP)
+        assert output.outputs[0].stop_reason == "two"
+
+
+async def test_a_form_ends_an_answer_that_ignores_the_end_of_sequence(folder: Path) -> None:
+    async with opened(folder, runner="inline") as engine:
+        form = StructuredOutputsParams(choice=["yes", "no"])
+        output = await engine.complete([1, 2], params(form, ignore_eos=True))
+        assert output.text in ("yes", "no")
+
+
+async def test_deltas_and_log_probabilities_are_those_of_what_the_form_leaves(folder: Path) -> None:
+    async with opened(folder, runner="inline") as engine:
+        form, text = StructuredOutputsParams(choice=["ab"]), ""
+        deltas = params(form, logprobs=1, output_kind=RequestOutputKind.DELTA)
+        async with engine.generate([1, 2], deltas) as stream:
+            async for output in stream:
+                text += output.text
+                for logprobs in output.outputs[0].logprobs or ():
+                    assert next(iter(logprobs.values())).logprob == 0.0  # there was one choice
+        assert text == "ab"
+
+
+async def test_preempted_answers_are_those_of_answers_alone(folder: Path) -> None:
+    async with opened(folder) as engine:
+        alone = [first(await engine.complete([i + 1] * 20, params(JSON, i))) for i in range(6)]
+    answers: dict[int, tuple[str, FinishReason | None]] = {}
+    async with opened(folder, num_kv_blocks=16, block_size=4, max_model_len=64) as engine:
+
+        async def ask(index: int) -> None:
+            answers[index] = first(await engine.complete([index + 1] * 20, params(JSON, index)))
+
+        async with trio.open_nursery() as nursery:
+            for index in range(6):
+                nursery.start_soon(ask, index)
+        assert engine.statistics().num_preemptions > 0
+    assert [answers[index] for index in range(6)] == alone
+
+
+async def test_answers_survive_the_death_of_the_runner(folder: Path) -> None:
+    async with opened(folder, runner="inline") as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+    async with opened(folder, runner="process") as engine:
+        text, num_outputs = "", 0
+        async with engine.generate([1, 2, 3], params(JSON, 5, output_kind=RequestOutputKind.DELTA)) as stream:
+            async for output in stream:
+                text += output.text
+                num_outputs += 1
+                if num_outputs in (3, 9):
+                    assert engine.model_info.process_id is not None
+                    os.kill(engine.model_info.process_id, signal.SIGKILL)
+        assert engine.statistics().num_restarts > 0
+        assert (text, output.finish_reason) == undisturbed
+
+
+# -------------------------------------------------------------------------------- wrong and hostile forms
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_a_wrong_form_is_the_callers_error(folder: Path, runner: str) -> None:
+    async with opened(folder, runner=runner) as engine:
+        for form, message in (
+            (
+                StructuredOutputsParams(regex="(a"),
+                "structured_outputs.regex must be a grammar that can be compiled",
+            ),
+            (
+                StructuredOutputsParams(json={"type": "nosuch"}),
+                "structured_outputs.json .* Invalid type: nosuch",
+            ),
+            (StructuredOutputsParams(grammar="start: x"), 'structured_outputs.grammar .* unknown name: "x"'),
+        ):
+            with pytest.raises(InvalidParams, match=message):
+                await engine.complete([1, 2], params(form))
+        assert (await engine.complete([1, 2], params(None, max_tokens=3))).finished
+        assert engine.statistics().num_requests_live == 0
+
+
+async def test_a_form_that_is_too_large_is_refused_with_the_limit(folder: Path) -> None:
+    async with opened(folder, runner="inline", max_grammar_bytes=100) as engine:
+        with pytest.raises(
+            InvalidParams, match=r"must have at most 100 bytes \(max_grammar_bytes\), got 101"
+        ):
+            await engine.complete([1, 2], params(StructuredOutputsParams(regex="a" * 101)))
+
+
+@pytest.mark.parametrize(
+    ("form", "limits", "message"),
+    [
+        (SLOW, {"grammar_timeout": 0.3}, r"structured_outputs.json .* it takes more than 0.3 s"),
+        (LARGE, {"grammar_memory_bytes": 2**24}, "structured_outputs.regex .* too much memory"),
+    ],
+)
+async def test_a_hostile_form_fails_alone_and_stalls_nobody(
+    folder: Path, form: StructuredOutputsParams, limits: dict[str, Any], message: str
+) -> None:
+    async with opened(folder, max_grammar_bytes=2**20, **limits) as engine:
+        await engine.complete([1, 2], params(JSON))  # the process of grammars has started
+        num_tokens_while_compiling, refusals = 0, []
+
+        async def hostile() -> None:
+            with pytest.raises(InvalidParams, match=message) as caught:
+                await engine.complete([1, 2], params(form))
+            refusals.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            async with engine.generate(
+                [1] * 5, params(JSON, 3, output_kind=RequestOutputKind.DELTA)
+            ) as bound:
+                await anext(aiter(bound))
+                nursery.start_soon(hostile)
+                await trio.testing.wait_all_tasks_blocked()
+                async with engine.generate([1], params(None, max_tokens=30, ignore_eos=True)) as free:
+                    async for _ in free:
+                        num_tokens_while_compiling += not refusals
+                check_json(await bound.text())
+        assert len(refusals) == 1
+        if form is SLOW:
+            assert num_tokens_while_compiling > 3
+        check_json((await engine.complete([1, 2], params(JSON, 8))).text)
+
+
+async def test_a_client_that_leaves_while_its_form_is_compiled_leaves_nothing(folder: Path) -> None:
+    async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=30.0) as engine:
+        with trio.move_on_after(0.6) as scope:
+            await engine.complete([1, 2], params(SLOW))
+        assert scope.cancelled_caught
+        assert engine.statistics().num_requests_live == 0
+        check_json((await engine.complete([1, 2], params(JSON))).text)
+
+
+async def test_forms_beyond_the_limit_take_the_place_of_the_least_used(folder: Path) -> None:
+    async with opened(folder, max_grammars=2) as engine:
+        for _ in range(2):
+            for word in ("ab", "cd", "ef", "gh"):
+                form = StructuredOutputsParams(choice=[word])
+                assert (await engine.complete([1], params(form))).text == word
+
+
+async def test_many_forms_at_once_wait_for_each_other(folder: Path) -> None:
+    texts: dict[int, str] = {}
+    async with opened(folder, max_grammars=2) as engine:
+
+        async def ask(index: int) -> None:
+            form = StructuredOutputsParams(choice=[f"word {index}"])
+            texts[index] = (await engine.complete([index + 1], params(form))).text
+
+        async with trio.open_nursery() as nursery:
+            for index in range(8):
+                nursery.start_soon(ask, index)
+    assert texts == {index: f"word {index}" for index in range(8)}
+
+
+async def test_a_model_without_a_tokenizer_refuses_forms(tmp_path: Path) -> None:
+    async with opened(make_model("llama-plain", tmp_path), runner="inline") as engine:
+        with pytest.raises(
+            UnsupportedFeature, match="structured_outputs must be None: they need a tokenizer"
+        ):
+            await engine.complete([1, 2], params(JSON))
+
+
+# ---------------------------------------------------------------------------------- deaths of grammars
+
+
+def grammar_processes() -> list[int]:
+    """Processes of grammars that this one has started, and their copies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"triolet.grammar.program" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def children_of(parent: int) -> list[int]:
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            children.append(int(path.parent.name))
+    return children
+
+
+def own_originals() -> list[int]:
+    return [pid for pid in grammar_processes() if pid in children_of(os.getpid())]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("victims", ["copies", "original"])
+async def test_answers_survive_the_death_of_their_grammars(folder: Path, victims: str) -> None:
+    async with opened(folder, runner="inline") as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+    async with opened(folder) as engine:
+        text, num_outputs = "", 0
+        async with engine.generate([1, 2, 3], params(JSON, 5, output_kind=RequestOutputKind.DELTA)) as stream:
+            async for output in stream:
+                text += output.text
+                num_outputs += 1
+                if num_outputs == 4:
+                    [original] = own_originals()
+                    for victim in children_of(original) if victims == "copies" else [original]:
+                        os.kill(victim, signal.SIGKILL)
+        assert (text, output.finish_reason) == undisturbed
+        check_json((await engine.complete([1], params(JSON, 6))).text)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+async def test_a_new_form_is_compiled_when_all_grammars_have_died(folder: Path) -> None:
+    async with opened(folder) as engine:
+        for word in ("ab", "cd", "ef"):
+            output = await engine.complete([1], params(StructuredOutputsParams(choice=[word])))
+            assert output.text == word
+            [original] = own_originals()
+            os.kill(original, signal.SIGKILL)
+        assert engine.statistics().num_restarts >= 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+async def test_no_process_of_a_grammar_outlives_its_engine(folder: Path) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(JSON))
+        [original] = own_originals()
+        processes = {original, *children_of(original)}
+        assert len(processes) == 2
+    with trio.fail_after(5):
+        while processes & set(grammar_processes()):  # noqa: ASYNC110 - the system tells nobody of their ends
+            await trio.sleep(0.01)
+    assert own_originals() == []
+
+
+async def test_an_engine_that_is_asked_for_no_form_starts_no_process(folder: Path) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(None, max_tokens=3))
+        assert own_originals() == []
