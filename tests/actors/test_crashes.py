@@ -343,7 +343,7 @@ async def _crash_four_times(actor: str, first: int, monkeypatch: pytest.MonkeyPa
         if actor == "model_runner":
             executor.before_step = lambda plan: reach() if plan is not PROOF else None
         elif actor == "tokenizer":
-            patch.setattr(tokenizer, "_answer", _reaching(tokenizer._answer, reach))
+            patch.setattr(tokenizer, "_answer", _reaching_with_a_question(tokenizer._answer, reach))
         else:
             module, name = (scheduler, "_take_in") if actor == "scheduler" else (detokenizer, "deliver")
             patch.setattr(module, name, _reaching(getattr(module, name), reach))
@@ -360,6 +360,15 @@ def _reaching(original: Any, reach: Callable[[], None]) -> Any:
     def planted(*arguments: Any) -> Any:
         reach()
         return original(*arguments)
+
+    return planted
+
+
+def _reaching_with_a_question(original: Any, reach: Callable[[], None]) -> Any:
+    async def planted(codec: object, request: tuple[Tokenize, Any], run: object) -> None:
+        with request[1]:
+            reach()
+            await original(codec, request, run)
 
     return planted
 
