@@ -30,6 +30,7 @@ from triolet.core.progress import LoadProgress
 from triolet.core.repetition import RepetitionDetectionParams
 from triolet.core.request_progress import RequestProgress
 from triolet.core.statistics import EngineStatistics
+from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import TrioletError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ __all__ = [
     "RequestProgress",
     "RequestStatus",
     "SamplingParams",
+    "StructuredOutputsParams",
     "Snapshot",
     "TokenStream",
     "TrioletError",
