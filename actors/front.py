@@ -23,6 +23,7 @@ from triolet.config_gateway import GatewayConfig
 from triolet.errors import ConfigError
 
 WEBSOCKET_PATH = "/v1/responses"
+MAX_PORT = 65_535
 FULL_TIMEOUT_S = 1.0  # for telling a client that there is no room for it
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -198,14 +199,14 @@ async def open_listeners(config: GatewayConfig) -> list[trio.SocketListener]:
     Raises:
         ConfigError: it is taken, or the address is not one of this machine.
     """
+    if config.port > MAX_PORT:  # the system would take the rest of it by 65536
+        raise ConfigError("port", f"at most {MAX_PORT}", config.port)
     try:
         listeners = await trio.open_tcp_listeners(config.port, host=config.host)
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise ConfigError("port", "free; another program listens there", config.port) from None
-        raise ConfigError(
-            "host", f"an address of this machine, with a port below 65536 ({error})", config.host
-        ) from None
+        raise ConfigError("host", f"an address of this machine ({error})", config.host) from None
     if config.port == 0:  # a name with two addresses would get two ports, of which one could be told
         for listener in listeners[1:]:
             await trio.aclose_forcefully(listener)

@@ -26,7 +26,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
+from hypercorn.typing import ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 
 from triolet.actors.client_stream import ClientStream
@@ -88,6 +88,7 @@ class _Connection(TCPServer):
     def __init__(self, server: HttpServer, client: ClientStream) -> None:
         super().__init__(server.app, server.config, server.context, {}, client)  # type: ignore[arg-type]
         self.is_upgraded = False
+        self.is_torn = False
         self._server, self._client = server, client
         self._patience_s = server.head_timeout
         self._idling = trio.CancelScope()
@@ -167,6 +168,9 @@ class _Connection(TCPServer):
                     await self._client.send_all(event.data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     await self.protocol.handle(Closed())
+                except trio.Cancelled:
+                    self.is_torn = True  # who was cancelled may still want to say something: it is too late
+                    raise
         elif isinstance(event, Closed):
             await self._close()
             await self.protocol.handle(Closed())
@@ -220,11 +224,16 @@ class _Http11(H11Protocol):
             connection.protocol_send,
         )
         self._is_upgrade = server.is_upgrade
+        self._connection = connection
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """No h2c: nobody needs it on this port, and whoever could open it would be past the checks of HTTP/1.1."""
 
     async def _create_stream(self, request: h11.Request) -> None:
+        if request.http_version not in (b"1.0", b"1.1"):
+            await self._send_error_response(505)
+            await self.send(Closed())
+            return
         path = request.target.partition(b"?")[0].decode("ascii")
         if _asks_for_websocket(request) and self._is_upgrade(request.method.decode("ascii"), path):
             raise _WebSocketWanted(_head(request) + self.connection.trailing_data[0])
@@ -233,6 +242,10 @@ class _Http11(H11Protocol):
             method=request.method, target=request.target, headers=others, http_version=request.http_version
         )
         await super()._create_stream(plain)
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        if not self._connection.is_torn:
+            await super()._send_h11_event(event)
 
     async def _send_error_response(self, status_code: int) -> None:
         """What h11 could not read; not even then without a body that says what kind of error it was."""
@@ -254,6 +267,7 @@ class _Http11(H11Protocol):
 
 _UNREADABLE = {
     400: (b"invalid_http", b"This is not a valid HTTP request."),
+    505: (b"http_version_not_supported", b"The server speaks HTTP/1.1."),
     431: (b"head_too_large", b"The head of the request must be at most %d bytes." % MAX_HEAD_BYTES),
 }
 
