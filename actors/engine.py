@@ -157,6 +157,16 @@ class Engine:
             raise EngineClosed(SCOPE_ENDED)
         check_health(self._wiring, self.config.step_timeout)
 
+    @property
+    def death(self) -> EngineDead | None:
+        """Why nothing will be served any more; None while the engine lives."""
+        return _died(self._refusal.__cause__) if isinstance(self._refusal, EngineDead) else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return self._refusal is None
+
     def status(self, request_id: str) -> RequestStatus | None:
         """Where a request is; ended ones are remembered for a while (`core.endings`). None for an unknown id."""
         submission = self._submissions.get(request_id)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.statistics import EngineStatistics
 from triolet.core.tally import IterationStats, Tally
 
@@ -114,9 +113,10 @@ class Reporting:
 
     def _tell(self, call: Callable[[StatLogger], None]) -> None:
         for guest in tuple(self._loggers):
-            errors: list[BaseException] = []
-            with foreign_errors_kept(errors.append):
+            try:
                 call(guest)
-            if errors:
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException:  # a panic in foreign code is no Exception
                 self.remove(guest)
-                logger.error("a stat logger has failed, and is asked no more", exc_info=errors[0])
+                logger.exception("a stat logger has failed, and is asked no more")

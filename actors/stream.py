@@ -71,6 +71,12 @@ class TokenStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """What leaving the scope does. Synchronous, and harmless when repeated."""
+        if self._was_left:
+            return
         self._was_left = True
         if self._submission.streams:
             self._engine._leave(self._submission)

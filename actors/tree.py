@@ -15,7 +15,6 @@ them a pause. When the root has lost its patience the engine is dead, and everyb
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -31,12 +30,9 @@ from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadCodec, tokenizer_actor
 from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
 from triolet.core.progress import OnProgress
 from triolet.core.scheduler import SchedulerConfig
 from triolet.core.supervision import CrashReport, Strategy
-
-DEFAULT_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}
 
 
 def plant_tree(
@@ -52,7 +48,7 @@ def plant_tree(
 
     async def scheduler(*, task_status: trio.TaskStatus[None]) -> None:
         assert wiring.model_info is not None, "the runner starts before the scheduler"
-        limits = scheduler_config(config, wiring.model_info, cache_key)
+        limits = SchedulerConfig.of(config, wiring.model_info, cache_key)
         await scheduler_actor(wiring, limits, task_status=task_status)
 
     def num_steps_done() -> int:
@@ -91,20 +87,4 @@ def plant_tree(
         max_restarts=3,
         period_s=60.0,
         num_achieved=num_steps_done,
-    )
-
-
-def scheduler_config(config: EngineConfig, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
-    """The scheduler's limits, now that the model is known."""
-    device = info.device.partition(":")[0]
-    return SchedulerConfig(
-        num_blocks=info.num_kv_blocks,
-        block_size=info.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
-        max_model_len=info.max_model_len,
-        policy=config.policy,
-        priority_aging_s=math.inf if config.priority_aging is None else config.priority_aging,
-        enable_prefix_caching=config.enable_prefix_caching,
-        cache_key=cache_key,
     )

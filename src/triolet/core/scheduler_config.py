@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import attrs
+
+from triolet.core.model_info import ModelInfo
+
+DEFAULT_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}
+
+
+class Limits(Protocol):
+    """What is needed of an `EngineConfig`."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Rows."""
+        ...
+
+    @property
+    def max_num_batched_tokens(self) -> int | None:
+        """Token budget; None for the device's own."""
+        ...
+
+    @property
+    def policy(self) -> str:
+        """Who goes first."""
+        ...
+
+    @property
+    def priority_aging(self) -> float | None:
+        """Seconds; None for never."""
+        ...
+
+    @property
+    def enable_prefix_caching(self) -> bool:
+        """Whether blocks are published."""
+        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +65,22 @@ class SchedulerConfig:
     priority_aging_s: float = float("inf")
     enable_prefix_caching: bool = True
     cache_key: bytes = b""
+
+    @classmethod
+    def of(cls, limits: Limits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
+        """The limits, now that the model is known."""
+        device = info.device.partition(":")[0]
+        return cls(
+            num_blocks=info.num_kv_blocks,
+            block_size=info.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
+            max_model_len=info.max_model_len,
+            policy=limits.policy,
+            priority_aging_s=float("inf") if limits.priority_aging is None else limits.priority_aging,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            cache_key=cache_key,
+        )
 
 
 @attrs.define
