@@ -56,7 +56,9 @@ class Engine:
         self._is_closed = False
         self._resumed: set[str] = set()  # ids of streams that are yet to be entered
         self._was_death_told = False
-        self._reporting = Reporting(wiring.journal.tally, self.statistics)
+        self._reporting = Reporting(
+            wiring.journal.tally, self.statistics, writes_log=config.log_stats
+        )
         wiring.report = self._reporting.report
 
     # ---------------------------------------------------------------------------------------- facts
@@ -378,7 +380,8 @@ class Engine:
             deliver(self._wiring, serial)
         self._wiring.idle.unpark_all()
 
-    def _close(self) -> None:
+    def shut_down(self) -> None:
+        """Take nothing new, and end what there is with finish_reason `shutdown`; the engine's scope goes on."""
         self._is_closed = True
         self._refuse(EngineClosed(SCOPE_ENDED))
         self._end_all(FinishReason.SHUTDOWN)

@@ -64,7 +64,7 @@ async def run_engine(
             yield engine
         except BaseException as error:  # raised again below, without the nursery's group around it
             failure = error
-        engine._close()
+        engine.shut_down()
         nursery.cancel_scope.cancel()
     if wiring.scheduler is not None:
         wiring.scheduler.abandon_step()

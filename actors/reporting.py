@@ -73,12 +73,15 @@ class Reporting:
     Args:
         tally: where what happened is taken from.
         statistics: the engine's.
+        writes_log: whether there is a line every ten seconds.
     """
 
-    def __init__(self, tally: Tally, statistics: Callable[[], EngineStatistics]) -> None:
+    def __init__(
+        self, tally: Tally, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
+    ) -> None:
         self._tally, self._statistics = tally, statistics
         self._line = LogLine()
-        self._loggers: list[StatLogger] = [self._line]
+        self._loggers: list[StatLogger] = [self._line] if writes_log else []
         self._idle_since_s: float | None = -math.inf
         self._window_began_s = 0.0
 

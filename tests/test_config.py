@@ -36,7 +36,7 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
 }
 TEXTS = ("model", "tokenizer", "revision", "served_model_name")
-FLAGS = ("enable_prefix_caching", "trust_remote_code")
+FLAGS = ("enable_prefix_caching", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
     "block_size": 1,
@@ -106,6 +106,7 @@ FIELDS: dict[str, Any] = {
     "reasoning_parser": "none",
     "served_model_name": "mine",
     "step_timeout": 2.5,
+    "log_stats": False,
     "trust_remote_code": True,
 }
 

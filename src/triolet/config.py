@@ -216,6 +216,9 @@ class EngineConfig:
         default=60.0,
         validator=seconds(optional=True),
     )
+    log_stats: bool = option(
+        "Log a line about the last ten seconds, as long as there is work.", default=True, validator=flag
+    )
     trust_remote_code: bool = option(
         "Let a model folder run Python code of its own.", default=False, validator=flag
     )
