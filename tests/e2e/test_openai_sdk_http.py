@@ -1,0 +1,188 @@
+"""The official openai client over HTTP, sync and async: it did not come from here, and it is satisfied."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import Server, serve
+
+openai = pytest.importorskip("openai")
+
+MODEL = "triolet-nano"
+HELLO: Any = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve("--api-keys", "test-key") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="test-key", max_retries=0) as client:
+        yield client
+
+
+def test_models(client: Any) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.max_model_len) == (MODEL, 2048)
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError) as error:
+        client.models.retrieve("other")
+    assert error.value.code == "model_not_found"
+
+
+def test_a_chat_whole_and_streamed(client: Any) -> None:
+    wish = {"model": MODEL, "messages": HELLO, "temperature": 0}
+    whole = client.chat.completions.create(**wish, logprobs=True, top_logprobs=2)
+    (choice,) = whole.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.content.startswith("H")
+    assert "".join(one.token for one in choice.logprobs.content).startswith(choice.message.content)
+    assert all(len(one.top_logprobs) == 2 for one in choice.logprobs.content)
+    chunks = list(client.chat.completions.create(**wish, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == choice.message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens + whole.usage.completion_tokens == whole.usage.total_tokens
+
+
+def test_the_helper_for_streams_is_satisfied(client: Any) -> None:
+    with client.chat.completions.stream(model=MODEL, messages=HELLO, temperature=0) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert final.choices[0].message.content
+
+
+def test_several_answers_and_a_stop(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "count from 1 to 9"}], n=2, seed=1, stop=["5"]
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert not any("5" in choice.message.content for choice in answer.choices)
+
+
+def test_a_form_that_is_asked_for_is_kept(client: Any) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=60,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}},
+        },
+    )
+    assert json.loads(answer.choices[0].message.content)["ok"] in (True, False)
+
+
+def test_tools_are_refused_by_name_where_the_model_knows_none(client: Any) -> None:
+    tool: Any = {"type": "function", "function": {"name": "turn", "parameters": {}}}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool], tool_choice="required")
+    assert error.value.param == "tools"
+
+
+def test_completions_whole_and_streamed(client: Any) -> None:
+    wish = {"model": MODEL, "prompt": "Once upon", "max_tokens": 8, "temperature": 0}
+    whole = client.completions.create(**wish, logprobs=1)
+    assert (whole.object, whole.choices[0].finish_reason) == ("text_completion", "length")
+    assert len(whole.choices[0].logprobs.tokens) == 8
+    chunks = list(client.completions.create(**wish, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
+def test_responses_whole_streamed_remembered_and_forgotten(client: Any) -> None:
+    wish = {"model": MODEL, "input": "Hello!", "temperature": 0}
+    whole = client.responses.create(**wish)
+    assert (whole.status, whole.output[0].type) == ("completed", "message")
+    events = list(client.responses.create(**wish, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.output_text == whole.output_text
+    with client.responses.stream(**wish) as stream:
+        assert stream.get_final_response().output_text == whole.output_text
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    more = client.responses.create(**{**wish, "input": "And you?"}, previous_response_id=whole.id)
+    assert more.usage.input_tokens > whole.usage.input_tokens + whole.usage.output_tokens
+    client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(whole.id)
+
+
+def test_errors_are_the_clients_own_kinds(client: Any, server: Server) -> None:
+    for wish, kind, code in (
+        ({"model": "other"}, openai.NotFoundError, "model_not_found"),
+        ({"temperature": 5}, openai.BadRequestError, "invalid_value"),
+        ({"extra_body": {"functions": [{}]}}, openai.BadRequestError, "unsupported_parameter"),
+        (
+            {"messages": [{"role": "user", "content": "no " * 3000}]},
+            openai.BadRequestError,
+            "context_length_exceeded",
+        ),
+    ):
+        with pytest.raises(kind) as error:
+            client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **wish})
+        assert error.value.code == code
+        assert error.value.request_id
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model=MODEL, input="hi")
+    assert error.value.code == "unsupported_model"
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+def test_the_async_client_too(server: Server) -> None:
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="test-key") as client:
+            chat: Any = {"model": MODEL, "messages": HELLO, "temperature": 0}
+            text: Any = {"model": MODEL, "prompt": "Once", "max_tokens": 5, "temperature": 0}
+            response: Any = {"model": MODEL, "input": "Hello!", "temperature": 0}
+            answers = await asyncio.gather(
+                client.chat.completions.create(**chat),
+                client.completions.create(**text),
+                client.responses.create(**response),
+                client.models.list(),
+            )
+            said = ["", "", ""]
+            async for chunk in await client.chat.completions.create(**chat, stream=True):
+                said[0] += chunk.choices[0].delta.content or ""
+            async for chunk in await client.completions.create(**text, stream=True):
+                said[1] += chunk.choices[0].text
+            async for event in await client.responses.create(**response, stream=True):
+                said[2] += event.delta if event.type == "response.output_text.delta" else ""
+            assert said[0] == answers[0].choices[0].message.content
+            assert said[1] == answers[1].choices[0].text
+            assert said[2] == answers[2].output_text
+            assert answers[3].data[0].id == MODEL
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_closed_stops_the_engine(client: Any, server: Server) -> None:
+    with client.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        for _ in zip(range(3), stream, strict=False):
+            pass
+        assert server.metrics()["num_requests_running"] == 1
+    assert _waits_for(lambda: server.metrics()["num_requests_running"] == 0)
+    assert server.metrics()['kv_blocks{state="in_use"}'] == 0
+
+
+def _waits_for(condition: Any, within_s: float = 5.0) -> bool:
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > within_s:
+            return False
+        time.sleep(0.01)
+    return True
