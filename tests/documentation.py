@@ -22,6 +22,7 @@ from triolet.config import EngineConfig
 from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.core.statistics import EngineStatistics
+from triolet.core.structured_outputs import StructuredOutputsParams
 
 PAGES = (
     ROOT / "README.md",
@@ -154,6 +155,7 @@ def _errors() -> list[str]:
 TABLES: dict[str, Callable[[], list[str]]] = {
     "EngineConfig": _engine_config,
     "SamplingParams": lambda: _fields_with_defaults(SamplingParams),
+    "StructuredOutputsParams": lambda: _fields(StructuredOutputsParams),
     "RequestOutput": lambda: _fields(RequestOutput),
     "CompletionOutput": lambda: _fields(CompletionOutput),
     "RequestMetrics": lambda: _fields(RequestMetrics),

@@ -50,6 +50,22 @@ def test_streaming_prints_the_answer_piece_by_piece_and_its_times(run: Run) -> N
     assert numbers(r"first token after (\d+) ms, the last (\d+) ms later", report)
 
 
+def test_structured_json_follows_its_schema_and_a_wrong_one_is_told(run: Run) -> None:
+    text = run("structured_json")
+    pet, end = json.JSONDecoder().raw_decode(text)
+    assert list(pet) == ["name", "kind", "age", "likes"]
+    assert pet["kind"] in ("cat", "dog", "bird")
+    assert "ended by stop" in text[end:]
+    assert "structured_outputs.json must be a grammar that can be compiled: Invalid type: pet" in text[end:]
+
+
+def test_tools_calls_the_function_with_numbers_of_the_model(run: Run) -> None:
+    text = run("tools")
+    call, arguments, result = re.match(r"calls (\w+) with (.*)\nwhich gives (\d+)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    assert call == "add"
+    assert sum(json.loads(arguments).values()) == int(result)
+
+
 def test_concurrent_requests_share_their_steps(run: Run) -> None:
     text = run("concurrent_requests")
     assert "List the days of the week.\n  The days of the week are Monday, Tuesday" in text
@@ -99,6 +115,18 @@ def test_an_urgent_request_overtakes_those_that_wait(run: Run) -> None:
     waited_ms = {name: int(waited) for name, waited in lines}
     assert len(waited_ms) == 7
     assert all(waited_ms["urgent"] < waited_ms[f"background {number}"] for number in (3, 4, 5, 6))
+
+
+def test_several_answers_share_a_prompt_and_are_not_the_same(run: Run) -> None:
+    answers, _, report = run("several_answers", "-n", 4).partition("\n\n")
+    lines = re.findall(r"^(\d) \((?:stop|length)\): (.+)$", answers, re.MULTILINE)
+    assert sorted(index for index, _ in lines) == ["0", "1", "2", "3"]
+    assert len({text for _, text in lines}) > 1
+    num_answers, num_tokens, num_shared = numbers(
+        r"(\d) answers to a prompt of (\d+) tokens, (\d+) of", report
+    )
+    assert num_answers == 4
+    assert num_tokens > num_shared > 0
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
