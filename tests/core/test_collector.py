@@ -13,6 +13,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.plan import TokenLogprobs
+from triolet.core.prefix import Prefix
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 
@@ -269,3 +270,72 @@ def test_before_the_first_token_there_is_no_latency() -> None:
 )
 def test_every_ending_leaves_a_status_behind(reason: FinishReason, status: str) -> None:
     assert RequestStatus.of_ending(reason) == status
+
+
+# ------------------------------------------------------------------- what was handed out, and what it costs
+
+
+def test_an_output_keeps_what_it_had() -> None:
+    story = answer(CUMULATIVE, logprobs=0)
+    outputs = []
+    for token_id in range(5):
+        story.give("x", token_id, logprobs=TokenLogprobs((token_id,), (-1.0,), 1))
+        outputs.append(story.take())
+    for place, output in enumerate(outputs):
+        assert output.token_ids == tuple(range(place + 1))
+        assert output.logprobs is not None
+        assert [list(position) for position in output.logprobs] == [
+            [token_id] for token_id in range(place + 1)
+        ]
+        assert output.cumulative_logprob == -1.0 * (place + 1)
+
+
+def test_a_cumulative_stream_copies_no_tokens_and_describes_each_logprob_once() -> None:
+    decoded: list[int] = []
+
+    def decode(token_id: int) -> str:
+        decoded.append(token_id)
+        return "x"
+
+    story = answer(CUMULATIVE, logprobs=1)
+    story.collector.decode_token = decode
+    outputs = []
+    for token_id in range(50):
+        story.give("x", token_id, logprobs=TokenLogprobs((token_id, 99), (-1.0, -2.0), 1))
+        outputs.append(story.take())
+    assert len(decoded) == 2 * 50
+    assert all(isinstance(output.token_ids, Prefix) for output in outputs)
+    story.collector.finish(FinishReason.LENGTH)
+    assert story.take().token_ids == tuple(range(50))
+
+
+@pytest.mark.parametrize(
+    ("interval", "lengths"), [(1, [1, 2, 3, 4, 5, 6, 7]), (2, [1, 3, 5, 7]), (5, [1, 6, 7]), (9, [1, 7])]
+)
+def test_outputs_come_with_the_first_token_and_then_at_intervals(interval: int, lengths: list[int]) -> None:
+    story = answer(CUMULATIVE, stream_interval=interval)
+    got = []
+    for token_id in range(7):
+        story.give("x", token_id)
+        if token_id == 6:
+            story.collector.finish(FinishReason.LENGTH)
+        if story.collector.has_output():
+            got.append(len(story.take().token_ids))
+    assert got == lengths
+
+
+def test_deltas_can_be_put_together_again() -> None:
+    story = answer(DELTA, logprobs=0)
+    outputs = []
+    for token_id in range(4):
+        story.give("abcd"[token_id], token_id, logprobs=TokenLogprobs((token_id,), (-1.0,), 1))
+        outputs.append(story.collector.take())
+    whole = outputs[0]
+    for output in outputs[1:]:
+        whole = whole.add(output, aggregate=True)
+    assert (whole.text, whole.outputs[0].token_ids) == ("abcd", (0, 1, 2, 3))
+    assert whole.outputs[0].logprobs is not None
+    assert len(whole.outputs[0].logprobs) == 4
+    assert outputs[0].text == "a"
+    replaced = outputs[0].add(outputs[1], aggregate=False)
+    assert (replaced.text, replaced.outputs[0].token_ids) == ("b", (1,))

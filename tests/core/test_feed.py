@@ -126,6 +126,27 @@ def test_a_model_without_a_tokenizer_gives_tokens_and_no_text() -> None:
     ]
 
 
+class Spaced(Letters):
+    """Puts a space before every token but the first, as decoders of whole words do."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return " ".join(ALPHABET[i] for i in token_ids if not (skip_special_tokens and i == EOS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "a </s> </s> b </s> c"),
+        ({"spaces_between_special_tokens": False}, "a </s></s> b </s> c"),
+    ],
+)
+def test_special_tokens_that_are_shown_may_stand_without_spaces(fields: dict[str, Any], text: str) -> None:
+    tale = story(skip_special_tokens=False, **fields)
+    tale.feed.codec = Spaced()
+    tale.say("a..b.c", end=FinishReason.LENGTH)
+    assert tale.text().strip() == text
+
+
 def test_an_answer_that_is_not_detokenized_has_its_tokens_described_all_the_same() -> None:
     tale = story(detokenize=False, logprobs=0)
     tale.say("b")
