@@ -15,6 +15,7 @@ from typing import NoReturn
 import attrs
 import trio
 import wsproto
+from trio_websocket import CloseReason as ClosedFor
 from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest
 from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
@@ -151,7 +152,8 @@ class ServerSocket(WebSocketConnection):
 
     async def send_ping(self) -> None:
         """Ask for a sign of life, and do not wait for it."""
-        await self._send(Ping(payload=b"triolet"))
+        if self._close_reason is None:
+            await self._send(Ping(payload=b"triolet"))
 
     async def close(self, code: int, reason: str) -> None:
         """Say goodbye, and wait for the answer as long as the limits let."""
@@ -190,8 +192,7 @@ class ServerSocket(WebSocketConnection):
         self.heard_s = trio.current_time()
 
     async def _handle_close_connection_event(self, event: CloseConnection) -> None:
-        code = CloseReason(event.code) if event.code in set(CloseReason) else None
-        if self._wsproto.state is ConnectionState.OPEN and code is not CloseReason.ABNORMAL_CLOSURE:
+        if self._wsproto.state is ConnectionState.OPEN and event.code != CloseReason.ABNORMAL_CLOSURE:
             await self._refuse(event.code, event.reason or "")  # wsproto could not read on
         await super()._handle_close_connection_event(event)
 
@@ -202,6 +203,7 @@ class ServerSocket(WebSocketConnection):
             ConnectionClosed: always.
         """
         self._message_parts.clear()
+        self._close_reason = ClosedFor(code, _short(reason))  # first: nothing may be sent behind the goodbye
         if self._wsproto.state is ConnectionState.OPEN:
             await self._send(CloseConnection(code=code, reason=_short(reason)))
         await self._close_web_socket(code, reason)

@@ -72,13 +72,14 @@ async def exchange(
         while b"\r\n\r\n" not in data:
             data += await ours.receive_some()
         assert data.startswith(b"HTTP/1.1 101")
-        nursery.start_soon(_send, ours, pieces, pause_s)
+        lock = trio.Lock()
+        nursery.start_soon(_send, lock, ours, pieces, pause_s)
         data = data.partition(b"\r\n\r\n")[2]
         while True:
             reader.feed(data)
             if goodbye_after is not None and len(reader.frames) >= goodbye_after:
                 goodbye_after = None
-                nursery.start_soon(_send, ours, [close().encode()], 0)
+                nursery.start_soon(_send, lock, ours, [close().encode()], 0)
             if not (data := bytes(await ours.receive_some(2**20))):
                 break
         assert reader.is_between_frames
@@ -102,12 +103,7 @@ async def _echo(stream: trio.abc.Stream, limits: SocketLimits) -> None:
             await socket.ended.wait()
 
 
-_sending = trio.lowlevel.RunVar[trio.Lock]("sending")
-
-
-async def _send(stream: trio.abc.SendStream, pieces: list[bytes], pause_s: float) -> None:
-    lock = _sending.get(None) or trio.Lock()
-    _sending.set(lock)
+async def _send(lock: trio.Lock, stream: trio.abc.SendStream, pieces: list[bytes], pause_s: float) -> None:
     try:
         async with lock:  # the goodbye comes last
             for piece in pieces:
@@ -126,8 +122,8 @@ def echoed(frame: Frame) -> Frame:
     return attrs.evolve(frame, fin=True, mask=None)
 
 
-def text(payload: str | bytes, **fields: bool | int) -> Frame:
-    return Frame(TEXT, payload.encode() if isinstance(payload, str) else payload, **fields)
+def text(payload: str | bytes, *, fin: bool = True, rsv: int = 0) -> Frame:
+    return Frame(TEXT, payload.encode() if isinstance(payload, str) else payload, fin, rsv)
 
 
 def back(*payloads: str | bytes) -> list[Frame]:
