@@ -16,6 +16,7 @@ from triolet.config import (
     HOLD_BACKS,
     LOGPROBS_MODES,
     POLICIES,
+    QUANTIZATIONS,
     REASONING_PARSERS,
     RUNNERS,
     TOOL_PARSERS,
@@ -27,6 +28,7 @@ from triolet.errors import ConfigError, shown
 
 CHOICES = {
     "dtype": DTYPES,
+    "quantization": QUANTIZATIONS,
     "device": DEVICES,
     "runner": RUNNERS,
     "policy": POLICIES,
@@ -76,6 +78,7 @@ FIELDS: dict[str, Any] = {
     "tokenizer": "folder",
     "revision": "main",
     "dtype": "bfloat16",
+    "quantization": "int8",
     "device": "cpu",
     "runner": "inline",
     "max_model_len": 4096,

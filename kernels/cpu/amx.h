@@ -1,16 +1,17 @@
-// Products of bfloat16 on Intel's AMX tiles, where the machine has them: up to nine times as fast as its vectors.
+// Products of bfloat16 or of bytes on Intel's AMX tiles, where the machine has them: up to nine times as fast as vectors.
 //
-// A tile is 16 rows of 64 bytes. The packed panels of linear.h are what the instruction wants already: pairs of inputs,
-// outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
+// A tile is 16 rows of 64 bytes. The packed panels of linear.h are what the instructions want already: pairs of inputs, or
+// four bytes, outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
 
 #pragma once
 
 #include "simd.h"
 
 constexpr int AMX_ROWS = 16;    // of a tile, at most
-constexpr int AMX_INPUTS = 32;  // bfloat16 numbers in a tile's row
+template <class T>
+constexpr int AMX_INPUTS = 64 / sizeof(T);  // numbers in a tile's row
 
-#if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512F__) && defined(__linux__)
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -39,13 +40,21 @@ class AmxTiles {
   AmxTiles& operator=(const AmxTiles&) = delete;
 };
 
+// Tile `to` += tile `x` times tile `weights`: bfloat16 to float32, or unsigned times signed bytes to int32.
+#define AMX_ADD(to, x, weights)          \
+  if constexpr (sizeof(X) == 2)          \
+    _tile_dpbf16ps(to, x, weights);      \
+  else                                   \
+    _tile_dpbusd(to, x, weights)
+
 // sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32).
 // The last tiles reach back over rows that are done already, rather than past the end.
-static void amx_product(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel, int columns, int rows, int depth,
-                        float* sums) {
+template <class X, class W, class Sum>
+static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, int columns, int rows, int depth, Sum* sums) {
+  constexpr int TOGETHER = 4 / sizeof(W);
   const int height = rows < AMX_ROWS ? rows : AMX_ROWS;
   const AmxTiles tiles(height);
-  const ptrdiff_t x_bytes = x_row * 2, panel_bytes = columns * 4, sums_bytes = columns * 4;
+  const ptrdiff_t x_bytes = x_row * sizeof(X), panel_bytes = columns * 4, sums_bytes = columns * 4;
   for (int first = 0; first < rows; first += 2 * AMX_ROWS) {
     const ptrdiff_t last = rows - height;
     const ptrdiff_t upper = first < last ? first : last, lower = first + AMX_ROWS < last ? first + AMX_ROWS : last;
@@ -54,16 +63,16 @@ static void amx_product(const BFloat16* x, ptrdiff_t x_row, const BFloat16* pane
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
-      for (int k = 0; k < depth; k += AMX_INPUTS) {
-        const BFloat16* weights = panel + static_cast<ptrdiff_t>(k) * columns + 2 * column;
+      for (int k = 0; k < depth; k += AMX_INPUTS<X>) {
+        const W* weights = panel + static_cast<ptrdiff_t>(k) * columns + TOGETHER * column;
         _tile_loadd(4, x + upper * x_row + k, x_bytes);
         _tile_loadd(5, x + lower * x_row + k, x_bytes);
         _tile_loadd(6, weights, panel_bytes);
-        _tile_loadd(7, weights + 32, panel_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(7, weights + 16 * TOGETHER, panel_bytes);
+        AMX_ADD(0, 4, 6);
+        AMX_ADD(1, 4, 7);
+        AMX_ADD(2, 5, 6);
+        AMX_ADD(3, 5, 7);
       }
       _tile_stored(0, sums + upper * columns + column, sums_bytes);
       _tile_stored(1, sums + upper * columns + column + 16, sums_bytes);
@@ -76,6 +85,7 @@ static void amx_product(const BFloat16* x, ptrdiff_t x_row, const BFloat16* pane
 #else
 
 INLINE bool amx_usable() { return false; }
-INLINE void amx_product(const BFloat16*, ptrdiff_t, const BFloat16*, int, int, int, float*) {}
+template <class X, class W, class Sum>
+INLINE void amx_product(const X*, ptrdiff_t, const W*, int, int, int, Sum*) {}
 
 #endif

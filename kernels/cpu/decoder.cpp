@@ -9,7 +9,7 @@
 
 #include "attention_step.h"
 #include "choice.h"
-#include "linear.h"
+#include "quantised.h"
 #include "team.h"
 
 // These four are mirrored in decoder.py, field by field.
@@ -43,7 +43,7 @@ struct Step {
 
 namespace {
 
-constexpr int STAGES = 3, STAGES_PER_LAYER = 8;  // at most
+constexpr int STAGES = 4, STAGES_PER_LAYER = 12;  // at most
 constexpr int FEW_TOKENS = 4;  // every thread norms so many for itself
 
 // What the threads of a step share.
@@ -58,6 +58,8 @@ struct Workspace {
   bool only_decodes = true;     // one token and one piece for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
+  uint8_t* bytes;                             // rows of what enters a product of bytes
+  float* byte_scales;                         // [tokens]
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -90,7 +92,8 @@ struct Workspace {
     const size_t rows = std::max(step.num_tokens, step.num_logits);
     const size_t wide = model.hidden + qkv_width();
     const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
-    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + 3) / sizeof(float)) + 6 * 16);
+    const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
+    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 1) + 8 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -102,6 +105,8 @@ struct Workspace {
     queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
     mixed = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
+    bytes = reinterpret_cast<uint8_t*>(take(rows * widest));
+    byte_scales = take(rows * sizeof(float));
   }
 };
 
@@ -130,9 +135,30 @@ class Worker {
 
   template <class Use>
   void product(const Linear& linear, const T* x, int num_rows, Use use) {
+    const ByteRows bytes = linear.scales ? as_bytes(x, linear.num_in, num_rows) : ByteRows{};
     stage(num_rows ? linear.num_panels() : 0, [&](int panel) {
-      panel_product(linear, panel, x, linear.num_in, num_rows, [&](int row, const float* sums) { use(row, panel, sums); });
+      auto use_here = [&](int row, const float* sums) { use(row, panel, sums); };
+      if (linear.scales)
+        panel_product(linear, panel, bytes, num_rows, use_here);
+      else
+        panel_product(linear, panel, x, linear.num_in, num_rows, use_here);
     });
+  }
+
+  // Rows as bytes: each thread's own, if they are few.
+  ByteRows as_bytes(const T* x, int width, int num_rows) {
+    auto convert = [&](int row, uint8_t* bytes, float* scales) {
+      scales[row] = quantise_row(x + static_cast<ptrdiff_t>(row) * width, width, bytes + static_cast<ptrdiff_t>(row) * width);
+    };
+    if (num_rows > FEW_TOKENS) {
+      stage(num_rows, [&](int row) { convert(row, shared_.bytes, shared_.byte_scales); });
+      return {shared_.bytes, shared_.byte_scales};
+    }
+    static thread_local Scratch scratch;
+    float* scales = scratch.floats(FEW_TOKENS + static_cast<size_t>(FEW_TOKENS) * width / 4 + 1);
+    uint8_t* bytes = reinterpret_cast<uint8_t*>(scales + FEW_TOKENS);
+    for (int row = 0; row < num_rows; ++row) convert(row, bytes, scales);
+    return {bytes, scales};
   }
 
   // Rows of the residual stream, normalised: each thread's own copy, if they are few.
@@ -188,6 +214,7 @@ class Worker {
   void embed(int token) {
     const int id = static_cast<int>(step_.token_ids[token]);
     float* to = shared_.residual + token * hidden_;
+    if (!model_.embedding && model_.head.scales) return unpack_bytes(model_.head, id, to);
     if (!model_.embedding) return unpack_row(static_cast<const T*>(model_.head.weights), model_.hidden, id, to);
     const T* from = static_cast<const T*>(model_.embedding) + id * hidden_;
     for (int i = 0; i < model_.hidden; ++i) to[i] = widen(from[i]);
@@ -311,12 +338,19 @@ void run_step(const Model& model, const Step& step) {
 // Numbers in a panel's row: what num_out is rounded up to.
 EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }
 
+// dtype: 0 float32, 1 bfloat16, 3 bytes
 EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int32_t num_in, int32_t gated,
                          int32_t num_threads, void* packed) {
-  if (dtype == 0)
-    pack(static_cast<const float*>(weight), num_out, num_in, gated, 1, num_threads, static_cast<float*>(packed));
-  else
-    pack(static_cast<const BFloat16*>(weight), num_out, num_in, gated, 2, num_threads, static_cast<BFloat16*>(packed));
+  auto pack_as = [&](auto number) {
+    using Number = decltype(number);
+    pack(static_cast<const Number*>(weight), num_out, num_in, gated, inputs_together(number), num_threads,
+         static_cast<Number*>(packed));
+  };
+  switch (dtype) {
+    case 0: return pack_as(float{});
+    case 1: return pack_as(BFloat16{});
+    case 3: return pack_as(int8_t{});
+  }
 }
 
 EXPORT void triolet_step(const Model* model, const Step* step) {

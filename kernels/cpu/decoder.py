@@ -16,13 +16,17 @@ from triolet.kernels.cpu.paged_attention import DTYPES
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 """What weights and activations may be."""
 
+_PACKED_DTYPES = {**DTYPES, torch.int8: 3}
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
 
 class LinearStruct(ctypes.Structure):
     """`Linear` in linear.h."""
 
-    _fields_ = (("weights", _P), ("bias", _P), ("num_out", _I), ("num_in", _I))
+    _fields_ = (
+        *((name, _P) for name in ("weights", "bias", "scales", "offsets")),
+        *((name, _I) for name in ("num_out", "num_in")),
+    )
 
 
 class LayerStruct(ctypes.Structure):
@@ -62,17 +66,34 @@ class StepStruct(ctypes.Structure):
 
 @attrs.frozen(eq=False)
 class CppLinear:
-    """A linear layer's packed weights, and the bias in the same order; both stay alive as long as this does."""
+    """A linear layer's packed weights, and what goes with them in the same order; all stay alive as long as this does.
+
+    Args:
+        weights: packed.
+        bias: float32, or None.
+        num_out: outputs.
+        num_in: inputs.
+        scales: float32, of weights that are bytes; None for others.
+        offsets: int32, of weights that are bytes: what 128 in every input would give.
+    """
 
     weights: Tensor
     bias: Tensor | None
     num_out: int
     num_in: int
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
 
     def struct(self) -> LinearStruct:
         """What the C++ side reads."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return LinearStruct(self.weights.data_ptr(), bias, self.num_out, self.num_in)
+        return LinearStruct(
+            self.weights.data_ptr(),
+            pointer(self.bias),
+            pointer(self.scales),
+            pointer(self.offsets),
+            self.num_out,
+            self.num_in,
+        )
 
 
 def pack_linear(
@@ -90,16 +111,67 @@ def pack_linear(
         KernelShapeError: dtype, strides or shapes are not like that.
     """
     num_out, num_in = weight.shape
-    if weight.dtype not in MODEL_DTYPES or not weight.is_contiguous() or (gated and num_out % 2):
-        raise KernelShapeError("dtype, strides and gate", weight=(weight.dtype, weight.stride()), gated=gated)
+    _check_weight(weight, bias, gated=gated)
     if weight.dtype == torch.bfloat16 and num_in % 2:
         raise KernelShapeError("pairs of inputs", weight=tuple(weight.shape))
+    packed = _pack(library, weight, gated=gated)
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in)
+
+
+def pack_bytes(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """`pack_linear` with each output's weights rounded to 255 steps between their largest size and its opposite.
+
+    Args:
+        library: the kernels.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` a multiple of four.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    num_out, num_in = weight.shape
+    _check_weight(weight, bias, gated=gated)
+    if num_in % 4:
+        raise KernelShapeError("fours of inputs", weight=tuple(weight.shape))
+    rounded = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(num_out)
+    sums = torch.empty(num_out, dtype=torch.int32)
+    for first in range(
+        0, num_out, ROWS_AT_ONCE
+    ):  # or a vocabulary in float32 would be the most memory that loading takes
+        part = slice(first, first + ROWS_AT_ONCE)
+        wide = weight[part].float()
+        scales[part] = wide.abs().amax(dim=1) / 127
+        rounded[part] = (wide / scales[part, None].clamp(min=1e-30)).round_()
+        sums[part] = rounded[part].sum(dim=1, dtype=torch.int32)
+    return CppLinear(
+        _pack(library, rounded, gated=gated),
+        _pack_column(library, bias, gated=gated),
+        num_out,
+        num_in,
+        _pack_column(library, scales, gated=gated),
+        # packing moves bits and does not look at them
+        _pack(library, (128 * sums).view(torch.float32)[:, None], gated=gated),
+    )
+
+
+ROWS_AT_ONCE = 4096  # that are converted together
+
+
+def _check_weight(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+    num_out = len(weight)
+    if weight.dtype not in MODEL_DTYPES or not weight.is_contiguous() or (gated and num_out % 2):
+        raise KernelShapeError("dtype, strides and gate", weight=(weight.dtype, weight.stride()), gated=gated)
     if bias is not None and bias.shape != (num_out,):
         raise KernelShapeError("num_out", weight=tuple(weight.shape), bias=tuple(bias.shape))
-    packed = _pack(library, weight, gated=gated)
-    # A bias is a weight with one input.
-    packed_bias = None if bias is None else _pack(library, bias.float().contiguous()[:, None], gated=gated)
-    return CppLinear(packed, packed_bias, num_out, num_in)
+
+
+def _pack_column(library: ctypes.CDLL, column: Tensor | None, *, gated: bool) -> Tensor | None:
+    """One number per output, packed like a weight with one input; float32."""
+    return None if column is None else _pack(library, column.float().contiguous()[:, None], gated=gated)
 
 
 def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
@@ -108,7 +180,7 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
     padded_out = -(-num_out // columns) * columns
     packed = _huge_pages(padded_out * num_in, weight.dtype)
     library.triolet_pack(
-        ctypes.c_int32(DTYPES[weight.dtype]),
+        ctypes.c_int32(_PACKED_DTYPES[weight.dtype]),
         ctypes.c_void_p(weight.data_ptr()),
         ctypes.c_int32(num_out),
         ctypes.c_int32(num_in),

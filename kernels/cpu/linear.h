@@ -1,7 +1,7 @@
-// Linear layers with weights packed once: y = x @ weight.T + bias.
+// Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or bytes (quantised.h).
 //
 // A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
-// reads it: for every input (for bfloat16: every pair of inputs) the numbers of all its outputs, so that a step streams
+// reads it: for every input (bfloat16: every two, bytes: every four) the numbers of all its outputs, so that a step streams
 // the weights through the cache once, from front to back. Outputs past the last are zeros. A panel of a gated layer
 // holds half a panel of gates and the half of ups that they go with: the activation is part of the same pass.
 
@@ -10,12 +10,14 @@
 #include <algorithm>
 
 #include "amx.h"
-#include "product.h"
+#include "byte_tile.h"
 
 // Mirrored by Linear in decoder.py.
 struct Linear {
-  const void* weights;  // panels
-  const float* bias;    // in the panels' order of outputs; null = none
+  const void* weights;   // panels
+  const float* bias;     // this and the next two in the panels' order of outputs; null = none
+  const float* scales;   // null = the weights are in the model's dtype; else they are bytes, to be multiplied by these
+  const int32_t* offsets;  // what 128 in every input would give: bytes of activations are stored with 128 added
   int32_t num_out, num_in;
 
   int num_panels() const { return (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS; }
@@ -54,6 +56,7 @@ static void pack(const T* weight, int num_out, int num_in, bool gated, int input
 
 constexpr int inputs_together(float) { return 1; }
 constexpr int inputs_together(BFloat16) { return 2; }
+constexpr int inputs_together(int8_t) { return 4; }
 
 // Row `row` of a weight that was packed and not gated, as float32.
 template <class T>
@@ -115,13 +118,14 @@ INLINE void panel_tile(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel
 
 // The inputs from `done` on, for rows whose sums of the inputs before are in `sums`. A panel that comes from memory
 // (`cold`) is fetched ahead with the first rows; the others find it in the cache.
-template <class T>
-INLINE void add_inputs(const T* x, ptrdiff_t x_row, const T* panel, int num_in, int done, int rows, bool cold,
-                       float* sums) {
+template <class X, class W, class Sum>
+INLINE void add_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int done, int rows, bool cold,
+                       Sum* sums) {
   const int deep = rows <= TILE_ROWS ? num_in : DEPTH_BLOCK;  // read once, the panel need not be kept
   for (int k = done; k < num_in; k += deep)
     in_groups(rows, [&](auto size, int first) {
-      const T *from = x + first * x_row + k, *part = panel + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
+      const X* from = x + first * x_row + k;
+      const W* part = panel + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
       const int depth = std::min(deep, num_in - k);
       if (cold && first == 0)
         panel_tile<size.value, AHEAD>(from, x_row, part, depth, sums, k > 0);
@@ -131,15 +135,13 @@ INLINE void add_inputs(const T* x, ptrdiff_t x_row, const T* panel, int num_in, 
 }
 
 // As many leading inputs as AMX takes; returns how many. For few rows it would only wait for the same memory.
-INLINE int leading_inputs(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel, int num_in, int rows,
-                          float* sums) {
-  const int depth = num_in / AMX_INPUTS * AMX_INPUTS;
-  if (rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
-  amx_product(x, x_row, panel, TILE_COLUMNS, rows, depth, sums);
+template <class X, class W, class Sum>
+INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, Sum* sums) {
+  const int depth = num_in / AMX_INPUTS<X> * AMX_INPUTS<X>;
+  if (sizeof(X) == 4 || rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
+  if constexpr (sizeof(X) < 4) amx_product(x, x_row, panel, TILE_COLUMNS, rows, depth, sums);
   return depth;
 }
-
-INLINE int leading_inputs(const float*, ptrdiff_t, const float*, int, int, float*) { return 0; }
 
 // One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class T, class Use>

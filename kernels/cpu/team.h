@@ -10,6 +10,8 @@
 
 #pragma once
 
+#include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -96,6 +98,7 @@ class Team {
 
   // Something is about to be run: waking up takes a while.
   void wake() {
+    keep_helpers_away();
     bell_.fetch_add(1);
     if (sleepers_.load() == 0) return;
     std::lock_guard<std::mutex> held(mutex_);
@@ -116,6 +119,22 @@ class Team {
   void recruit(int count) {
     for (int number = static_cast<int>(helpers_.size()); number < count; ++number)
       helpers_.emplace_back([this, number] { help(number + 1); });
+  }
+
+  // Linux likes to wake a thread on the core of the one that wakes it. But that one has work to do, and a helper would
+  // wait behind it until there is nothing left to help with.
+  void keep_helpers_away() {
+#if defined(__linux__)
+    const int core = sched_getcpu();
+    if (core == core_ && helpers_.size() == num_kept_away_) return;
+    cpu_set_t cores;
+    if (core < 0 || pthread_getaffinity_np(pthread_self(), sizeof cores, &cores) != 0) return;
+    CPU_CLR(core, &cores);
+    if (CPU_COUNT(&cores) == 0) return;
+    for (std::thread& helper : helpers_) pthread_setaffinity_np(helper.native_handle(), sizeof cores, &cores);
+    core_ = core;
+    num_kept_away_ = helpers_.size();
+#endif
   }
 
   void help(int thread) {
@@ -153,6 +172,8 @@ class Team {
   }
 
   std::vector<std::thread> helpers_;
+  size_t num_kept_away_ = 0;
+  int core_ = -1;
   const pid_t process_ = getpid();
   void (*call_)(void*, int) = nullptr;
   void* context_ = nullptr;

@@ -22,6 +22,7 @@ from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
+QUANTIZATIONS: Final = ("none", "int8")
 RUNNERS: Final = ("thread", "process", "inline")
 POLICIES: Final = ("fcfs", "priority", "fair")
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
@@ -56,6 +57,13 @@ class EngineConfig:
         "Of weights, activations and KV; auto is what the checkpoint says.",
         default="auto",
         validator=one_of(DTYPES),
+    )
+    quantization: str = option(
+        # Off by default: it answers a little differently.
+        "Of the weights, while they are read: int8 rounds them to bytes, for models like Llama on a CPU; half the memory "
+        "of bfloat16 and up to twice the speed, at some loss.",
+        default="none",
+        validator=one_of(QUANTIZATIONS),
     )
     device: str = option("auto is cuda where there is one.", default="auto", validator=one_of(DEVICES))
     runner: str = option(

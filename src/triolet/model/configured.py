@@ -31,6 +31,7 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         num_kv_blocks=config.num_kv_blocks,
         kv_cache_bytes=config.kv_cache_bytes,
         max_num_seqs=config.max_num_seqs,
+        quantization=None if config.quantization == "none" else config.quantization,
         logprobs_mode=config.logprobs_mode,
         on_progress=on_progress,
     )

@@ -13,6 +13,7 @@ head serves as the embedding too, packed as it is.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import attrs
 import torch
@@ -25,6 +26,7 @@ from triolet.kernels.cpu.decoder import (
     ModelStruct,
     StepStruct,
     addresses,
+    pack_bytes,
     pack_linear,
     pointer,
 )
@@ -49,6 +51,12 @@ def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
         and not any(width % 2 for width in widths)  # bfloat16 is multiplied in pairs
         and library() is not None
     )
+
+
+def can_quantise(config: DecoderConfig) -> bool:
+    """Whether the weights of a model that can be planned can be bytes, too: these are multiplied in fours."""
+    widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    return not any(width % 4 for width in widths)
 
 
 def _is_like_llama(config: DecoderConfig) -> bool:
@@ -173,7 +181,11 @@ class CpuDecoder:
 
 
 def build_cpu_decoder(
-    config: DecoderConfig, weights: WeightReader, *, max_model_len: int | None = None
+    config: DecoderConfig,
+    weights: WeightReader,
+    *,
+    max_model_len: int | None = None,
+    quantization: str | None = None,
 ) -> CpuDecoder:
     """Read and pack the weights, tensor by tensor.
 
@@ -181,6 +193,7 @@ def build_cpu_decoder(
         config: a model that `can_plan` said yes to.
         weights: whose plans are those of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
+        quantization: `int8`, or None to keep the weights in the model's dtype; a model that `can_quantise`.
     """
     cpp = library()
     if cpp is None:
@@ -188,7 +201,7 @@ def build_cpu_decoder(
     num_positions = min(config.max_position, max_model_len or config.max_position)
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
     tables = {rope: rope_table(rope, num_positions, weights.device) for rope in ropes}
-    planner = _Planner(config, weights, cpp, tables)
+    planner = _Planner(config, weights, cpp, tables, pack_linear if quantization is None else pack_bytes)
     model = planner.model()
     spec = ModelSpec(
         architecture=config.architecture,
@@ -210,6 +223,7 @@ class _Planner:
     weights: WeightReader
     cpp: ctypes.CDLL
     tables: dict[Rope, Tensor]
+    pack: Callable[..., CppLinear]
     kept: list[object] = attrs.field(factory=list, init=False)
 
     def model(self) -> ModelStruct:
@@ -240,7 +254,7 @@ class _Planner:
         """The head, and the embedding where it has weights of its own."""
         embedding = self.weights["embedding.weight"]
         weight = self.weights.get("head.weight")
-        head = pack_linear(self.cpp, embedding if weight is None else weight)
+        head = self.pack(self.cpp, embedding if weight is None else weight)
         self.kept.append(head)
         if weight is None:
             return head, None
@@ -268,7 +282,7 @@ class _Planner:
 
     def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        linear = pack_linear(self.cpp, weight, bias, gated=gated)
+        linear = self.pack(self.cpp, weight, bias, gated=gated)
         self.kept.append(linear)
         return linear
 

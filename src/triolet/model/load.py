@@ -17,7 +17,7 @@ from triolet.core.model_info import GenerationDefaults
 from triolet.core.progress import LoadProgress, OnProgress
 from triolet.errors import ConfigError
 from triolet.model.checkpoint import Checkpoint
-from triolet.model.cpu_plan import build_cpu_decoder, can_plan
+from triolet.model.cpu_plan import build_cpu_decoder, can_plan, can_quantise
 from triolet.model.decoder import build_decoder
 from triolet.model.families import is_native, parse_decoder_config
 from triolet.model.generation_config import read_generation_defaults
@@ -51,6 +51,7 @@ def load_model(
     trust_remote_code: bool = False,
     revision: str | None = None,
     max_model_len: int | None = None,
+    quantization: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedModel:
     """Load a model folder, or fetch and load a model of the hub.
@@ -64,10 +65,11 @@ def load_model(
         revision: of a hub id.
         max_model_len: longest sequence that will be asked for, tokens. A LongRoPE model is good for its
             original length only, unless this asks for more.
+        quantization: `int8` rounds the weights to bytes while they are read; see `EngineConfig`.
         on_progress: told how many bytes were fetched and read.
 
     Raises:
-        ConfigError: `dtype` or `max_model_len` is not possible with this model.
+        ConfigError: `dtype`, `max_model_len` or `quantization` is not possible with this model.
         ModelError: the model can not be loaded; the subclass says why. Nothing half-loaded stays.
     """
     if dtype not in ("auto", *DTYPES):
@@ -79,8 +81,10 @@ def load_model(
     torch_dtype = checkpoint_dtype(config, folder) if dtype == "auto" else DTYPES[dtype]
     loaded: CausalModel
     if is_native(architecture):
-        loaded = _load_native(folder, config, torch_dtype, device, max_model_len, on_progress)
+        loaded = _load_native(folder, config, torch_dtype, device, max_model_len, quantization, on_progress)
     else:
+        if quantization is not None:
+            raise _not_quantised(quantization)
         # imported here because it takes seconds, and the native path needs none of it
         from triolet.model.transformers_backend import load_transformers_model
 
@@ -101,6 +105,7 @@ def _load_native(
     dtype: torch.dtype,
     device: str,
     max_model_len: int | None,
+    quantization: str | None,
     on_progress: OnProgress | None,
 ) -> CausalModel:
     parsed = parse_decoder_config(config, folder, max_model_len=max_model_len)
@@ -117,5 +122,14 @@ def _load_native(
             on_progress(LoadProgress("weights", done_bytes, total_bytes))
 
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
-    build = build_cpu_decoder if can_plan(parsed, dtype, reader.device) else build_decoder
-    return build(parsed, reader, max_model_len=max_model_len)
+    if can_plan(parsed, dtype, reader.device) and (quantization is None or can_quantise(parsed)):
+        return build_cpu_decoder(parsed, reader, max_model_len=max_model_len, quantization=quantization)
+    if quantization is not None:
+        raise _not_quantised(quantization)
+    return build_decoder(parsed, reader, max_model_len=max_model_len)
+
+
+def _not_quantised(quantization: str) -> ConfigError:
+    """It is for what runs as one C++ step: see `triolet.model.cpu_plan`."""
+    rule = "none for this model: it is for dense ones like Llama, on a CPU, in float32 or bfloat16"
+    return ConfigError("quantization", rule, quantization)

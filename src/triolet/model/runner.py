@@ -162,6 +162,7 @@ def load_runner(
     num_kv_blocks: int | None = None,
     kv_cache_bytes: int | None = None,
     max_num_seqs: int = 128,
+    quantization: str | None = None,
     logprobs_mode: str = "raw_logprobs",
     on_progress: OnProgress | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
@@ -183,6 +184,7 @@ def load_runner(
         trust_remote_code=trust_remote_code,
         revision=revision,
         max_model_len=max_model_len,
+        quantization=quantization,
         on_progress=on_progress,
     )
     spec = loaded.model.spec

@@ -1,0 +1,76 @@
+// Linear layers whose weights are bytes, a quarter of float32: each output has a scale, and each row of activations gets
+// one of its own when it comes.
+//
+// Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
+// instructions (byte_tile.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what that adds to a sum is
+// the same for every row: `Linear::offsets`.
+
+#pragma once
+
+#include "linear.h"
+
+// Rows of activations as bytes.
+struct ByteRows {
+  const uint8_t* numbers;  // [rows, num_in]
+  const float* scales;     // [rows]
+};
+
+// One row as bytes; returns its scale.
+template <class T>
+INLINE float quantise_row(const T* from, int count, uint8_t* to) {
+  Floats most = {}, odd = {};  // odd: NaN, if a number is not finite
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Floats x = load(from + i);
+    most = larger(most, magnitude(x));
+    odd += x - x;
+  }
+  float size = largest_lane(most), rest = sum_lanes(odd);
+  for (; i < count; ++i) {
+    size = std::max(size, std::fabs(widen(from[i])));
+    rest += widen(from[i]) - widen(from[i]);
+  }
+  const float factor = size > 0.0f ? 127.0f / size : 0.0f;
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: added to a small number, it rounds it to an integer
+  for (i = 0; i + LANES <= count; i += LANES) {
+    const Ints whole = reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + 128;
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(whole)));
+#else
+    for (int lane = 0; lane < LANES; ++lane) to[i + lane] = static_cast<uint8_t>(whole[lane]);
+#endif
+  }
+  for (; i < count; ++i) to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + 128);
+  return size / 127.0f + rest;  // a row that is not all numbers must not pass for one that is
+}
+
+// One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
+template <class Use>
+INLINE void panel_product(const Linear& linear, int panel, const ByteRows& x, int num_rows, Use use) {
+  alignas(64) int32_t sums[ROW_BLOCK * TILE_COLUMNS];
+  const int num_in = linear.num_in, first = panel * TILE_COLUMNS;
+  const int8_t* weights = static_cast<const int8_t*>(linear.weights) + static_cast<ptrdiff_t>(first) * num_in;
+  for (int block = 0; block < num_rows; block += ROW_BLOCK) {
+    const int rows = std::min(ROW_BLOCK, num_rows - block);
+    const uint8_t* from = x.numbers + static_cast<ptrdiff_t>(block) * num_in;
+    const int done = leading_inputs(from, num_in, weights, num_in, rows, sums);
+    add_inputs(from, num_in, weights, num_in, done, rows, block == 0, sums);
+    for (int row = 0; row < rows; ++row) {
+      alignas(64) float result[TILE_COLUMNS];
+      for (int j = 0; j < TILE_COLUMNS; j += LANES) {
+        const Ints sum = *reinterpret_cast<const Ints*>(sums + row * TILE_COLUMNS + j);
+        const Ints offset = *reinterpret_cast<const Ints*>(linear.offsets + first + j);
+        const Floats scale = load(linear.scales + first + j) * x.scales[block + row];
+        const Floats product = __builtin_convertvector(sum - offset, Floats) * scale;
+        store(result + j, linear.bias ? product + load(linear.bias + first + j) : product);
+      }
+      use(block + row, result);
+    }
+  }
+}
+
+// Row `row` of a weight that was packed and not gated, as float32.
+INLINE void unpack_bytes(const Linear& linear, int row, float* to) {
+  unpack_row(static_cast<const int8_t*>(linear.weights), linear.num_in, row, to);
+  for (int k = 0; k < linear.num_in; ++k) to[k] *= linear.scales[row];
+}
