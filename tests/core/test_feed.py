@@ -65,9 +65,8 @@ class Story:
 
 def story(*, codec: bool = True, kind: RequestOutputKind = RequestOutputKind.DELTA, **params: Any) -> Story:
     journal = Journal()
-    request = make_request(
-        (0,), params=SamplingParams(output_kind=kind, max_tokens=100, **params), max_tokens=100
-    )
+    asked = SamplingParams(output_kind=kind, max_tokens=100, **params)
+    request = make_request((0,), params=asked, max_tokens=100, eos_token_ids=(EOS,))
     entry = journal.open(request)
     letters = Letters() if codec else None
     return Story(journal, Feed.open(entry, letters, arrival_time=0.0), letters)
@@ -180,10 +179,16 @@ def test_the_token_that_ended_the_answer_is_in_its_ids_and_not_in_its_text(
 
 @pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abc")])
 def test_a_stop_token_is_hidden_and_named(include: bool, text: str) -> None:
-    tale = story(include_stop_str_in_output=include)
+    tale = story(include_stop_str_in_output=include, stop_token_ids=[2])
     tale.say("abc", end=FinishReason.STOP, stop_reason=2)
     completion = tale.read()
     assert (completion.text, completion.token_ids, completion.stop_reason) == (text, (0, 1, 2), 2)
+
+
+def test_an_answer_that_its_form_has_ended_keeps_its_last_token() -> None:
+    tale = story()
+    tale.say("abc", end=FinishReason.STOP)
+    assert tale.read().text == "abc"
 
 
 def test_an_end_by_length_hides_nothing() -> None:

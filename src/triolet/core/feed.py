@@ -63,8 +63,7 @@ class Feed:
             return False
         text = self._text or self._rebuilt()
         entry, collector = self.entry, self.collector
-        ended_by_token = entry.finish_reason is FinishReason.STOP and not entry.is_complete
-        delta = text.add(entry.output_token_ids[text.num_tokens :], hide_last=ended_by_token)
+        delta = text.add(entry.output_token_ids[text.num_tokens :], hide_last=entry.ended_by_token)
         if delta.num_tokens:
             collector.put(delta.text, delta.num_tokens)
         if delta.stop_reason is not None:

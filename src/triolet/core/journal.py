@@ -70,9 +70,11 @@ class JournalEntry:
         return self.guidance is None or self.guidance.position != len(self.output_token_ids)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the answer is all that its form allows: its last token is part of it."""
-        return self.guidance is not None and self.guidance.is_over
+    def ended_by_token(self) -> bool:
+        """Whether it stopped because of its last token, which is no text then. Complete forms end with text."""
+        if self.finish_reason is not FinishReason.STOP or not self.output_token_ids:
+            return False
+        return self.output_token_ids[-1] in self.request.ending_token_ids
 
     @property
     def mask(self) -> bytes | None:
