@@ -52,6 +52,7 @@ async def resolve(
             )
     tokenized = await _tokenize(wiring, submission.prompt, params)
     check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
+    config.request_limits.check_prompt(params, len(tokenized.token_ids), info.vocab_size)
     constraint = await resolve_constraint(wiring, config, params, tokenized.token_ids)
     room = limit - len(tokenized.token_ids)
     return Request(

@@ -63,3 +63,13 @@ def test_logprobs_have_a_greatest_number_that_can_be_configured(field: str, kind
     check(EngineConfig(max_logprobs=-1), -1, 151_936)
     with pytest.raises(InvalidParams, match="greater than max allowed: 100"):
         check(EngineConfig(max_logprobs=-1), 101, 100)
+
+
+def test_the_logprobs_of_a_long_prompt_are_not_kept_without_bound() -> None:
+    limits = EngineConfig(max_logprobs=-1).request_limits
+    limits.check_prompt(SamplingParams(prompt_logprobs=20), 190_000, 150_000)
+    limits.check_prompt(SamplingParams(prompt_logprobs=-1), 27, 150_000)
+    limits.check_prompt(SamplingParams(), 10**6, 150_000)
+    with pytest.raises(InvalidParams) as caught:
+        limits.check_prompt(SamplingParams(prompt_logprobs=-1), 28, 150_000)
+    assert str(caught.value) == "prompt_logprobs must be at most 149795 for a prompt of 28 tokens, got -1."

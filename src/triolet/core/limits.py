@@ -8,6 +8,9 @@ from triolet.core.param_checks import refuse, too_many
 from triolet.core.params import SamplingParams
 from triolet.errors import InvalidParams
 
+MAX_PROMPT_ENTRIES = 2**22
+"""Log-probabilities that are kept of one prompt: some 200 bytes each. With 20 per token it has 200,000 tokens."""
+
 
 @attrs.frozen(kw_only=True)
 class RequestLimits:
@@ -48,6 +51,23 @@ class RequestLimits:
                 raise too_many(field, getattr(self, limit), count, limit)
         self._check_logprobs("logprobs", "sample", params.logprobs, vocab_size)
         self._check_logprobs("prompt_logprobs", "prompt", params.prompt_logprobs, vocab_size)
+
+    def check_prompt(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
+        """Hold what is wanted of a prompt against its length.
+
+        Raises:
+            InvalidParams: its log-probabilities would be too many.
+        """
+        if params.prompt_logprobs is None:
+            return
+        per_token = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs + 1
+        if per_token * num_prompt_tokens > MAX_PROMPT_ENTRIES:
+            most = max(MAX_PROMPT_ENTRIES // num_prompt_tokens - 1, 0)
+            raise refuse(
+                "prompt_logprobs",
+                f"must be at most {most} for a prompt of {num_prompt_tokens} tokens",
+                params.prompt_logprobs,
+            )
 
     def _check_logprobs(self, field: str, kind: str, wanted: int | None, vocab_size: int) -> None:
         most = vocab_size if self.max_logprobs == -1 else self.max_logprobs
