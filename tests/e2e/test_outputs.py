@@ -121,3 +121,16 @@ async def test_the_mode_is_the_engines(folder: Path, mode: str) -> None:
         finite = [entry.logprob for entry in position.values() if entry.logprob > float("-inf")]
         assert len(finite) == (2 if mode == "processed_logprobs" else 320)
         assert (max(finite) <= 0.0) == (mode == "processed_logprobs")
+
+
+async def test_a_bad_word_of_several_tokens_is_never_written(tmp_path: Path) -> None:
+    """With a byte for a token there is one way to write a word; the letters themselves are made likely."""
+    folder = make_model("qwen3", tmp_path / "model", with_tokenizer=True)
+    letters = dict.fromkeys(map(ord, "abc "), 20.0)
+    async with triolet.open_engine(model=str(folder), dtype="float32", num_kv_blocks=64) as engine:
+        fields: dict[str, Any] = {"logit_bias": letters, "seed": 4, "max_tokens": 120, "ignore_eos": True}
+        free = await engine.complete(PROMPT, SamplingParams(**fields))
+        bound = await engine.complete(PROMPT, SamplingParams(bad_words=["ab", " cab", "c c"], **fields))
+    assert {"ab", " c"} <= {free.text[place : place + 2] for place in range(120)}
+    assert not any(word in bound.text for word in ("ab", "c c"))
+    assert {*bound.text} == {*"abc "}
