@@ -17,6 +17,7 @@ import trio
 from triolet.actors.detokenizer import deliver
 from triolet.actors.handover import check_snapshot, resumed, take_snapshot
 from triolet.actors.health import check_health
+from triolet.actors.loop_watch import LoopWatch
 from triolet.actors.reporting import Reporting, StatLogger
 from triolet.actors.resolving import open_streams, resolve
 from triolet.actors.stream import TokenStream
@@ -53,6 +54,7 @@ class Engine:
         self._seeds = random.Random(config.seed)
         self._refusal: EngineClosed | EngineDead | None = None
         self._num_restarts = 0
+        self._loop_watch = LoopWatch()
         self._is_closed = False
         self._resumed: set[str] = set()  # ids of streams that are yet to be entered
         self._was_death_told = False
@@ -120,6 +122,8 @@ class Engine:
             steps=counters.num_steps_done,
             num_requests_received=wiring.journal.tally.num_received,
             num_requests_ended=wiring.journal.tally.endings,
+            longest_task_step_s=self._loop_watch.longest_s,
+            num_long_task_steps=self._loop_watch.num_long,
         )
 
     def add_stat_logger(self, stat_logger: StatLogger) -> None:

@@ -61,7 +61,8 @@ async def run_engine(
     async with trio.open_nursery() as nursery:
         try:
             await nursery.start(_keep_alive, engine, tree)
-            yield engine
+            with engine._loop_watch.installed():
+                yield engine
         except BaseException as error:  # raised again below, without the nursery's group around it
             failure = error
         engine.shut_down()

@@ -42,6 +42,7 @@ _GAUGES: Final = {
     "num_requests_running": "Requests that are being computed.",
     "num_requests_waiting": "Requests that wait to be computed.",
     "kv_cache_usage_perc": "Share of the KV cache that is in use, 0 to 1.",
+    "longest_task_step_seconds": "How long a task has kept the event loop from all others at most.",
 }
 _COUNTERS: Final = {
     "num_preemptions": "Times a request's blocks were taken back.",
@@ -50,6 +51,7 @@ _COUNTERS: Final = {
     "prompt_tokens_cached": "Prompt tokens whose KV was found in the prefix cache.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "long_task_steps": "Times that a task has kept the event loop from all others for more than 10 ms.",
     "requests_received": "Requests that were asked for; each of them ends for one reason.",
 }
 _SECONDS: Final = {
@@ -243,12 +245,14 @@ class Metrics:
         for state, gauge in self._blocks.items():
             gauge.set(getattr(now, f"kv_blocks_{state}"))
         self._gauges["kv_cache_usage_perc"].set(now.kv_blocks_in_use / now.kv_blocks_total)
+        self._gauges["longest_task_step_seconds"].set(now.longest_task_step_s)
         before = self._last
         for name, field in (
             ("num_preemptions", "num_preemptions"),
             ("prefix_cache_queries", "prefix_cache_queries"),
             ("prefix_cache_hits", "prefix_cache_hits"),
             ("requests_received", "num_requests_received"),
+            ("long_task_steps", "num_long_task_steps"),
         ):
             self._counters[name].inc(getattr(now, field) - (getattr(before, field) if before else 0))
         for reason, total in now.num_requests_ended.items():

@@ -24,6 +24,7 @@ import trio
 from triolet.actors.engine import Engine
 from triolet.actors.front import Front
 from triolet.actors.gateway import Gateway, open_gateway
+from triolet.actors.loop_watch import settle_memory
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.cli.failures import INTERRUPTED, TERMINATED
 from triolet.cli.loading import opened
@@ -86,6 +87,7 @@ class Server:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
+            settle_memory()
             print(self._url, flush=True)
             await signalled.wait()
             await self._drain(engine, gateway)

@@ -28,6 +28,9 @@ class EngineStatistics:
         num_requests_received: requests that were taken in or refused, since the start (of n answers to one prompt each
             is one): what was received is live, or has ended.
         num_requests_ended: of these, the ones that have ended, by reason; `rejected` at the door is one.
+        longest_task_step_s: how long a task has kept the event loop from all others at most, seconds, since the start;
+            any task of the program's, between two of its checkpoints.
+        num_long_task_steps: times that one has for more than 10 ms, since the start.
     """
 
     num_requests_running: int
@@ -45,3 +48,5 @@ class EngineStatistics:
     steps: int
     num_requests_received: int
     num_requests_ended: Mapping[str, int]
+    longest_task_step_s: float = 0.0
+    num_long_task_steps: int = 0

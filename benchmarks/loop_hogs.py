@@ -1,0 +1,115 @@
+"""Who keeps the event loop from the others: the longest task steps under many streams while a long prompt comes in.
+
+    python benchmarks/loop_hogs.py [--streams N] [--tokens N] [--prompt-chars N] [--rounds N] [--output FILE]
+
+The model is a stand-in that takes `--step-ms` for a step and no processor, so that what is measured is the engine:
+scheduler, detokenizer, streams, and the real tokenizer of triolet-nano. Each round is run twice, in turns: without the
+long prompt and with it. Prints one JSON line per run: task steps, those over 10 ms, the longest and whose it was, and
+the gaps between the tokens of a stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+import trio
+from common import machine, percentiles
+from stand_in import StandIn
+
+from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
+from triolet.actors.loop_watch import settle_memory
+from triolet.actors.opening import run_engine
+from triolet.errors import InvalidRequest
+from triolet.model.tokenizer import load_tokenizer
+from triolet.nano import PATH
+
+WORDS = "the a dog fox boat king went to sea and came back with 12 34 apples, pears; stories!".split()
+
+
+async def read(engine: Engine, index: int, num_tokens: int, gaps_s: list[float]) -> None:
+    params = SamplingParams(
+        max_tokens=num_tokens, seed=index, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    async with engine.generate([index + 1] * (index % 40 + 1), params) as stream:
+        last_s = None
+        async for _ in stream:
+            now_s = trio.current_time()
+            if last_s is not None:
+                gaps_s.append(now_s - last_s)
+            last_s = now_s
+
+
+def long_text(num_chars: int) -> str:
+    draw = random.Random(0)
+    return " ".join(draw.choice(WORDS) for _ in range(num_chars // 3))[:num_chars]
+
+
+async def ask_at_length(engine: Engine, text: str) -> None:
+    try:
+        await engine.complete(text, SamplingParams(max_tokens=1))
+    except InvalidRequest as error:
+        print(error, file=sys.stderr)
+
+
+async def measure(options: argparse.Namespace, *, is_long: bool) -> dict[str, object]:
+    config = EngineConfig(
+        runner="thread",
+        max_num_seqs=options.streams + 1,
+        max_queued_requests=options.streams,
+        max_queued_tokens=10**6,
+        max_num_batched_tokens=2048,
+    )
+    codec = load_tokenizer(Path(PATH))
+    assert codec is not None
+    text = long_text(options.prompt_chars)
+    if options.settle:
+        settle_memory()
+    executor = StandIn(options.step_ms / 1000, codec.backend.get_vocab_size())
+    gaps_s: list[float] = []
+    async with run_engine(config, executor, lambda: codec) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(options.streams):
+                nursery.start_soon(read, engine, index, options.tokens, gaps_s)
+            await trio.sleep(0.2)
+            if is_long:
+                nursery.start_soon(ask_at_length, engine, text)
+        watch = engine._loop_watch
+        return {
+            "long_prompt": is_long,
+            "settled": options.settle,
+            "task_steps": watch.num_steps,
+            "over_10_ms": watch.num_long,
+            "longest_ms": round(watch.longest_s * 1000, 2),
+            "longest_task": watch.longest_name.rpartition(".")[2],
+            "gap_ms": percentiles([gap_s * 1000 for gap_s in gaps_s]),
+            "longest_gap_ms": round(max(gaps_s) * 1000, 1),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=100, help="of every answer")
+    parser.add_argument("--prompt-chars", type=int, default=1_000_000)
+    parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--settle", action="store_true", help="keep the garbage collector from what is there")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--output", type=argparse.FileType("a"), default=sys.stdout, help="where the lines go"
+    )
+    options = parser.parse_args()
+    for _ in range(options.rounds):
+        for is_long in (False, True):
+            figures = trio.run(lambda is_long=is_long: measure(options, is_long=is_long))
+            line = {"bench": "loop_hogs", "streams": options.streams, **figures, **machine()}
+            print(json.dumps(line), file=options.output, flush=True)
+
+
+if __name__ == "__main__":
+    main()

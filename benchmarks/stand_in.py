@@ -1,0 +1,50 @@
+"""A model runner that takes no processor: what is measured with it is everything else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import trio
+
+from triolet.core.model_info import GenerationDefaults, ModelInfo
+from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.progress import OnProgress
+from triolet.nano import PATH
+
+
+class StandIn:
+    """An executor that answers with any tokens.
+
+    Args:
+        step_s: how long a step takes, seconds.
+        vocab_size: of the model that it stands for.
+    """
+
+    def __init__(self, step_s: float, vocab_size: int) -> None:
+        self._step_s, self._vocab_size = step_s, vocab_size
+        self._rows: dict[int, tuple[str, int, int]] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        yield
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        await trio.lowlevel.checkpoint()
+        return ModelInfo(
+            folder=str(PATH), architecture="StandIn", backend="native", vocab_size=self._vocab_size, max_position=10**6,
+            max_model_len=600_000, num_kv_blocks=60_000, block_size=16, dtype="float32", device="cpu",
+            generation=GenerationDefaults(),
+        )  # fmt: skip
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        for start in plan.starts:
+            self._rows[start.row_id] = (start.request_id, start.epoch, len(start.output_token_ids))
+        tokens = []
+        for row in plan.rows:
+            if row.sample:
+                request_id, epoch, position = self._rows[row.row_id]
+                self._rows[row.row_id] = (request_id, epoch, position + 1)
+                tokens.append(SampledToken(request_id, epoch, position, 300 + position % 500))
+        await trio.sleep(self._step_s)
+        return StepResult(plan.step_id, tuple(tokens))
