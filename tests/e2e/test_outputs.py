@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 import triolet
 from tests.model.tiny import make_model
@@ -126,7 +127,7 @@ async def test_the_mode_is_the_engines(folder: Path, mode: str) -> None:
 async def test_a_bad_word_of_several_tokens_is_never_written(tmp_path: Path) -> None:
     """With a byte for a token there is one way to write a word; the letters themselves are made likely."""
     folder = make_model("qwen3", tmp_path / "model", with_tokenizer=True)
-    letters = dict.fromkeys(map(ord, "abc "), 20.0)
+    letters = dict.fromkeys(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("abc ").ids, 20.0)
     async with triolet.open_engine(model=str(folder), dtype="float32", num_kv_blocks=64) as engine:
         fields: dict[str, Any] = {"logit_bias": letters, "seed": 4, "max_tokens": 120, "ignore_eos": True}
         free = await engine.complete(PROMPT, SamplingParams(**fields))
