@@ -96,7 +96,7 @@ class GrammarProcess:
             raise GrammarFailed(f"it takes more than {timeout_s:g} s") from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, FrameError):
             self.kill()
-            raise GrammarFailed("it takes too much memory, or its process was killed") from None
+            raise GrammarFailed("it takes too much memory, or it crashes what compiles it") from None
         except BaseException:
             self.kill()  # amid a question: nobody would know whose answer comes next
             raise

@@ -18,7 +18,7 @@ import triolet
 from tests.model.tiny import make_model
 from triolet import Engine, FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 from triolet.core.structured_outputs import StructuredOutputsParams
-from triolet.errors import InvalidParams, UnsupportedFeature
+from triolet.errors import InvalidParams, RequestFailed, UnsupportedFeature
 
 SCHEMA = {
     "type": "object",
@@ -247,6 +247,79 @@ async def test_a_hostile_form_fails_alone_and_stalls_nobody(
         check_json((await engine.complete([1, 2], params(JSON, 8))).text)
 
 
+HOSTILE: dict[str, dict[str, Any]] = {
+    "nested quantifiers": {"regex": "(a+)+b"},
+    "nested counts": {"regex": "((a{1,100}){1,100}){1,100}"},
+    "a large count": {"regex": "a{1,1000000000}"},
+    "a far look back": {"regex": ".*a.{1000}"},
+    "many alternatives": {"regex": "|".join(f"{n:x}" * 20 for n in range(3_000))},
+    "classes of everything": {"regex": r"(\w|\W|\p{L}|\P{L}|.){0,5000}"},
+    "deep groups": {"regex": "(" * 5_000 + "a" + ")" * 5_000},
+    "a long literal": {"regex": "a" * 100_000},
+    "left recursion": {"grammar": 'start: start start | "a"'},
+    "endless nothing": {"grammar": 'start: x*\nx: y*\ny: ""'},
+    "an ambiguous sum": {"grammar": 'start: e\ne: e "+" e | e "*" e | "1"'},
+    "many rules": {
+        "grammar": "start: r0\n" + "\n".join(f'r{n}: "a" r{n + 1}' for n in range(3_000)) + '\nr3000: "b"'
+    },
+    "deep brackets": {"grammar": "start: " + "(" * 2_000 + '"a"' + ")" * 2_000},
+    "unknown notation": {"grammar": "\x01\x02 %%% ::= ???"},
+    "references in a circle": {"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+    "doubling references": {
+        "json": {
+            "$defs": {
+                **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(24)},
+                "d24": {"type": "object"},
+            },
+            "$ref": "#/$defs/d0",
+        }
+    },
+    "many properties": {"json": {"properties": {f"p{n}": {"type": "string"} for n in range(2_400)}}},
+    "many required": {
+        "json": {
+            "properties": {f"p{n}": {"type": "integer"} for n in range(800)},
+            "required": [f"p{n}" for n in range(800)],
+        }
+    },
+    "a long enum": {"json": {"enum": [f"value {n} " * 3 for n in range(4_000)]}},
+    "huge bounds": {
+        "json": {"type": "array", "minItems": 10**9, "items": {"type": "integer", "minimum": 10**300}}
+    },
+    "a long string": {"json": {"type": "string", "minLength": 10**9}},
+    "a fine grid": {"json": {"type": "number", "multipleOf": 1e-9, "minimum": -1e300, "maximum": 1e300}},
+    "a wrong pattern": {"json": {"type": "string", "pattern": "(((("}},
+    "a wrong type": {"json": {"type": {"type": "type"}}},
+    "nested to the limit": {"json": '{"items": ' * 63 + "{}" + "}" * 63},
+}
+
+
+async def ending(engine: Engine, form: StructuredOutputsParams) -> str:
+    """How a request with that form ends: `answer`, or its error's message."""
+    try:
+        output = await engine.complete([1, 2, 3], params(form, max_tokens=8))
+    except (InvalidParams, RequestFailed) as error:
+        return str(error)
+    return "answer" if output.finished else "nothing"
+
+
+async def test_hostile_forms_end_as_an_answer_or_an_error_and_the_same_engine_goes_on(folder: Path) -> None:
+    endings = {}
+    async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=1.0) as engine:
+        for name, fields in HOSTILE.items():
+            with trio.fail_after(20):
+                endings[name] = await ending(engine, StructuredOutputsParams(**fields))
+                check_json((await engine.complete([1, 2], params(JSON))).text)
+            statistics = engine.statistics()
+            assert (statistics.num_requests_live, statistics.kv_blocks_in_use, statistics.num_restarts) == (
+                0,
+                0,
+                0,
+            )
+    assert all(text == "answer" or 30 < len(text) < 500 for text in endings.values()), endings
+    assert endings["nested quantifiers"] == "answer"
+    assert "must be a grammar that can be compiled" in endings["unknown notation"]
+
+
 async def test_a_client_that_leaves_while_its_form_is_compiled_leaves_nothing(folder: Path) -> None:
     async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=30.0) as engine:
         with trio.move_on_after(0.6) as scope:
@@ -334,6 +407,30 @@ async def test_answers_survive_the_death_of_their_grammars(folder: Path, victims
                         os.kill(victim, signal.SIGKILL)
         assert (text, output.finish_reason) == undisturbed
         check_json((await engine.complete([1], params(JSON, 6))).text)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(folder: Path) -> None:
+    deltas = params(JSON, 5, output_kind=RequestOutputKind.DELTA)
+    async with opened(folder, grammar_timeout=1.0) as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        text, num_free = "", 0
+        async with engine.generate([1, 2, 3], deltas) as bound:
+            async for output in bound:
+                text += output.text
+                if len(text) == 4:
+                    break
+            [original] = own_originals()
+            [copy] = children_of(original)
+            os.kill(copy, signal.SIGSTOP)
+            with trio.fail_after(0.8):  # less than the time that the other one may take
+                async with engine.generate([1], params(None, max_tokens=20, ignore_eos=True)) as free:
+                    async for _ in free:
+                        num_free += 1
+            async for output in bound:
+                text += output.text
+        assert num_free > 3
+        assert (text, output.finish_reason) == undisturbed
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
