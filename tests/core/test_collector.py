@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.core.make import make_request, next_token
 from triolet.core.collector import OutputCollector
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.logprobs import FlatLogprobs
 from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.plan import TokenLogprobs
@@ -322,6 +323,23 @@ def test_outputs_come_with_the_first_token_and_then_at_intervals(interval: int, 
         if story.collector.has_output():
             got.append(len(story.take().token_ids))
     assert got == lengths
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA])
+def test_columns_have_what_mappings_have(kind: RequestOutputKind) -> None:
+    stories = []
+    for is_flat in (False, True):
+        story = answer(kind, logprobs=1)
+        params = attrs.evolve(story.entry.request.params, flat_logprobs=is_flat)
+        story.entry.request = attrs.evolve(story.entry.request, params=params)
+        outputs = []
+        for token_id in range(5):
+            story.give("x", token_id, logprobs=TokenLogprobs((token_id, 99), (-1.0, -2.0), 1))
+            outputs.append(story.take().logprobs)
+        stories.append(outputs)
+    mappings, columns = stories
+    assert all(isinstance(flat, FlatLogprobs) for flat in columns)
+    assert columns == mappings
 
 
 def test_deltas_can_be_put_together_again() -> None:

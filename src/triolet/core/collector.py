@@ -12,7 +12,7 @@ from typing import TypeVar
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.logprobs import DecodeToken, FlatLogprobs, Position, described
+from triolet.core.logprobs import DecodeToken, FlatColumns, FlatLogprobs, Position, described
 from triolet.core.outputs import (
     CompletionOutput,
     FinishReason,
@@ -44,6 +44,7 @@ class OutputCollector:
     _num_tokens: int = attrs.field(default=0, init=False)
     _num_taken: int = attrs.field(default=0, init=False)
     _logprobs: list[Position] = attrs.field(factory=list, init=False)
+    _columns: FlatColumns = attrs.field(factory=FlatColumns, init=False)
     _cumulative_logprob: float = attrs.field(default=0.0, init=False)
     _prompt_logprobs: PromptLogprobs | None = attrs.field(default=None, init=False)
     _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
@@ -126,7 +127,7 @@ class OutputCollector:
             text=new_text if is_delta else self._text,
             token_ids=self._part(entry.output_token_ids),
             cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
-            logprobs=self._flattened(self._part(self._logprobs)) if wants_logprobs else None,
+            logprobs=self._answer_logprobs() if wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -139,8 +140,12 @@ class OutputCollector:
             return Prefix(items, self._num_tokens)
         return tuple(items[: self._num_tokens])
 
-    def _flattened(self, positions: Sequence[Position]) -> Sequence[Position]:
-        return FlatLogprobs.of(positions) if self.entry.request.params.flat_logprobs else positions
+    def _answer_logprobs(self) -> Sequence[Position]:
+        if not self.entry.request.params.flat_logprobs:
+            return self._part(self._logprobs)
+        if self._kind is RequestOutputKind.DELTA:
+            return FlatLogprobs.of(self._logprobs[self._num_taken : self._num_tokens])
+        return self._columns.flat()
 
     def _describe_logprobs(self) -> None:
         """Of the tokens that have come since."""
@@ -149,6 +154,8 @@ class OutputCollector:
             for position in entry.output_logprobs[len(self._logprobs) : self._num_tokens]:
                 has_ranks = not params.logprob_token_ids
                 self._logprobs.append(described(position, self.decode_token, has_ranks=has_ranks))
+                if params.flat_logprobs:
+                    self._columns.append(self._logprobs[-1])
                 self._cumulative_logprob += position.logprobs[0]
 
     def _described_prompt(self) -> PromptLogprobs | None:

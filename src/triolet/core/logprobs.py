@@ -8,6 +8,7 @@ from typing import overload
 import attrs
 
 from triolet.core.plan import TokenLogprobs
+from triolet.core.prefix import Prefix
 
 
 @attrs.frozen
@@ -49,7 +50,7 @@ def described(position: TokenLogprobs, decode_token: DecodeToken, *, has_ranks: 
 
 @attrs.frozen(eq=False)
 class FlatLogprobs(Sequence[Position]):
-    """Positions as columns: a few long tuples, where mappings are many small objects.
+    """Positions as columns: a few long lists, where mappings are many small objects.
 
     Args:
         start_indices: where each position begins in the columns.
@@ -60,29 +61,20 @@ class FlatLogprobs(Sequence[Position]):
         decoded_tokens: of these tokens.
     """
 
-    start_indices: tuple[int, ...]
-    end_indices: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    ranks: tuple[int | None, ...]
-    decoded_tokens: tuple[str | None, ...]
+    start_indices: Sequence[int]
+    end_indices: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    ranks: Sequence[int | None]
+    decoded_tokens: Sequence[str | None]
 
     @classmethod
     def of(cls, positions: Iterable[Mapping[int, Logprob] | None]) -> FlatLogprobs:
         """The columns of these positions."""
-        entries: list[tuple[int, Logprob]] = []
-        ends = []
+        columns = FlatColumns()
         for position in positions:
-            entries.extend((position or {}).items())
-            ends.append(len(entries))
-        return cls(
-            start_indices=(0, *ends[:-1]) if ends else (),
-            end_indices=tuple(ends),
-            token_ids=tuple(token_id for token_id, _ in entries),
-            logprobs=tuple(entry.logprob for _, entry in entries),
-            ranks=tuple(entry.rank for _, entry in entries),
-            decoded_tokens=tuple(entry.decoded_token for _, entry in entries),
-        )
+            columns.append(position)
+        return columns.flat()
 
     def __len__(self) -> int:
         return len(self.start_indices)
@@ -111,4 +103,38 @@ class FlatLogprobs(Sequence[Position]):
         return len(self) == len(other) and all(a == (b or {}) for a, b in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
-        return hash((self.end_indices, self.token_ids, self.logprobs))
+        return hash((tuple(self.end_indices), tuple(self.token_ids), tuple(self.logprobs)))
+
+
+@attrs.define(eq=False)
+class FlatColumns:
+    """Columns that grow, and what they were at any time without a copy of them."""
+
+    _starts: list[int] = attrs.field(factory=list)
+    _ends: list[int] = attrs.field(factory=list)
+    _token_ids: list[int] = attrs.field(factory=list)
+    _logprobs: list[float] = attrs.field(factory=list)
+    _ranks: list[int | None] = attrs.field(factory=list)
+    _decoded_tokens: list[str | None] = attrs.field(factory=list)
+
+    def append(self, position: Mapping[int, Logprob] | None) -> None:
+        """Add a position."""
+        self._starts.append(len(self._token_ids))
+        for token_id, entry in (position or {}).items():
+            self._token_ids.append(token_id)
+            self._logprobs.append(entry.logprob)
+            self._ranks.append(entry.rank)
+            self._decoded_tokens.append(entry.decoded_token)
+        self._ends.append(len(self._token_ids))
+
+    def flat(self) -> FlatLogprobs:
+        """All positions so far."""
+        num_positions, num_entries = len(self._ends), len(self._token_ids)
+        return FlatLogprobs(
+            start_indices=Prefix(self._starts, num_positions),
+            end_indices=Prefix(self._ends, num_positions),
+            token_ids=Prefix(self._token_ids, num_entries),
+            logprobs=Prefix(self._logprobs, num_entries),
+            ranks=Prefix(self._ranks, num_entries),
+            decoded_tokens=Prefix(self._decoded_tokens, num_entries),
+        )

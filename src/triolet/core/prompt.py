@@ -66,7 +66,7 @@ def _of_no_form(prompt: object) -> InvalidPrompt:
     )
 
 
-def _known_text(others: Mapping[str, Any]) -> str | None:
+def _known_text(others: Mapping[Any, Any]) -> str | None:
     """What may stand beside token ids."""
     _refuse_keys({key: value for key, value in others.items() if key != "prompt"})
     text = others.get("prompt")
@@ -79,7 +79,7 @@ def _known_text(others: Mapping[str, Any]) -> str | None:
     return text
 
 
-def _refuse_keys(others: Mapping[str, Any]) -> None:
+def _refuse_keys(others: Mapping[Any, Any]) -> None:
     if others:
         keys = ", ".join(shown(key) for key in list(others)[:3])
         raise InvalidPrompt(
