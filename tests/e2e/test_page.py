@@ -1,0 +1,238 @@
+"""The page at `/` in a browser: what somebody does with it who has just started the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import Server, serve
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+
+ACTIVE, DONE = ".turn[data-state=active]", ".turn[data-state=done]"
+# Long enough to do something meanwhile: the model may not end it.
+ENDLESS = {"ignore_eos": True, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Any, url: str, **context: Any) -> Iterator[Any]:
+    """The page, connected; it must not have complained when the scope is left."""
+    complaints: list[str] = []
+    with browser.new_context(viewport={"width": 1200, "height": 800}, **context) as window:
+        page = window.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.goto(url)
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        yield page
+    assert [one for one in complaints if "WebSocket" not in one and "ERR_" not in one] == []
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    with opened(browser, server.url) as page:
+        yield page
+
+
+def send(page: Any, text: str) -> None:
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+
+
+def answers(page: Any, lane: str = "a") -> list[str]:
+    return [one.inner_text() for one in page.query_selector_all(f"[data-lane={lane}] .answer")]
+
+
+def ask_with(page: Any, **options: Any) -> None:
+    """Begin again, with these parameters."""
+    page.evaluate(f"localStorage.setItem('triolet.options', '{json.dumps(options)}')")
+    page.reload()
+    page.wait_for_selector("#connection[data-state=open]", state="attached")
+
+
+def wait_for_text(page: Any, length: int, lane: str = "a") -> None:
+    for _ in range(400):
+        if answers(page, lane) and len(answers(page, lane)[-1]) > length:
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"no text in lane {lane}: {answers(page, lane)}")
+
+
+def test_a_question_is_answered_and_the_next_one_continues_it(page: Any) -> None:
+    assert page.inner_text("#model") == "triolet-nano"
+    assert page.is_visible("#welcome")
+    page.click("#suggestions button:first-child")
+    page.wait_for_selector(DONE)
+    assert "triolet-nano" in answers(page)[0]
+    assert not page.is_visible("#welcome")
+    send(page, "Hello!")
+    page.wait_for_selector(f"{DONE}:nth-child(2)")
+    facts = page.inner_text(".turn:nth-child(2) .facts").replace("\xa0", " ")
+    assert "TTFT" in facts and "tokens/s" in facts and "cached" in facts
+
+
+def test_an_answer_streams_and_can_be_stopped(page: Any, server: Server) -> None:
+    ask_with(page, **ENDLESS)
+    send(page, "Count from 1 to 40")
+    wait_for_text(page, 5)
+    assert page.is_visible("#stop") and not page.is_visible("#send")
+    early = answers(page)[0]
+    wait_for_text(page, len(early) + 5)
+    assert answers(page)[0].startswith(early)
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".turn[data-state=stopped]")
+    assert "stopped" in page.inner_text(".facts .state")
+    assert page.is_visible("#send")
+    page.wait_for_timeout(300)
+    assert server.metrics()["num_requests_running"] == 0
+
+
+def test_a_fork_answers_beside_the_first(page: Any) -> None:
+    send(page, "Hello!")
+    page.wait_for_selector(DONE)
+    page.keyboard.press("Alt+f")
+    page.wait_for_selector("[data-lane=b]")
+    assert answers(page, "b") == answers(page, "a")
+    send(page, "Who are you?")
+    for lane in "ab":
+        page.wait_for_selector(f"[data-lane={lane}] {DONE}:nth-child(2)")
+    page.check("#target input[value=b]", force=True)
+    send(page, "Count from 1 to 3")
+    page.wait_for_selector(f"[data-lane=b] {DONE}:nth-child(3)")
+    assert (len(answers(page, "a")), len(answers(page, "b"))) == (2, 3)
+    page.click("[data-lane=a] h2 button")
+    assert page.query_selector("[data-lane=a]") is None
+    send(page, "Hello!")
+    page.wait_for_selector(f"[data-lane=b] {DONE}:nth-child(4)")
+
+
+def test_two_lanes_answer_at_the_same_time_and_stop_together(page: Any) -> None:
+    ask_with(page, **ENDLESS)
+    send(page, "Hello!")
+    wait_for_text(page, 5)
+    page.click("#stop")
+    page.wait_for_selector(".turn[data-state=stopped]")
+    page.click("#fork")
+    send(page, "Tell me a story")
+    wait_for_text(page, 5, "a")
+    wait_for_text(page, 5, "b")
+    assert len(page.query_selector_all(ACTIVE)) == 2
+    page.keyboard.press("Escape")
+    page.wait_for_selector(ACTIVE, state="detached")
+
+
+def test_a_lost_connection_comes_back_and_the_answer_goes_on(page: Any) -> None:
+    # The page's WebSocket is broken from outside while an answer streams, as a change of networks breaks it.
+    page.add_init_script(
+        "const Real = WebSocket; window.sockets = [];"
+        "window.WebSocket = class extends Real { constructor(...a) { super(...a); window.sockets.push(this); } };"
+    )
+    page.reload()
+    ask_with(page, **ENDLESS)
+    send(page, "Tell me a story")
+    wait_for_text(page, 5)
+    page.evaluate("window.sockets.at(-1).close()")
+    page.wait_for_selector("#connection[data-state=waiting]", state="attached")
+    heard = answers(page)[0]
+    page.wait_for_selector("#connection[data-state=open]", state="attached")
+    wait_for_text(page, len(heard) + 5)
+    assert answers(page)[0].startswith(heard)
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".turn[data-state=stopped]")
+
+
+def test_parameters_go_along(page: Any) -> None:
+    page.click("#show-settings")
+    page.fill("#settings [name=max_output_tokens]", "3")
+    page.fill("#settings [name=seed]", "1")
+    send(page, "Tell me a story")
+    page.wait_for_selector(".turn[data-state=cut]")
+    assert "3\xa0tokens" in page.inner_text(".facts")
+    page.fill("#settings [name=max_output_tokens]", "0")
+    assert page.query_selector("#settings .wrong") is not None
+    page.click("#settings > button")
+    assert page.input_value("#settings [name=max_output_tokens]") == ""
+
+
+def test_the_engine_is_shown_as_it_is(page: Any) -> None:
+    send(page, "Tell me a short story")
+    page.wait_for_selector(DONE)
+    page.wait_for_timeout(2500)
+    total, *states = (
+        int(page.inner_text(f"#{name}").replace(",", ""))
+        for name in ("blocks-total", "free", "cached", "in_use")
+    )
+    assert total == sum(states)
+    assert states[1] > 0
+    assert page.inner_text("#ttft") != "–"
+    assert page.get_attribute("#rates .curve", "d").startswith("M")
+
+
+def test_markup_in_a_text_stays_text(page: Any) -> None:
+    send(page, "<img src=x onerror=alert(1)><b>bold</b>")
+    page.wait_for_selector(".turn")
+    assert page.inner_text(".asked") == "<img src=x onerror=alert(1)><b>bold</b>"
+    assert page.query_selector(".asked *") is None
+
+
+def test_a_key_is_asked_for_where_there_are_keys(browser: Any) -> None:
+    with serve("--api-keys", "secret-key") as server, browser.new_context() as window:
+        page = window.new_page()
+        page.goto(server.url)
+        page.wait_for_selector("#key[open]")
+        page.fill("#key-value", "secret-key")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        send(page, "Hello!")
+        page.wait_for_selector(DONE)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_nothing_sticks_out_at_any_width(
+    width: int, scheme: str, browser: Any, server: Server, tmp_path: Path
+) -> None:
+    with opened(browser, server.url, color_scheme=scheme) as page:
+        page.set_viewport_size({"width": width, "height": 800})
+        ask_with(page, max_output_tokens=80)
+        send(page, "Tell me a short story " + "very " * 40 + "long" * 60)
+        page.wait_for_selector(".turn:not([data-state=active])")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.querySelector('.turns').scrollWidth") <= width
+        for control in ("#prompt", "#send", "#fork", "#show-settings", "#theme"):
+            box = page.query_selector(control).bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width, control
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 800, control
+        ink, paper = (
+            page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
+        )
+        assert (_lightness(ink) > _lightness(paper)) == (scheme == "dark")
+        page.screenshot(path=os.environ.get("TRIOLET_SCREENSHOTS", tmp_path) / Path(f"{scheme}-{width}.png"))
+
+
+def _lightness(colour: str) -> int:
+    return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")[:3])
