@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -258,6 +259,34 @@ async def test_a_client_that_reads_nothing_is_given_up_and_frees_what_it_held(
             assert engine.statistics().num_requests_live == 0
             assert await stalled.until_closed() == 1013
             assert_all_blocks_back(engine)
+
+
+async def gaps_of_a_neighbour(num_stalled: int) -> list[float]:
+    """Times between the deltas of one client beside others that have asked for much and read nothing."""
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, trio.open_nursery() as nursery:
+        for _ in range(num_stalled):
+            ours, theirs = trio.testing.lockstep_stream_pair()
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            stalled = Client(ours)
+            assert await stalled.open()
+            for lane in "abcd":
+                await stalled.create(stream_id=lane, max_output_tokens=4000)
+        times = []
+        async with connected(gateway) as client:
+            await client.create(max_output_tokens=LONG)
+            while client.events[-1:] == [] or client.events[-1]["type"] not in ENDED:
+                if any(event["type"] == "response.output_text.delta" for event in await client.next_events()):
+                    times.append(trio.current_time())
+        nursery.cancel_scope.cancel()
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+async def test_clients_that_read_nothing_do_not_slow_their_neighbours_down(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    alone, beside = await gaps_of_a_neighbour(0), await gaps_of_a_neighbour(3)
+    assert len(beside) == len(alone) == LONG - 1
+    assert sorted(beside)[int(0.99 * LONG)] <= 1.05 * sorted(alone)[int(0.99 * LONG)]
 
 
 async def test_a_client_that_never_comes_back_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
