@@ -19,6 +19,7 @@ from triolet.config import (
     QUANTIZATIONS,
     REASONING_PARSERS,
     RUNNERS,
+    SPECULATIVE,
     TOOL_PARSERS,
     EngineConfig,
 )
@@ -33,6 +34,7 @@ CHOICES = {
     "runner": RUNNERS,
     "policy": POLICIES,
     "hold_back": HOLD_BACKS,
+    "speculative": SPECULATIVE,
     "logprobs_mode": LOGPROBS_MODES,
     "tool_parser": TOOL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
@@ -50,6 +52,8 @@ MINIMA = {
     "max_queued_tokens": 1,
     "seed": 0,
     "stream_interval": 1,
+    "num_speculative_tokens": 1,
+    "prompt_lookup_min": 1,
     "max_logprobs": -1,
     "max_n": 1,
     "max_stop_strings": 0,
@@ -60,6 +64,8 @@ MINIMA = {
     "grammar_memory_bytes": 2**20,
 }
 MAXIMA = {
+    "num_speculative_tokens": 16,
+    "prompt_lookup_min": 16,
     "max_num_seqs": 2**16,
     "max_n": MAX_N,
     "max_stop_strings": MAX_ENTRIES,
@@ -107,6 +113,9 @@ FIELDS: dict[str, Any] = {
     "grammar_memory_bytes": 2**26,
     "tool_parser": "mistral",
     "reasoning_parser": "none",
+    "speculative": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 2,
     "served_model_name": "mine",
     "step_timeout": 2.5,
     "log_stats": False,

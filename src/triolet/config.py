@@ -29,6 +29,7 @@ LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "pr
 TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
 REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
 HOLD_BACKS: Final = ("exact", "blind")
+SPECULATIVE: Final = ("none", "ngram")
 # The scheduler and the runner keep a place for each row; a step of more has been of use to nobody yet.
 MAX_NUM_SEQS: Final = 2**16
 ENVIRONMENT_PREFIX: Final = "TRIOLET_"
@@ -210,6 +211,24 @@ class EngineConfig:
         "How the model marks its reasoning; auto is told from its chat template.",
         default="auto",
         validator=one_of(REASONING_PARSERS),
+    )
+    speculative: str = option(
+        "Try several tokens in one step: ngram guesses them from what the prompt and the answer have said before. The "
+        "answers are the same.",
+        default="none",
+        validator=one_of(SPECULATIVE),
+    )
+    num_speculative_tokens: int = option(
+        # Beside what a decode reads anyway, four more tokens cost little; a fifth is seldom right if four were not.
+        "Most tokens that a request tries beyond its next one.",
+        default=4,
+        validator=whole(1, 16),
+    )
+    prompt_lookup_min: int = option(
+        # Two tokens, a word or less, agree by chance all the time.
+        "Tokens at the end of an answer that must have occurred before, so that what followed is a guess.",
+        default=3,
+        validator=whole(1, 16),
     )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default its folder's or hub id's last part.",

@@ -80,7 +80,7 @@ def test_messages_go_one_way_only() -> None:
         REPLIES.unpack(payload)
 
 
-ROW = [0, 0, 1, [], True, None]
+ROW = [0, 0, 1, [], True, None, []]
 TOKEN = ["r", 1, 0, 5, None]
 
 
@@ -89,11 +89,12 @@ TOKEN = ["r", 1, 0, 5, None]
     [
         ("requests", ["StepPlan", [7, [], [], [ROW[:-1]]]]),  # a field is missing
         ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]]]]),  # one too many
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None]]]]),  # a float for an int
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, True, [], True, None]]]]),  # a bool for an int
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None]]]]),  # an int for a bool
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None]]]]),  # a text among ids
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask"]]]]),  # a text for bytes
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]]]]),  # a float for an int
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]]]]),  # a bool for an int
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]]]]),  # an int for a bool
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]]]]),  # a text among ids
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]]]]),  # a text for bytes
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]]]]),  # a text for a drafted id
         ("requests", ["StepPlan", [7, "", [], []]]),  # a text for a list
         ("requests", ["StepPlan", [7, {}, [], []]]),  # a mapping for a list
         ("requests", ["StepPlan", {"step_id": 7}]),

@@ -88,7 +88,14 @@ row_starts = st.builds(
     wants_prompt_logprobs=st.booleans(),
 )
 plan_rows = st.builds(
-    PlanRow, naturals, naturals, naturals, token_lists, st.booleans(), st.none() | st.binary(max_size=64)
+    PlanRow,
+    naturals,
+    naturals,
+    naturals,
+    token_lists,
+    st.booleans(),
+    st.none() | st.binary(max_size=64),
+    token_lists,
 )
 plans = st.builds(StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows))
 configs = st.builds(

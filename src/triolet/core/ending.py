@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from triolet.core.journal import JournalEntry
+from collections.abc import Iterable, Mapping
+
+from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
+from triolet.core.plan import SampledToken
 from triolet.core.repetition import REPETITION_DETECTED, is_repeating
+from triolet.core.sequence import Sequence
 
 Ending = tuple[FinishReason, int | str | None]
 
@@ -27,3 +31,26 @@ def ending_of(entry: JournalEntry) -> Ending | None:
     if detection is not None and len(output) >= params.min_tokens and is_repeating(output, detection):
         return FinishReason.REPETITION, REPETITION_DETECTED
     return None
+
+
+def commit_tokens(
+    journal: Journal, tokens: Iterable[SampledToken], by_epoch: Mapping[int, Sequence], now_s: float
+) -> dict[int, Ending | None]:
+    """Enter what a step gave, each answer's up to where it is over: tokens after that are nobody's.
+
+    Args:
+        journal: of the answers.
+        tokens: in order, of an answer none, one, or several.
+        by_epoch: the requests that are computed now.
+        now_s: monotonic seconds.
+    Returns:
+        By epoch, the answers that have grown, and how those ended that are over.
+    """
+    grown: dict[int, Ending | None] = {}
+    for token in tokens:
+        sequence = by_epoch.get(token.epoch)
+        if sequence is None or grown.get(token.epoch) is not None:
+            continue
+        if journal.commit(sequence.entry, token, now_s):
+            grown[token.epoch] = ending_of(sequence.entry)
+    return grown

@@ -44,7 +44,7 @@ class RowStart:
 
 @attrs.frozen
 class PlanRow:
-    """One row's share of a step: compute tokens `start : start + num_tokens` of prompt + answer.
+    """One row's share of a step: compute tokens `start : start + num_tokens` of prompt + answer + draft.
 
     Args:
         row_id: the row.
@@ -54,6 +54,8 @@ class PlanRow:
             of them.
         sample: whether the last of these tokens is the request's last, so that a new one is sampled from it.
         mask: the tokens that may be sampled, a bit for each, least significant first; None for any.
+        draft_token_ids: what is guessed to come next; only with `sample`, and without a mask. As long as what is
+            sampled is what was guessed, one more is sampled after it.
     """
 
     row_id: int
@@ -62,6 +64,7 @@ class PlanRow:
     new_block_ids: tuple[int, ...]
     sample: bool
     mask: bytes | None = None
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -150,7 +153,7 @@ class StepResult:
 
     Args:
         step_id: of the plan.
-        tokens: one per row with `sample` that did not fail.
+        tokens: one per row with `sample` that did not fail, and one for each token of its draft that was right.
         failures: rows that failed alone.
         elapsed_s: time the runner took, seconds.
         out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the

@@ -31,7 +31,8 @@ from bisect import insort
 
 from triolet.core.caution import Caution
 from triolet.core.deadlines import Deadlines, is_overdue
-from triolet.core.ending import ending_of
+from triolet.core.drafting import Drafting
+from triolet.core.ending import commit_tokens, ending_of
 from triolet.core.fairness import FairLine
 from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal, JournalEntry
@@ -75,6 +76,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._running: list[Sequence] = []
         self._waiting = FairLine(config) if config.policy == "fair" else WaitingLine(config)
+        self._drafting = Drafting(config, self.counters, self.caution)
         self._must_reset = False
         self._by_epoch: dict[int, Sequence] = {}
         self._free_rows = list(range(config.max_num_seqs))
@@ -114,8 +116,8 @@ class Scheduler:
         self._by_epoch[entry.epoch] = sequence
         self._waiting.add(sequence)
         self._deadlines.add(entry.serial, min(entry.request.deadline_s, entry.request.queue_deadline_s))
-        if entry.output_token_ids:
-            self._finish_if_over(sequence)
+        if entry.output_token_ids and (ending := ending_of(entry)) is not None:
+            self._finish(sequence, *ending)
 
     def add_arrivals(self) -> None:
         """Queue what has come into the journal since the last call."""
@@ -220,7 +222,8 @@ class Scheduler:
         budget = self._let_overtake(budget, now_s)
         budget, preempted = self._schedule_running(budget)
         if not preempted:
-            self._admit(budget, now_s)
+            budget = self._admit(budget, now_s)
+            self._drafting.add_drafts(self._scheduled, budget, self.pool)
         if not self._scheduled:
             return None
         self.counters.steps += 1
@@ -301,12 +304,13 @@ class Scheduler:
         victim.entry.num_preemptions += 1
         self.counters.num_preemptions += 1
 
-    def _admit(self, budget: int, now_s: float) -> None:
-        """Let waiting requests in, in order, as long as rows, budget and blocks last."""
+    def _admit(self, budget: int, now_s: float) -> int:
+        """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
         while (sequence := self._waiting.next(self._may_be_let_in)) is not None:
             if not (num_tokens := self._let_in(sequence, budget, now_s)):
                 break
             budget -= num_tokens
+        return budget
 
     def _let_in(self, sequence: Sequence, budget: int, now_s: float) -> int:
         """Give a waiting request a row, and all the blocks that its known tokens need: let in half, it would soon
@@ -340,7 +344,7 @@ class Scheduler:
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
             sequence.block_table += self.pool.allocate(num_missing_blocks)
-        sequence.num_scheduled_tokens = num_tokens
+        sequence.schedule(num_tokens)
         self._scheduled.append(sequence)
         self._waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
 
@@ -365,21 +369,20 @@ class Scheduler:
         self.caution.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.caution.suspects.step_done(self.marks())
         failed_epochs = {failure.epoch for failure in result.failures}
+        grown = commit_tokens(self.journal, result.tokens, self._by_epoch, now_s)
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
-                sequence.num_computed_tokens += sequence.num_scheduled_tokens
-                sequence.num_scheduled_tokens = 0
+                self._drafting.end_step(sequence)
                 if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
                     publish_computed(self.cache, sequence)
         self._scheduled = []
         for share in result.prompt_logprobs:
             if (prompted := self._by_epoch.get(share.epoch)) is not None:
                 prompted.entry.add_prompt_logprobs(share)
-        for token in result.tokens:
-            sampled = self._by_epoch.get(token.epoch)
-            if sampled is not None and self.journal.commit(sampled.entry, token, now_s):
-                self._progress[sampled.entry.serial] = None
-                self._finish_if_over(sampled)
+        for epoch, ending in grown.items():
+            self._progress[self._by_epoch[epoch].entry.serial] = None
+            if ending is not None:
+                self._finish(self._by_epoch[epoch], *ending)
         for failure in result.failures:
             failed = self._by_epoch.get(failure.epoch)
             if failed is not None:
@@ -426,10 +429,6 @@ class Scheduler:
             for sequence in self._scheduled:
                 sequence.num_scheduled_tokens = 0
             self._in_flight, self._scheduled = None, []
-
-    def _finish_if_over(self, sequence: Sequence) -> None:
-        if (ending := ending_of(sequence.entry)) is not None:
-            self._finish(sequence, *ending)
 
     # ---------------------------------------------------------------------------------------- check
 

@@ -39,6 +39,21 @@ class Limits(Protocol):
         """Whether blocks are published."""
         ...
 
+    @property
+    def speculative(self) -> str:
+        """How drafts are made, or `none`."""
+        ...
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Longest draft."""
+        ...
+
+    @property
+    def prompt_lookup_min(self) -> int:
+        """Tokens that must agree."""
+        ...
+
 
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
@@ -54,6 +69,8 @@ class SchedulerConfig:
         priority_aging_s: under `priority`, seconds of waiting that weigh as much as one step of priority.
         enable_prefix_caching: publish and look up full blocks.
         cache_key: secret of the prefix hashes.
+        num_speculative_tokens: longest draft; 0 for none.
+        prompt_lookup_min: last tokens that must have occurred before for a draft.
     """
 
     num_blocks: int
@@ -65,6 +82,8 @@ class SchedulerConfig:
     priority_aging_s: float = float("inf")
     enable_prefix_caching: bool = True
     cache_key: bytes = b""
+    num_speculative_tokens: int = 0
+    prompt_lookup_min: int = 3
 
     @classmethod
     def of(cls, limits: Limits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
@@ -80,6 +99,8 @@ class SchedulerConfig:
             priority_aging_s=float("inf") if limits.priority_aging is None else limits.priority_aging,
             enable_prefix_caching=limits.enable_prefix_caching,
             cache_key=cache_key,
+            num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
+            prompt_lookup_min=limits.prompt_lookup_min,
         )
 
 
@@ -90,6 +111,9 @@ class SchedulerCounters:
     Args:
         steps: planned; numbers them, too.
         num_steps_done: whose result came; the others were lost to a crash.
+        num_drafts: rows of finished steps that tried tokens ahead.
+        num_draft_tokens: of these rows, the tokens tried.
+        num_accepted_tokens_per_pos: of these tokens, those that came true, by their place in the draft.
     """
 
     steps: int = 0
@@ -97,3 +121,6 @@ class SchedulerCounters:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = attrs.field(factory=list)

@@ -19,7 +19,8 @@ class Sequence:
         order: the smaller goes first; a preempted sequence keeps it.
         row_id: its row in the runner's table; None while it waits.
         num_computed_tokens: tokens whose KV is present.
-        num_scheduled_tokens: tokens given to the step in flight; 0 between steps.
+        num_scheduled_tokens: tokens given to the step in flight, with those of the draft; 0 between steps.
+        draft_token_ids: what the step in flight tries beyond the known tokens.
         num_charged_tokens: tokens that its client has paid for, or that were free.
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
@@ -32,6 +33,7 @@ class Sequence:
     row_id: int | None = None
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
+    draft_token_ids: tuple[int, ...] = ()
     num_charged_tokens: int = 0
     block_table: list[int] = attrs.field(factory=list)
     num_planned_blocks: int = 0
@@ -57,6 +59,24 @@ class Sequence:
         self.row_id = row_id
         self.block_table, self.block_hashes = block_ids, hashes
         self.num_computed_tokens = num_cached_tokens
+
+    def schedule(self, num_tokens: int) -> None:
+        """It has a part in the step that is being planned."""
+        self.num_scheduled_tokens, self.draft_token_ids = num_tokens, ()
+
+    def end_step(self) -> tuple[int, int]:
+        """What it had a part in is done, and what came of it is in the journal.
+
+        Returns:
+            How many tokens it tried beyond the known ones, and how many of them are known now.
+        """
+        num_tried = len(self.draft_token_ids)
+        num_known = self.num_computed_tokens + self.num_scheduled_tokens - num_tried
+        # The last token of the journal was chosen, not tried: it has yet to be computed.
+        num_right = min(num_tried, max(0, self.entry.num_tokens - 1 - num_known))
+        self.num_computed_tokens = num_known + num_right
+        self.num_scheduled_tokens = 0
+        return num_tried, num_right
 
     def forget_computed(self) -> None:
         """Its blocks and its row are gone; everything must be computed again."""
@@ -92,7 +112,7 @@ class Sequence:
         assert self.row_id is not None
         new_block_ids = tuple(self.block_table[self.num_planned_blocks :])
         self.num_planned_blocks = len(self.block_table)
-        is_sampled = self.num_scheduled_tokens == self.num_pending_tokens
+        is_sampled = self.num_scheduled_tokens >= self.num_pending_tokens
         return PlanRow(
             self.row_id,
             self.num_computed_tokens,
@@ -100,4 +120,5 @@ class Sequence:
             new_block_ids,
             is_sampled,
             self.entry.mask if is_sampled else None,
+            self.draft_token_ids,
         )

@@ -73,6 +73,10 @@ class Suspects:
         """Whether a request may be computed now."""
         return not self._on_trial or serial in self._on_trial
 
+    def is_suspected(self, serial: int) -> bool:
+        """Whether the request was in a step that crashed, and has not been cleared."""
+        return serial in self._suspects
+
     def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> Verdict:
         """The runner has crashed in a step.
 
