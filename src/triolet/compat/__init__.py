@@ -1,0 +1,85 @@
+"""The faces of vLLM: its class names, methods, parameters and meanings over triolet's engine.
+
+    from triolet.compat import AsyncEngineArgs, AsyncLLM, LLM, LLMEngine, SamplingParams
+
+What vLLM has and triolet does not is there by its name and raises `UnsupportedFeature`; nothing is ignored. Only
+`AsyncLLM`, `RequestManager` and `stream_generate` need Trio: the others are imported without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
+from triolet.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from triolet.core.logprobs import Logprob
+from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestStatus
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.errors import EngineDead as EngineDeadError
+from triolet.errors import InvalidRequest as VLLMValidationError
+from triolet.errors import Overloaded as QueueOverflowError
+from triolet.errors import RequestFailed as EngineGenerateError
+
+if TYPE_CHECKING:
+    from triolet.compat.async_llm import AsyncLLM, AsyncLLMEngine
+    from triolet.compat.generation import Generation, TextPieces
+    from triolet.compat.llm import LLM
+    from triolet.compat.llm_engine import LLMEngine
+    from triolet.compat.request_manager import RequestManager, StreamingRequest
+
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "Generation",
+    "LLMEngine",
+    "Logprob",
+    "QueueOverflowError",
+    "RequestManager",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RequestStatus",
+    "SamplingParams",
+    "StreamingRequest",
+    "StructuredOutputsParams",
+    "TextPieces",
+    "VLLMValidationError",
+    "stream_generate",
+]
+
+_ON_FIRST_USE = {
+    "LLM": "llm",
+    "AsyncLLM": "async_llm",
+    "AsyncLLMEngine": "async_llm",
+    "Generation": "generation",
+    "LLMEngine": "llm_engine",
+    "RequestManager": "request_manager",
+    "StreamingRequest": "request_manager",
+    "TextPieces": "generation",
+}
+
+
+def stream_generate(engine: AsyncLLM, prompt: Any, *arguments: Any, **keywords: Any) -> TextPieces:
+    """See `AsyncLLM.stream_generate`."""
+    return engine.stream_generate(prompt, *arguments, **keywords)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'triolet.compat' has no attribute {name!r}")
+    return getattr(import_module(f"triolet.compat.{_ON_FIRST_USE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

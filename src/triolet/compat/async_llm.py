@@ -1,0 +1,420 @@
+"""vLLM's `AsyncLLM`, which is also its `AsyncLLMEngine`, on Trio: the same methods and parameters over an `Engine`.
+
+    async with AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=8)) as engine:
+        async with engine.generate("Hello!", SamplingParams(max_tokens=20), "request-0") as outputs:
+            async for output in outputs: ...
+
+An engine lives as long as its scope: nothing is started before it, and nothing is left behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import attrs
+import trio
+
+from triolet.actors.engine import Engine
+from triolet.actors.opening import open_engine
+from triolet.actors.reporting import StatLogger
+from triolet.compat.engine_args import EngineArgs
+from triolet.compat.generation import Generation, TextPieces
+from triolet.compat.prompts import split_prompt
+from triolet.compat.refusals import (
+    ASYNC_METHODS,
+    NO_LORA,
+    check_rank,
+    check_request_id,
+    refuse,
+    refuse_given,
+    refusing,
+    request_ids,
+)
+from triolet.compat.views import (
+    DecodingConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerView,
+    Tokenizer,
+    tokenizer_of,
+)
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+from triolet.core.outputs import RequestStatus
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.errors import EngineClosed, EngineDead
+
+T = TypeVar("T")
+
+StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
+"""Makes a stat logger for a configuration and the engine's index, which is 0."""
+
+
+@refusing(ASYNC_METHODS)
+class AsyncLLM:
+    """See the module's text. Arguments that are not named here are vLLM's, and refused unless they have no value.
+
+    Args:
+        vllm_config: what to start.
+        log_stats: a line in the log every ten seconds of work.
+        stat_loggers: make loggers that are told of every step.
+        log_requests: not offered.
+        start_engine_loop: it starts with the scope; False is refused.
+    """
+
+    def __init__(
+        self,
+        vllm_config: EngineConfig,
+        *,
+        log_stats: bool = True,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        log_requests: bool = False,
+        start_engine_loop: bool = True,
+        **vllm_only: object,
+    ) -> None:
+        refuse_given(vllm_only)
+        if log_requests:
+            refuse("log_requests", "requests are not logged")
+        if not start_engine_loop:
+            refuse("start_engine_loop=False", "the loop starts with `async with`, and not later")
+        self._config = vllm_config = attrs.evolve(vllm_config, log_stats=log_stats and vllm_config.log_stats)
+        self._factories = tuple(stat_loggers or ())
+        self._named_loggers: dict[str, StatLogger] = {}
+        self._scope = AsyncExitStack()
+        self._open: Callable[[], AbstractAsyncContextManager[Engine]] = lambda: open_engine(vllm_config)
+        self._engine: Engine | None = None
+        self._was_left = False
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: object = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    ) -> Self:
+        """An engine with these arguments, to be entered with `async with`."""
+        return cls(
+            engine_args.create_engine_config(),
+            start_engine_loop=start_engine_loop,
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+        )
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: EngineConfig,
+        start_engine_loop: bool = True,
+        usage_context: object = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        disable_log_stats: bool = False,
+        **vllm_only: Any,
+    ) -> Self:
+        """An engine with this configuration, to be entered with `async with`."""
+        return cls(
+            vllm_config,
+            start_engine_loop=start_engine_loop,
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+            log_stats=not disable_log_stats,
+            **vllm_only,
+        )
+
+    @classmethod
+    def around(cls, engine: Engine) -> Self:
+        """The same face for an engine that is open already, and stays open when this scope is left."""
+        face = cls(engine.config)
+
+        @asynccontextmanager
+        async def borrowed() -> AsyncGenerator[Engine]:
+            yield engine
+
+        face._open = borrowed
+        return face
+
+    # ------------------------------------------------------------------------------- the engine's scope
+
+    async def __aenter__(self) -> Self:
+        if self._engine is not None or self._was_left:
+            raise EngineClosed("an engine can be entered once; make another one")
+        self._engine = await self._scope.enter_async_context(self._open())
+        for factory in self._factories:
+            self._engine.add_stat_logger(factory(self._config, 0))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._was_left = True
+        return await self._scope.__aexit__(kind, error, traceback)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind this face.
+
+        Raises:
+            EngineClosed: outside of `async with`.
+        """
+        if self._engine is None or self._was_left:
+            raise EngineClosed("the engine runs inside of `async with`, and nowhere else")
+        return self._engine
+
+    def start_background_loop(self) -> None:
+        """There is nothing to start: the loop runs as long as the scope.
+
+        Raises:
+            EngineClosed: outside of the scope.
+            RuntimeError: inside of it, as in vLLM.
+        """
+        self.engine  # noqa: B018  raises outside
+        raise RuntimeError("Background loop is already running.")
+
+    def shutdown_background_loop(self) -> None:
+        """The same as `shutdown()`."""
+        self.shutdown()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Take nothing new, and end what there is with finish_reason `shutdown`. The scope ends when it is left.
+
+        Args:
+            timeout: seconds for the requests to finish: not offered here, since waiting must be awaited; see `drain`.
+        """
+        if timeout:
+            refuse("shutdown(timeout)", "await drain(drain_timeout), which waits")
+        if self._engine is not None and not self._was_left:
+            self._engine.shut_down()
+
+    async def drain(self, drain_timeout: float) -> None:
+        """Take nothing new, and let what there is finish; what has not after so many seconds ends with `shutdown`."""
+        await self.engine.drain(trio.current_time() + drain_timeout)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return self._engine is not None and not self._was_left and self._engine.is_open
+
+    @property
+    def is_stopped(self) -> bool:
+        """The same as `errored`, as in vLLM."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead, or does not run."""
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What a request would be refused with; a dead engine's `__cause__` is what it died of."""
+        if self._engine is not None and (death := self._engine.death) is not None:
+            return death
+        return EngineClosed("the engine does not run")
+
+    async def check_health(self) -> None:
+        """Find out whether requests are being served.
+
+        Raises:
+            EngineUnhealthy: steps do not finish, and perhaps will again.
+            EngineDead: nothing will be served any more.
+        """
+        self.engine.check_health()
+        await trio.lowlevel.checkpoint()
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        client: str | None = None,
+        deadline: float | None = None,
+        queue_timeout: float | None = None,
+        cache_salt: str | None = None,
+        **vllm_only: object,
+    ) -> Generation:
+        """The outputs of one request, to be entered with `async with`, or iterated as they are; see `Generation`.
+
+        Args:
+            prompt: text, token ids, a mapping of vLLM's (`prompt`, `prompt_token_ids`, `cache_salt`) or chat messages.
+            sampling_params: by default the model's own.
+            request_id: unique among live requests; by default the engine names it.
+            prompt_token_ids: the prompt's ids, if they are known.
+            priority: lower goes first under the `priority` policy.
+            data_parallel_rank: 0, or none.
+            client: see `Engine.generate`, like the arguments that follow.
+            **vllm_only: such as `lora_request`, `trace_headers`: refused unless they have no value.
+        """
+        refuse_given(vllm_only)
+        check_rank(data_parallel_rank)
+        if request_id is not None:
+            check_request_id(request_id)
+        content, salt = split_prompt(prompt, prompt_token_ids, cache_salt)
+        return Generation(
+            self.engine.generate(
+                content,
+                sampling_params,
+                request_id=request_id,
+                priority=priority,
+                client=client,
+                deadline=deadline,
+                queue_timeout=queue_timeout,
+                cache_salt=salt,
+            )
+        )
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams | None = None, **arguments: Any
+    ) -> Generation:
+        """Queue a request now; its outputs can be read from what is returned, and end with it."""
+        generation = self.generate(prompt, params, check_request_id(request_id), **arguments)
+        return await generation.__aenter__()
+
+    def stream_generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **arguments: Any,
+    ) -> TextPieces:
+        """The text of one answer, piece by piece; used like `generate`."""
+        params = sampling_params or self.engine.default_sampling_params()
+        params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
+        return TextPieces(self.generate(prompt, params, request_id, **arguments))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their readers get what there is, with finish_reason `abort`. Unknown ids are ignored."""
+        for one in request_ids(request_id):
+            self.engine.abort(one)
+        await trio.lowlevel.checkpoint()
+
+    def get_request_status(self, request_id: str) -> RequestStatus | None:
+        """Where a request is; None for one that is not known, or not any more."""
+        return self.engine.status(request_id)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that wait or run; each of the n answers to a prompt is one."""
+        return self.engine.statistics().num_requests_live
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there are any."""
+        return self.get_num_unfinished_requests() > 0
+
+    # --------------------------------------------------------------------------------------------- facts
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """What the engine was started with."""
+        return self._config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Of the model that runs."""
+        return ModelConfig.of(self._config, self._info)
+
+    @property
+    def _info(self) -> ModelInfo:
+        return self.engine.model_info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return tokenizer_of(self.engine.tokenizer)
+
+    async def get_tokenizer(self, lora_request: object = None) -> Tokenizer:
+        """The model's."""
+        if lora_request is not None:
+            refuse("lora_request", NO_LORA)
+        return await _told(self.tokenizer)
+
+    async def get_vllm_config(self) -> EngineConfig:
+        """What the engine was started with."""
+        return await _told(self._config)
+
+    async def get_model_config(self) -> ModelConfig:
+        """Of the model that runs."""
+        return await _told(self.model_config)
+
+    async def get_parallel_config(self) -> ParallelConfig:
+        """One of everything."""
+        return await _told(ParallelConfig())
+
+    async def get_scheduler_config(self) -> SchedulerView:
+        """Limits of a step."""
+        return await _told(SchedulerView.of(self._config, self._info))
+
+    async def get_decoding_config(self) -> DecodingConfig:
+        """Who compiles grammars."""
+        return await _told(DecodingConfig())
+
+    async def get_lora_config(self) -> None:
+        """None: LoRA is not enabled."""
+        return await _told(None)
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What this engine can be asked for."""
+        return await _told(("generate",))
+
+    async def is_tracing_enabled(self) -> bool:
+        """False: no traces are exported."""
+        return await _told(False)
+
+    async def is_sleeping(self) -> bool:
+        """False: it can not be put to sleep."""
+        return await _told(False)
+
+    async def is_paused(self) -> bool:
+        """False: it can not be paused."""
+        return await _told(False)
+
+    # ------------------------------------------------------------------------------------------- numbers
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, **vllm_only: object) -> bool:
+        """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""
+        refuse_given(vllm_only)
+        done = self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        return bool(await _told(done))
+
+    async def do_log_stats(self, *unused: object) -> None:
+        """Tell the stat loggers now what they would be told with the next step; they log when they are asked to."""
+        self.engine.tell_stat_loggers()
+        await trio.lowlevel.checkpoint()
+
+    def add_logger(self, logger_name: str, logger: StatLogger) -> None:
+        """Tell this logger of every step.
+
+        Raises:
+            KeyError: there is one of that name, as in vLLM.
+        """
+        if logger_name in self._named_loggers:
+            raise KeyError(f"Logger with name {logger_name} already exists.")
+        self._named_loggers[logger_name] = logger
+        self.engine.add_stat_logger(logger)
+
+    def remove_logger(self, logger_name: str) -> None:
+        """Tell this logger no more.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        if logger_name not in self._named_loggers:
+            raise KeyError(f"Logger with name {logger_name} does not exist.")
+        self.engine.remove_stat_logger(self._named_loggers.pop(logger_name))
+
+
+async def _told(answer: T) -> T:
+    """An answer that is known, from a method that vLLM's users await."""
+    await trio.lowlevel.checkpoint()
+    return answer
+
+
+AsyncLLMEngine = AsyncLLM
+EngineDeadError = EngineDead

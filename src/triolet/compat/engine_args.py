@@ -1,0 +1,138 @@
+"""vLLM's `EngineArgs`: its names for what `EngineConfig` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+from triolet.compat.refusals import refuse
+from triolet.config import EngineConfig
+from triolet.errors import ConfigError
+
+RENAMED: Final = {
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "scheduling_policy": "policy",
+    "max_num_queued_reqs": "max_queued_requests",
+}
+DTYPES: Final = {"half": "float16", "float": "float32"}
+
+# Arguments that say what is the case anyway, and the values with which they do; any other value is refused.
+FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+    {
+        "tensor_parallel_size": (1,),
+        "pipeline_parallel_size": (1,),
+        "data_parallel_size": (1,),
+        "enable_chunked_prefill": (True, None),
+        "enforce_eager": (True,),
+        "enable_lora": (False,),
+        "quantization": (None,),
+        "tokenizer_mode": ("auto",),
+        "task": ("auto", "generate"),
+        "runner_type": ("auto", "generate"),
+        "load_format": ("auto", "safetensors"),
+        "kv_cache_dtype": ("auto",),
+        "distributed_executor_backend": (None,),
+        "skip_tokenizer_init": (False,),
+        "enable_sleep_mode": (False,),
+        "speculative_config": (None,),
+        "hf_overrides": (None,),
+        "limit_mm_per_prompt": (None,),
+        "otlp_traces_endpoint": (None,),
+    }
+)
+DROPPED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "worker_use_ray": "vLLM has dropped it",
+        "engine_use_ray": "vLLM has dropped it",
+        "disable_log_requests": "vLLM has dropped it; requests are not logged",
+        "max_log_len": "requests are not logged",
+        "swap_space": "blocks are computed again and not swapped out; vLLM has dropped it, too",
+        "cpu_offload_gb": "weights stay where they are",
+        "gpu_memory_utilization": "say kv_cache_memory_bytes or num_gpu_blocks_override",
+        "preemption_mode": "preemption is by recompute only; vLLM has dropped it, too",
+        "max_seq_len_to_capture": "nothing is captured",
+    }
+)
+
+
+class EngineArgs:
+    """What an engine is started with, under vLLM's names; every field of `EngineConfig` is taken by its own, too.
+
+    Args:
+        model: folder or hub id; by default triolet-nano.
+        disable_log_stats: no line in the log every ten seconds.
+        enable_log_requests: not offered.
+        **arguments: such as `max_model_len`, `max_num_seqs`, `scheduling_policy`, `num_gpu_blocks_override`.
+    Raises:
+        UnsupportedFeature: an argument of vLLM's that is not honoured.
+        ConfigError: an unknown argument, or a value out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        disable_log_stats: bool = False,
+        enable_log_requests: bool = False,
+        **arguments: Any,
+    ) -> None:
+        if enable_log_requests:
+            refuse("enable_log_requests", "requests are not logged")
+        fields = {
+            RENAMED.get(name, name): value
+            for name, value in arguments.items()
+            if not _is_settled(name, value)
+        }
+        if isinstance(names := fields.get("served_model_name"), list | tuple):
+            if len(names) != 1:
+                raise ConfigError("served_model_name", "one name", names)
+            fields["served_model_name"] = names[0]
+        if "dtype" in fields:
+            fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
+        if fields.get("seed") is None:
+            fields.pop("seed", None)
+        if disable_log_stats:
+            fields["log_stats"] = False
+        self.config = EngineConfig.create(EngineConfig(model=model), **fields)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EngineArgs):
+            return NotImplemented
+        return self.config == other.config
+
+    def __hash__(self) -> int:
+        return hash(self.config)
+
+    @classmethod
+    def from_cli_args(cls, args: object) -> EngineArgs:
+        """From the attributes of an `argparse.Namespace`; those that an engine does not have are not looked at."""
+        known = {field.name for field in attrs.fields(EngineConfig)} | {*RENAMED, *FIXED, *DROPPED}
+        known |= {"disable_log_stats", "enable_log_requests"}
+        return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+    def create_engine_config(self) -> EngineConfig:
+        """The same as triolet's own configuration."""
+        return self.config
+
+
+class AsyncEngineArgs(EngineArgs):
+    """What an `AsyncLLM` is started with; see `EngineArgs`."""
+
+
+def _is_settled(name: str, value: object) -> bool:
+    """Whether an argument only says what is the case."""
+    if name in DROPPED:
+        refuse(name, DROPPED[name], value)
+    if name not in FIXED:
+        return False
+    if value not in FIXED[name]:
+        allowed = " or ".join(repr(choice) for choice in FIXED[name])
+        refuse(f"{name}={value!r}", f"it must be {allowed}", value)
+    return True

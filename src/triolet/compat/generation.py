@@ -1,0 +1,108 @@
+"""An answer as vLLM's users read it: `async for output in engine.generate(...)`.
+
+The safe form is that of every stream here, `async with engine.generate(...) as outputs: async for ...`: leaving the
+scope is the abort. The bare form works too, as well as the language lets it: the request ends at once when the loop
+runs to its end, when waiting for an output is cancelled or fails, and, since nothing but the loop refers to the
+iterator, when the loop is left by `break` or by an exception. Only an iterator that somebody keeps, in a variable or
+in the traceback of a kept exception, goes on until it is forgotten or the engine's scope ends.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from triolet.actors.stream import TokenStream
+from triolet.core.outputs import RequestOutput
+from triolet.core.request_progress import RequestProgress
+
+
+class Generation:
+    """What `AsyncLLM.generate` returns.
+
+    Args:
+        stream: not yet entered.
+    """
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._stream = stream
+        self._token: trio.lowlevel.TrioToken | None = None  # once entered
+
+    @property
+    def request_id(self) -> str:
+        """The id that the caller gave."""
+        return self._stream.request_id
+
+    @property
+    def progress(self) -> RequestProgress:
+        """See `TokenStream.progress`."""
+        return self._stream.progress
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def _enter(self) -> None:
+        await self._stream.__aenter__()
+        self._token = trio.lowlevel.current_trio_token()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        try:
+            if self._token is None:
+                await self._enter()
+            output = await anext(self._stream)
+        except BaseException:  # the end of the answer, too
+            self._stream.close()
+            raise
+        return output
+
+    async def aclose(self) -> None:
+        """End it, as with any async generator. The abort comes before the checkpoint."""
+        self._stream.close()
+        await trio.lowlevel.checkpoint()
+
+    def __del__(self) -> None:
+        if self._token is not None:
+            # Perhaps in another thread, where garbage happened to be collected.
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._stream.close)
+
+
+class TextPieces:
+    """What `AsyncLLM.stream_generate` returns: the same in texts, none of them empty.
+
+    Args:
+        outputs: of kind DELTA.
+    """
+
+    def __init__(self, outputs: Generation) -> None:
+        self._outputs = outputs
+
+    async def __aenter__(self) -> Self:
+        await self._outputs.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._outputs.__aexit__(kind, error, traceback)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            output = await anext(self._outputs)
+            if output.text:
+                return output.text

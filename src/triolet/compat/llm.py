@@ -1,0 +1,212 @@
+"""vLLM's `LLM`: many prompts in, all answers out, in order, with a progress bar.
+
+    llm = LLM()  # triolet-nano
+    for output in llm.generate(["Hello!", "Who are you?"], SamplingParams(max_tokens=32)):
+        print(output.outputs[0].text)
+
+It is an `LLMEngine` and a loop around it. An exception, Ctrl-C included, leaves no request behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from tqdm import tqdm
+
+from triolet.compat.engine_args import EngineArgs
+from triolet.compat.llm_engine import LLMEngine
+from triolet.compat.refusals import OFFLINE_METHODS, refuse, refuse_given, refusing
+from triolet.compat.views import Tokenizer
+from triolet.core.beams import Beams, BeamSearchOutput, BeamSearchParams
+from triolet.core.outputs import RequestOutput
+from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.errors import InvalidRequest
+
+Progress = bool | Callable[..., Any]
+"""Whether to show a progress bar, or what makes one: `tqdm`, or something with its signature."""
+
+
+@refusing(OFFLINE_METHODS)
+class LLM:
+    """A model for offline use.
+
+    Args:
+        model: folder or hub id; by default triolet-nano.
+        engine: one that is there already, instead of a model.
+        **engine_args: see `EngineArgs`.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, engine: LLMEngine | None = None, **engine_args: Any
+    ) -> None:
+        if engine is not None and (model is not None or engine_args):
+            raise InvalidRequest("engine must come alone, without model and other arguments", field="engine")
+        self.llm_engine = engine or LLMEngine.from_engine_args(EngineArgs(model, **engine_args))
+        self._ids = map(str, itertools.count())
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+        priority: Sequence[int] | None = None,
+        **vllm_only: object,
+    ) -> list[RequestOutput]:
+        """Answer prompts; the batch is as large as the engine's limits allow.
+
+        Args:
+            prompts: one, or a list: texts, `{"prompt_token_ids": ...}` and the like. A list of ints is one prompt.
+            sampling_params: for all, or one for each; by default the model's own.
+            use_tqdm: whether there is a progress bar, or what makes it.
+            priority: one for each prompt.
+        Returns:
+            An output for each prompt, in their order.
+        Raises:
+            InvalidRequest: a prompt or an argument is wrong; nothing has been computed, and nothing stays queued.
+        """
+        refuse_given(vllm_only)
+        listed = _as_list(prompts)
+        all_params = self._params_for(sampling_params, len(listed))
+        if priority is not None and len(priority) != len(listed):
+            raise InvalidRequest(
+                f"priority must have an entry per prompt ({len(listed)}), got {len(priority)}",
+                field="priority",
+            )
+        return self._run(listed, all_params, use_tqdm, priority or [0] * len(listed))
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        **vllm_only: object,
+    ) -> list[RequestOutput]:
+        """Answer conversations.
+
+        Args:
+            messages: one conversation (a list of messages), or a list of them.
+            sampling_params: see `generate`.
+            use_tqdm: see `generate`.
+            tools: that the model may call, in all of the conversations.
+            chat_template_kwargs: further values for the model's chat template.
+            add_generation_prompt: always; False is refused.
+        """
+        refuse_given(vllm_only)
+        if not add_generation_prompt:
+            refuse("add_generation_prompt=False", "the answer is the assistant's next turn")
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        extras = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        given = {name: value for name, value in extras.items() if value}
+        prompts = [{"messages": one, **given} for one in conversations] if given else conversations
+        return self._run(
+            prompts, self._params_for(sampling_params, len(prompts)), use_tqdm, [0] * len(prompts)
+        )
+
+    def beam_search(
+        self, prompts: Any, params: BeamSearchParams, *, use_tqdm: Progress = False, **vllm_only: object
+    ) -> list[BeamSearchOutput]:
+        """The likeliest answers to each prompt; see `triolet.beam_search`."""
+        refuse_given(vllm_only)
+        bar = _bar(use_tqdm, len(listed := _as_list(prompts)), "Beam search")
+        with bar:
+            found = []
+            for prompt in listed:
+                found.append(self._search(prompt, params))
+                bar.update(1)
+        return found
+
+    def _search(self, prompt: Any, params: BeamSearchParams) -> BeamSearchOutput:
+        num_choices = min(2 * params.beam_width, self.llm_engine.model_config.vocab_size)
+        asked = SamplingParams(
+            max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
+        )
+        [first] = self._run([prompt], [asked], False, [0])
+        beams = Beams(params, self.llm_engine.eos_token_ids, first.prompt_token_ids)
+        beams.advance(_choices([first]))
+        room = self.llm_engine.max_model_len - len(first.prompt_token_ids)
+        for _ in range(min(params.max_tokens, room) - 1):
+            if not beams.live:
+                break
+            prompts = [{"prompt_token_ids": beam.tokens} for beam in beams.live]
+            beams.advance(_choices(self._run(prompts, [asked] * len(prompts), False, [0] * len(prompts))))
+        return BeamSearchOutput(
+            tuple(
+                attrs.evolve(beam, text=self.llm_engine.tokenizer.decode(beam.tokens)) for beam in beams.end()
+            )
+        )
+
+    def _params_for(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+        if len(listed) != num_prompts:
+            raise InvalidRequest(
+                f"sampling_params must be one, or one per prompt ({num_prompts}), got {len(listed)}",
+                field="sampling_params",
+            )
+        return [attrs.evolve(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in listed]
+
+    def _run(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        use_tqdm: Progress,
+        priorities: Sequence[int],
+    ) -> list[RequestOutput]:
+        """Keep as many requests queued as the engine takes, and step until all are answered."""
+        engine, waiting = self.llm_engine, list(zip(prompts, params, priorities, strict=True))
+        ids: list[str] = []
+        outputs: dict[str, RequestOutput] = {}
+        with _bar(use_tqdm, len(prompts), "Processed prompts") as bar:
+            try:
+                while len(outputs) < len(prompts):
+                    while len(ids) < len(prompts) and engine.has_place(waiting[len(ids)][1].n):
+                        prompt, one, priority = waiting[len(ids)]
+                        ids.append(engine.add_request(next(self._ids), prompt, one, priority=priority))
+                    for output in engine.step():
+                        if output.finished and output.request_id in ids:
+                            outputs[output.request_id] = output
+                            bar.update(1)
+            finally:
+                engine.discard([request_id for request_id in ids if request_id not in outputs])
+        return [outputs[request_id] for request_id in ids]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's makers wish."""
+        return self.llm_engine.default_sampling_params()
+
+    def get_metrics(self) -> list[Any]:
+        """See `LLMEngine.get_metrics`."""
+        return self.llm_engine.get_metrics()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """See `LLMEngine.reset_prefix_cache`."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests)
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if is_one else list(prompts)
+
+
+def _bar(use_tqdm: Progress, total: int, text: str) -> Any:
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc=text, dynamic_ncols=True, disable=not use_tqdm)
+
+
+def _choices(outputs: Sequence[RequestOutput]) -> list[Any]:
+    return [output.outputs[0].logprobs[0] for output in outputs if output.outputs[0].logprobs]

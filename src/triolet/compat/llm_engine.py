@@ -1,0 +1,445 @@
+"""vLLM's `LLMEngine`: `add_request`, `step`, and outputs. There is no Trio in it, and no thread.
+
+The same pure cores as in `Engine` (journal, scheduler, feeds, the model's runner) are driven by whoever calls `step()`:
+what the actors add is concurrency, supervision and cancellation, and nothing that decides an answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol, Self, cast
+
+import attrs
+
+from triolet.actors.reporting import Reporting, StatLogger
+from triolet.compat.engine_args import EngineArgs
+from triolet.compat.guided import GrammarsHere
+from triolet.compat.prompts import split_prompt
+from triolet.compat.refusals import METHODS, check_rank, check_request_id, refuse_given, refusing, request_ids
+from triolet.compat.resolving import Resolver
+from triolet.compat.views import ModelConfig, Tokenizer, cache_config, tokenizer_of
+from triolet.config import EngineConfig
+from triolet.core.admission import Admission
+from triolet.core.answers import Answers
+from triolet.core.codec import TextCodec
+from triolet.core.fan_out import fan_out
+from triolet.core.feed import Feed
+from triolet.core.journal import Journal
+from triolet.core.model_info import ModelInfo
+from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.params import SamplingParams
+from triolet.core.plan import StepPlan, StepResult
+from triolet.core.request import Request
+from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
+from triolet.core.statistics import EngineStatistics
+from triolet.core.stop import HoldBack
+from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
+
+StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
+
+
+class Runner(Protocol):
+    """What computes steps."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        ...
+
+
+Loaded = tuple[Runner, ModelInfo, TextCodec | None]
+
+
+def load(config: EngineConfig) -> Loaded:
+    """The model and the tokenizer that a configuration names.
+
+    Raises:
+        ConfigError: a field that does not fit the model or the machine.
+        ModelError: the model can not be loaded.
+    """
+    from triolet.model.configured import load_configured_runner
+    from triolet.model.tokenizer import load_tokenizer
+    from triolet.nano import PATH
+
+    config = attrs.evolve(config, model=config.model or str(PATH))
+    runner, info = load_configured_runner(config, lambda progress: None)
+    folder = Path(config.tokenizer or info.folder)
+    return runner, info, load_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+
+
+@refusing(METHODS)
+class LLMEngine:
+    """One model, computed by whoever calls `step()`; for one thread.
+
+    Args:
+        vllm_config: what to load.
+        log_stats: a line in the log every ten seconds of work, and `get_metrics`.
+        stat_loggers: make loggers that are told of every step.
+        loaded: a model that is loaded already.
+        clock: monotonic seconds.
+        **vllm_only: refused unless they have no value.
+    """
+
+    def __init__(
+        self,
+        vllm_config: EngineConfig,
+        *,
+        log_stats: bool = True,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        loaded: Loaded | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **vllm_only: object,
+    ) -> None:
+        refuse_given(vllm_only)
+        self.vllm_config = config = vllm_config
+        self.log_stats = log_stats and config.log_stats
+        self._runner, self._info, self._codec = loaded or load(config)
+        self._clock = clock
+        self._journal = Journal()
+        self._admission = Admission(
+            self._journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens
+        )
+        self._counters = SchedulerCounters()
+        self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
+        self._scheduler = Scheduler(self._limits, self._journal, self._counters)
+        self._grammars = GrammarsHere(config, self._info, self._codec)
+        self._seeds = Random(config.seed)
+        self._resolver = Resolver(config, self._info, self._codec, self._grammars, self._seeds)
+        self._feeds: dict[int, Feed] = {}
+        self._answers: dict[str, Answers] = {}
+        self._serials: dict[str, list[int]] = {}
+        self._reporting = Reporting(self._journal.tally, self.statistics, writes_log=self.log_stats)
+        self._metrics: Any = None
+        for factory in stat_loggers or ():
+            self.add_stat_logger(factory(config, 0))
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: object = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        enable_multiprocessing: bool = False,
+    ) -> Self:
+        """An engine with these arguments."""
+        return cls(
+            engine_args.create_engine_config(),
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+            enable_multiprocessing=enable_multiprocessing,
+        )
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: EngineConfig,
+        usage_context: object = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        disable_log_stats: bool = False,
+    ) -> Self:
+        """An engine with this configuration."""
+        return cls(
+            vllm_config,
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+            log_stats=not disable_log_stats,
+        )
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        client: str | None = None,
+        cache_salt: str | None = None,
+        **vllm_only: object,
+    ) -> str:
+        """Queue a request; its outputs come from `step()`.
+
+        Returns:
+            Its id.
+        Raises:
+            TypeError: the id is no text.
+            InvalidRequest: another argument is wrong.
+            Overloaded: too many requests wait.
+        """
+        refuse_given(vllm_only)
+        check_rank(data_parallel_rank)
+        check_request_id(request_id)
+        try:
+            self._admit(request_id, prompt, params, priority, client, cache_salt)
+        except BaseException as error:
+            self._journal.tally.rejected(error.limit if isinstance(error, Overloaded) else None)
+            raise
+        return request_id
+
+    def _admit(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None,
+        priority: int,
+        client: str | None,
+        cache_salt: str | None,
+    ) -> None:
+        if request_id in self._answers:
+            raise RequestIdInUse(request_id)
+        now_s = self._clock()
+        self._admission.reserve(now_s)
+        try:
+            content, salt = split_prompt(prompt, None, cache_salt)
+            params = params or self._info.generation.sampling_params()
+            request = self._resolver.resolve(request_id, content, params, now_s)
+            request = attrs.evolve(request, priority=priority, client=client, cache_salt=salt)
+            self._admission.check_tokens(now_s)
+        finally:
+            self._admission.give_back()
+        self._open(request)
+
+    def _open(self, request: Request) -> None:
+        """Enter it in the journal, once for each of its answers."""
+        feeds: list[Feed] = []
+        arrival_time = time.time()
+        hold_back = cast("HoldBack", self.vllm_config.hold_back)
+        for one in fan_out(request, lambda: self._seeds.getrandbits(63)):
+            entry = self._journal.open(one, after=feeds[0].entry if feeds else None)
+            self._journal.tally.accepted()
+            feeds.append(Feed.open(entry, self._codec, arrival_time=arrival_time, hold_back=hold_back))
+            self._feeds[entry.serial] = feeds[-1]
+        self._answers[request.request_id] = Answers([feed.collector for feed in feeds])
+        self._serials[request.request_id] = [feed.entry.serial for feed in feeds]
+
+    def abort_request(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests; the next `step()` brings what there is, with finish_reason `abort`. Unknown ids are ignored."""
+        for one in request_ids(request_id):
+            for serial in self._serials.get(one, ()):
+                self._scheduler.abort(serial)
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """End requests, and forget them: no output of theirs comes any more."""
+        for one in request_ids:
+            self.abort_request(one)
+            self._deliver()
+            if one in self._answers:
+                self._forget(one)
+
+    def has_place(self, num_answers: int = 1) -> bool:
+        """Whether a request for so many answers would be let in now; an empty engine lets everyone in."""
+        if not self._journal:
+            return True
+        is_short = self._journal.num_queued_tokens < self.vllm_config.max_queued_tokens
+        return is_short and len(self._journal) + num_answers <= self._admission.max_live_requests
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that wait or run, or whose last output has not been taken; n answers to a prompt are n."""
+        return sum(map(len, self._serials.values()))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there are any."""
+        return bool(self._answers)
+
+    def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
+        """The same as it was told: there is one engine."""
+        return has_unfinished
+
+    # ---------------------------------------------------------------------------------------------- step
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step, and return what is new: at most one output of each request that has something.
+
+        Raises:
+            Exception: whatever the model's runner raised; all requests will be computed again by later steps.
+        """
+        now_s = self._clock()
+        self._scheduler.expire(now_s)
+        self._scheduler.add_arrivals()
+        self._grammars.guide(self._journal, self._scheduler)
+        plan = self._scheduler.plan_step(now_s)
+        if plan is not None:
+            try:
+                result = self._runner.execute(plan)
+            except BaseException:
+                self._start_over()
+                raise
+            self._scheduler.apply(result, self._clock())
+        self._deliver()
+        outputs = self._take_outputs()
+        self._reporting.report(self._clock())
+        return outputs
+
+    def _start_over(self) -> None:
+        """The runner's table may hold half a step: everything is computed again from the journal."""
+        self._runner.reset()
+        self._scheduler = Scheduler(self._limits, self._journal, self._counters)
+        self._journal.take_arrivals()
+        for entry in tuple(self._journal):
+            if not self._journal.is_held(entry):
+                self._scheduler.add(entry)
+
+    def _deliver(self) -> None:
+        while serials := self._scheduler.take_progress():
+            for feed in filter(None, map(self._feeds.get, serials)):
+                if feed.advance():
+                    self._scheduler.abort(feed.entry.serial, FinishReason.STOP)
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        for request_id, answers in tuple(self._answers.items()):
+            while answers.has_output():
+                outputs.append(answers.take())
+            if outputs and outputs[-1].request_id == request_id and outputs[-1].finished:
+                self._forget(request_id)
+        return outputs
+
+    def _forget(self, request_id: str) -> None:
+        del self._answers[request_id]
+        for serial in self._serials.pop(request_id):
+            feed = self._feeds.pop(serial)
+            reason = feed.collector.finish_reason or FinishReason.ABORT
+            self._journal.tally.ended(feed.finished_request(reason, self._clock()))
+        self._admission.ended(self._clock())
+
+    # --------------------------------------------------------------------------------------------- facts
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Of the model that runs."""
+        return ModelConfig.of(self.vllm_config, self._info)
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is shown."""
+        return self.vllm_config.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, tokens."""
+        return self._info.max_model_len
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """That end an answer."""
+        return self._info.generation.eos_token_ids
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return tokenizer_of(self._codec)
+
+    @property
+    def dp_group(self) -> None:
+        """None: there is one engine."""
+        return None
+
+    @property
+    def external_launcher_dp(self) -> bool:
+        """False: there is one engine."""
+        return False
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets."""
+        return self._info.generation.sampling_params()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.tokenizer
+
+    def get_model_config(self) -> ModelConfig:
+        """Of the model that runs."""
+        return self.model_config
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What this engine can be asked for."""
+        return ("generate",)
+
+    def is_sleeping(self) -> bool:
+        """False: it can not be put to sleep."""
+        return False
+
+    def check_health(self) -> None:
+        """Hold every count of the scheduler against every other.
+
+        Raises:
+            InvariantViolated: a bug in triolet.
+        """
+        self._scheduler.check()
+
+    def statistics(self) -> EngineStatistics:
+        """See `Engine.statistics`."""
+        scheduler, counters, num_live = self._scheduler, self._counters, len(self._journal)
+        pool = scheduler.pool
+        return EngineStatistics(
+            num_requests_running=scheduler.num_running,
+            num_requests_waiting=num_live - scheduler.num_running,
+            num_requests_live=num_live,
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_free=pool.num_free,
+            kv_blocks_cached=pool.num_cached,
+            kv_blocks_in_use=pool.num_in_use,
+            kv_blocks_quarantined=pool.num_quarantined,
+            num_preemptions=counters.num_preemptions,
+            num_restarts=0,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            steps=counters.num_steps_done,
+            num_requests_received=self._journal.tally.num_received,
+            num_requests_ended=self._journal.tally.endings,
+        )
+
+    def cache_config(self) -> Mapping[str, object]:
+        """How the KV cache is laid out."""
+        return cache_config(self._info, self.vllm_config)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""
+        refuse_given({"reset_connector": reset_connector})
+        return self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    # ------------------------------------------------------------------------------------------- numbers
+
+    def add_stat_logger(self, stat_logger: StatLogger) -> None:
+        """Tell somebody of every step from now on."""
+        self._reporting.add(stat_logger)
+
+    def remove_stat_logger(self, stat_logger: StatLogger) -> None:
+        """Tell somebody no more."""
+        self._reporting.remove(stat_logger)
+
+    def tell_stat_loggers(self) -> None:
+        """Tell them now what they would be told with the next step."""
+        self._reporting.report(self._clock())
+
+    def do_log_stats(self) -> None:
+        """The same as `tell_stat_loggers`."""
+        self.tell_stat_loggers()
+
+    def do_log_stats_with_interval(self) -> None:
+        """The same: a line is logged when ten seconds of work have passed, and not before."""
+        self.tell_stat_loggers()
+
+    def get_metrics(self) -> list[Any]:
+        """All metrics as they are now, as prometheus_client's `Metric` objects, under the prefix `vllm:`.
+
+        Raises:
+            UnsupportedFeature: statistics are off.
+        """
+        if not self.log_stats:
+            raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
+        if self._metrics is None:
+            from triolet.metrics import Metrics
+
+            self._metrics = Metrics(self, prefix="vllm:")
+        self._metrics.render()
+        return list(self._metrics.registry.collect())

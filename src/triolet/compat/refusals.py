@@ -1,0 +1,147 @@
+"""What vLLM has and these faces do not: refused by name, with a typed error, and never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from triolet.errors import InvalidRequest, UnsupportedFeature
+
+Face = TypeVar("Face", bound=type)
+
+NO_POOLING = "this engine generates text; it has no pooling models"
+NO_LORA = "LoRA is not enabled"
+NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
+NO_PAUSE = "generation is not paused; close the engine, or let requests wait in the program"
+NO_PROFILER = "there is no profiler to start; py-spy and torch.profiler work from outside"
+NO_WORKERS = "the model's process takes no foreign calls"
+NO_OTHER_CACHES = "there are no caches of images or encoders"
+NO_WEIGHTS = "weights are read once, when the engine starts"
+NO_TRACING = "no traces are exported"
+NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat messages"
+
+METHODS: Mapping[str, str] = {
+    "encode": NO_POOLING,
+    "add_lora": NO_LORA,
+    "remove_lora": NO_LORA,
+    "list_loras": NO_LORA,
+    "pin_lora": NO_LORA,
+    "sleep": NO_SLEEP,
+    "wake_up": NO_SLEEP,
+    "start_profile": NO_PROFILER,
+    "stop_profile": NO_PROFILER,
+    "collective_rpc": NO_WORKERS,
+    "apply_model": NO_WORKERS,
+    "reset_mm_cache": NO_OTHER_CACHES,
+    "reset_encoder_cache": NO_OTHER_CACHES,
+}
+ASYNC_METHODS: Mapping[str, str] = {
+    **METHODS,
+    "pause_generation": NO_PAUSE,
+    "resume_generation": NO_PAUSE,
+    "get_input_preprocessor": NO_RENDERER,
+}
+OFFLINE_METHODS: Mapping[str, str] = {
+    **METHODS,
+    "embed": NO_POOLING,
+    "classify": NO_POOLING,
+    "score": NO_POOLING,
+    "reward": NO_POOLING,
+}
+PARAMETERS: Mapping[str, str] = {
+    "executor_class": "where the model runs is `runner` of EngineConfig",
+    "usage_context": "nothing is reported to anybody",
+    "input_registry": "there are no inputs but texts and tokens",
+    "mm_registry": "there are no inputs but texts and tokens",
+    "use_cached_outputs": "vLLM has dropped it",
+    "client_addresses": "one engine has one process",
+    "client_count": "one engine has one process",
+    "client_index": "one engine has one process",
+    "aggregate_engine_logging": "there is one engine",
+    "lora_request": NO_LORA,
+    "trace_headers": NO_TRACING,
+    "prompt_adapter_request": "vLLM has dropped it",
+    "prefix_pos": "vLLM has dropped it",
+    "arrival_time": "a request arrives when it is made",
+    "prompt_text": "pass {'prompt_token_ids': ..., 'prompt': ...} to have both",
+    "tokenization_kwargs": "prompts are encoded in one way",
+    "session_id": "beginnings are shared through the prefix cache",
+    "kv_hints": "beginnings are shared through the prefix cache",
+    "reasoning_ended": "reasoning is told from the answer",
+    "reasoning_parser_kwargs": "reasoning is told from the answer",
+    "reset_connector": "KV is not kept outside of the engine",
+    "enable_multiprocessing": "LLMEngine runs the model in the thread that calls step()",
+}
+
+
+def refuse(name: str, reason: str, got: object = None) -> NoReturn:
+    """Say that something is not offered.
+
+    Raises:
+        UnsupportedFeature: always.
+    """
+    raise UnsupportedFeature(f"{name} is not offered: {reason}", field=name, got=got)
+
+
+def refuse_given(given: Mapping[str, object]) -> None:
+    """Refuse every keyword that has a value; those that vLLM has never had are a TypeError, as everywhere.
+
+    Raises:
+        UnsupportedFeature: naming the first.
+        TypeError: an unknown one.
+    """
+    for name, value in given.items():
+        if name not in PARAMETERS:
+            raise TypeError(f"Unexpected keyword argument {name!r}")
+        if value is not None and value is not False:
+            refuse(name, PARAMETERS[name], value)
+
+
+def check_rank(data_parallel_rank: int | None) -> None:
+    """There is one engine, and its rank is 0.
+
+    Raises:
+        InvalidRequest: another one was asked for; a ValueError.
+    """
+    if data_parallel_rank not in (None, 0):
+        raise InvalidRequest(
+            f"data_parallel_rank must be in [0, 1), got {data_parallel_rank}",
+            field="data_parallel_rank",
+            got=data_parallel_rank,
+        )
+
+
+def check_request_id(request_id: object) -> str:
+    """The check of vLLM, and its message.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    if not isinstance(request_id, str):
+        raise TypeError(f"request_id must be a string, got {type(request_id)}")
+    return request_id
+
+
+def refusing(methods: Mapping[str, str]) -> Callable[[Face], Face]:
+    """Give a class methods of these names that refuse."""
+
+    def decorate(face: Face) -> Face:
+        for name, reason in methods.items():
+            setattr(face, name, _refusing_method(name, reason))
+        return face
+
+    return decorate
+
+
+def _refusing_method(name: str, reason: str) -> Callable[..., Any]:
+    def method(self: object, *args: object, **kwargs: object) -> NoReturn:
+        refuse(name, reason)
+
+    method.__name__ = name
+    method.__doc__ = f"Not offered: {reason}.\n\nRaises:\n    UnsupportedFeature: always.\n"
+    return method
+
+
+def request_ids(request_id: str | Iterable[str]) -> list[str]:
+    """One id, or several."""
+    return [request_id] if isinstance(request_id, str) else list(request_id)

@@ -1,0 +1,64 @@
+"""Requests by their ids, for programs that are written around a request manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from triolet.compat.async_llm import AsyncLLM
+from triolet.compat.generation import Generation
+from triolet.compat.refusals import refuse_given
+from triolet.core.outputs import RequestStatus
+from triolet.core.params import SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class StreamingRequest:
+    """What is to be generated.
+
+    Args:
+        request_id: unique among live requests.
+        prompt: of any form that `AsyncLLM.generate` takes.
+        sampling_params: by default the model's own.
+        arrival_time: not offered: it arrives when it is added.
+        lora_request: not offered.
+        priority: lower goes first under the `priority` policy.
+    """
+
+    request_id: str
+    prompt: Any
+    sampling_params: SamplingParams | None = None
+    arrival_time: float | None = None
+    lora_request: object = None
+    priority: int = 0
+
+
+class RequestManager:
+    """Adds, aborts, and tells where a request is.
+
+    Args:
+        engine: whose scope is open.
+    """
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    async def add_request(self, request: StreamingRequest) -> Generation:
+        """Queue a request; its outputs can be read from what is returned, and end with it."""
+        refuse_given({"arrival_time": request.arrival_time, "lora_request": request.lora_request})
+        return await self._engine.add_request(
+            request.request_id, request.prompt, request.sampling_params, priority=request.priority
+        )
+
+    async def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        await self._engine.abort(request_id)
+
+    def get_request_status(self, request_id: str) -> RequestStatus | None:
+        """Waiting, running, completed, cancelled or failed; None for one that is not known, or not any more."""
+        return self._engine.get_request_status(request_id)
+
+    add = add_request
+    abort = abort_request

@@ -1,0 +1,153 @@
+"""The parts of vLLM's configuration that its users read, as views of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+
+from triolet.config import EngineConfig
+from triolet.core.codec import TextCodec
+from triolet.core.messages import Tokenize
+from triolet.core.model_info import ModelInfo
+from triolet.core.scheduler_config import DEFAULT_BATCHED_TOKENS
+from triolet.errors import UnsupportedFeature
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """Of the model that runs.
+
+    Args:
+        model: as it was named.
+        served_model_name: as it is shown.
+        tokenizer: where the tokenizer was read.
+        dtype: of weights and KV.
+        max_model_len: longest sequence, tokens.
+        seed: that seeds are drawn from.
+        trust_remote_code: whether its own code may run.
+        vocab_size: token ids are below it.
+    """
+
+    model: str
+    served_model_name: str
+    tokenizer: str
+    dtype: str
+    max_model_len: int
+    seed: int
+    trust_remote_code: bool
+    vocab_size: int
+
+    def get_vocab_size(self) -> int:
+        """The same as `vocab_size`."""
+        return self.vocab_size
+
+    @classmethod
+    def of(cls, config: EngineConfig, info: ModelInfo) -> Self:
+        """The view of a running engine."""
+        return cls(
+            model=config.model or info.folder,
+            served_model_name=config.model_name,
+            tokenizer=config.tokenizer or info.folder,
+            dtype=info.dtype,
+            max_model_len=info.max_model_len,
+            seed=config.seed,
+            trust_remote_code=config.trust_remote_code,
+            vocab_size=info.vocab_size,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class ParallelConfig:
+    """One engine is one worker."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    world_size: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerView:
+    """Limits of a step.
+
+    Args:
+        max_num_seqs: requests computed together.
+        max_num_batched_tokens: token budget of a step.
+        max_model_len: longest sequence, tokens.
+        policy: who goes first.
+        enable_chunked_prefill: always.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: str
+    enable_chunked_prefill: bool = True
+
+    @classmethod
+    def of(cls, config: EngineConfig, info: ModelInfo) -> Self:
+        """The view of a running engine."""
+        device = info.device.partition(":")[0]
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
+            max_model_len=info.max_model_len,
+            policy=config.policy,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class DecodingConfig:
+    """Who compiles grammars."""
+
+    backend: str = "guidance"
+
+
+def cache_config(info: ModelInfo, config: EngineConfig) -> Mapping[str, object]:
+    """How the KV cache is laid out; see `Engine.cache_config`."""
+    return {
+        "block_size": info.block_size,
+        "num_gpu_blocks": info.num_kv_blocks,
+        "cache_dtype": info.dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }
+
+
+class Tokenizer:
+    """The model's tokenizer, with the calls that users of transformers know.
+
+    Args:
+        codec: of the engine.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, as a prompt: with the special tokens that the model wants around it."""
+        return list(self._codec.tokenize(Tokenize(text)).token_ids)
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True) -> Any:
+        """The prompt of a conversation, up to where the assistant's turn begins: ids, or the text."""
+        tokenized = self._codec.tokenize(Tokenize(conversation))
+        return list(tokenized.token_ids) if tokenize else tokenized.text
+
+
+def tokenizer_of(codec: TextCodec | None) -> Tokenizer:
+    """The engine's tokenizer.
+
+    Raises:
+        UnsupportedFeature: the model has none.
+    """
+    if codec is None:
+        raise UnsupportedFeature(
+            "get_tokenizer is not offered: the model has no tokenizer", field="tokenizer"
+        )
+    return Tokenizer(codec)

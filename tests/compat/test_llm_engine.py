@@ -1,0 +1,347 @@
+"""vLLM's `LLMEngine` and `LLM`, over the fake model: no Trio, the same answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Self
+
+import pytest
+
+from tests.actors.harness import LetterCodec, answer_of, model_info
+from tests.core.fake_model import FakeModel
+from tests.source_tree import ROOT, SRC
+from triolet.compat import LLM, LLMEngine, SamplingParams
+from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
+from triolet.config import EngineConfig
+from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.params import RequestOutputKind
+from triolet.core.plan import StepPlan, StepResult
+from triolet.errors import (
+    ConfigError,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    RequestIdInUse,
+    UnsupportedFeature,
+)
+
+NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
+
+
+class FakeRunner(FakeModel):
+    """The fake model, as a runner; `fault` is called before every step."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
+        self.fault: Callable[[StepPlan], None] = lambda plan: None
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.fault(plan)
+        return super().execute(plan)
+
+    def reset(self) -> None:
+        self.rows.clear()
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def engine(runner: FakeRunner) -> LLMEngine:
+    return make_engine(runner)
+
+
+def make_engine(runner: FakeRunner | None = None, **fields: Any) -> LLMEngine:
+    config = EngineConfig.create(EngineConfig(max_num_seqs=4, max_num_batched_tokens=16), **fields)
+    ticks = iter(range(1_000_000))
+    loaded = (runner or FakeRunner(), model_info(NUM_BLOCKS, BLOCK_SIZE), LetterCodec())
+    return LLMEngine(config, loaded=loaded, clock=lambda: next(ticks) * 0.001)
+
+
+def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    found: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found.setdefault(output.request_id, []).append(output)
+        engine.check_health()
+    return found
+
+
+def seeded(seed: int, max_tokens: int = 6, **fields: Any) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=max_tokens, **fields)
+
+
+# ------------------------------------------------------------------------------------------- LLMEngine
+
+
+def test_every_request_gets_its_answer_step_by_step(engine: LLMEngine) -> None:
+    for seed in range(9):
+        assert engine.add_request(f"r{seed}", {"prompt_token_ids": [seed] * 5}, seeded(seed)) == f"r{seed}"
+    assert engine.get_num_unfinished_requests() == 9
+    found = run(engine)
+    for seed in range(9):
+        lengths = [len(output.outputs[0].token_ids) for output in found[f"r{seed}"]]
+        assert lengths == [1, 2, 3, 4, 5, 6]
+        assert found[f"r{seed}"][-1].outputs[0].token_ids == answer_of([seed] * 5, seed, 6)
+    assert engine.get_num_unfinished_requests() == 0
+    assert engine.statistics().kv_blocks_in_use == 0
+
+
+def test_a_text_is_tokenized_and_stop_strings_end_it(engine: LLMEngine) -> None:
+    whole = "".join(chr(65 + token_id) for token_id in answer_of([0, 1, 2], 3, 12))
+    engine.add_request("r", "ABC", seeded(3, 12, stop=[whole[4:6]]))
+    output = run(engine)["r"][-1]
+    assert (output.text, output.outputs[0].stop_reason) == (whole[:4], whole[4:6])
+    assert output.prompt == "ABC"
+
+
+def test_n_answers_to_one_prompt_end_together_and_count_as_n(engine: LLMEngine) -> None:
+    params = seeded(5, 4, n=3, output_kind=RequestOutputKind.FINAL_ONLY)
+    engine.add_request("parent", {"prompt_token_ids": [1, 2, 3, 4, 5]}, params)
+    assert engine.get_num_unfinished_requests() == 3
+    [output] = run(engine)["parent"]
+    assert [one.token_ids for one in output.outputs] == [
+        answer_of([1, 2, 3, 4, 5], seed, 4) for seed in (5, 6, 7)
+    ]
+
+
+def test_an_aborted_request_gives_what_it_has_and_its_id_back(engine: LLMEngine) -> None:
+    engine.add_request("r", [1, 2, 3], seeded(1, 50))
+    engine.step()
+    engine.step()
+    engine.abort_request(["r", "nobody"])
+    engine.abort_request("r")
+    [output] = engine.step()
+    assert (output.finished, output.finish_reason) == (True, FinishReason.ABORT)
+    assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 2)
+    engine.add_request("r", [1], seeded(1))
+    assert run(engine)["r"][-1].finish_reason is FinishReason.LENGTH
+    assert engine.statistics().kv_blocks_in_use == 0
+
+
+def test_a_failing_step_is_raised_and_computed_again(engine: LLMEngine, runner: FakeRunner) -> None:
+    def fail_once(plan: StepPlan) -> None:
+        if plan.step_id == 3:
+            raise OSError("planted")
+
+    runner.fault = fail_once
+    for seed in range(3):
+        engine.add_request(str(seed), [seed] * 5, seeded(seed))
+    engine.step()
+    engine.step()
+    with pytest.raises(OSError, match="planted"):
+        engine.step()
+    found = run(engine)
+    for seed in range(3):
+        assert found[str(seed)][-1].outputs[0].token_ids == answer_of([seed] * 5, seed, 6)
+
+
+def test_what_is_wrong_is_refused_and_nothing_stays() -> None:
+    engine = make_engine(max_queued_requests=1, max_num_seqs=1)
+    with pytest.raises(TypeError, match=r"request_id must be a string, got <class 'int'>"):
+        engine.add_request(7, [1], seeded(1))  # type: ignore[arg-type]
+    with pytest.raises(PromptTooLong):
+        engine.add_request("long", [1] * 256, seeded(1))
+    engine.add_request("a", [1], seeded(1))
+    with pytest.raises(RequestIdInUse):
+        engine.add_request("a", [1], seeded(1))
+    engine.add_request("b", [1], seeded(1))
+    with pytest.raises(Overloaded):
+        engine.add_request("c", [1], seeded(1))
+    with pytest.raises(UnsupportedFeature, match="lora_request"):
+        engine.add_request("d", [1], seeded(1), lora_request=object())
+    with pytest.raises(TypeError, match="Unexpected keyword argument 'best_of'"):
+        engine.add_request("d", [1], seeded(1), best_of=2)
+    with pytest.raises(ValueError, match=r"data_parallel_rank must be in \[0, 1\)"):
+        engine.add_request("d", [1], seeded(1), data_parallel_rank=1)
+    assert run(engine).keys() == {"a", "b"}
+    ended = engine.statistics().num_requests_ended
+    assert engine.statistics().num_requests_received == sum(ended.values())
+
+
+def test_the_prefix_cache_is_reset_when_no_request_is_there(engine: LLMEngine) -> None:
+    engine.add_request("a", [1] * 20, seeded(1))
+    engine.step()
+    assert engine.reset_prefix_cache() is False
+    run(engine)
+    assert engine.reset_prefix_cache() is True
+    assert engine.statistics().kv_blocks_cached == 0
+
+
+def test_metrics_are_a_snapshot_or_a_typed_error(engine: LLMEngine) -> None:
+    engine.get_metrics()
+    engine.add_request("a", [1] * 20, seeded(1))
+    run(engine)
+    families = {family.name: family for family in engine.get_metrics()}
+    [sample] = [s for s in families["vllm:generation_tokens"].samples if s.name.endswith("_total")]
+    assert sample.value == 6
+    with pytest.raises(UnsupportedFeature, match="log_stats"):
+        make_engine(log_stats=False).get_metrics()
+
+
+WITHOUT_TRIO = """
+import sys
+
+class Barred:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "trio":
+            raise ImportError("trio is barred here")
+
+sys.meta_path.insert(0, Barred())
+
+from tests.core.fake_model import FakeModel
+from triolet.compat import LLM, LLMEngine, SamplingParams
+from triolet.config import EngineConfig
+from triolet.core.model_info import ModelInfo
+
+info = ModelInfo(folder="", architecture="", backend="native", vocab_size=50, max_position=99, max_model_len=99,
+                 num_kv_blocks=64, block_size=4, dtype="float32", device="cpu")
+llm = LLM(engine=LLMEngine(EngineConfig(), loaded=(FakeModel(64, 4, 50), info, None)))
+[output] = llm.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=6), use_tqdm=False)
+print(*output.outputs[0].token_ids)
+"""
+
+
+def test_it_is_imported_and_driven_without_trio() -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{ROOT}"}
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRIO], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [str(token_id) for token_id in answer_of([1, 2, 3], 1, 6)]
+
+
+# ------------------------------------------------------------------------------------------------- LLM
+
+
+@pytest.fixture
+def llm(engine: LLMEngine) -> LLM:
+    return LLM(engine=engine)
+
+
+def test_a_batch_is_answered_in_its_order_with_parameters_for_each(llm: LLM) -> None:
+    prompts = [{"prompt_token_ids": [number] * 3} for number in range(7)]
+    params = [seeded(number, 1 + number) for number in range(7)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    for number, output in enumerate(outputs):
+        assert output.outputs[0].token_ids == answer_of([number] * 3, number, 1 + number)
+        assert output.finished
+
+
+@pytest.mark.parametrize("prompts", ["ABC", ["ABC"], [0, 1, 2], {"prompt_token_ids": [0, 1, 2]}])
+def test_one_prompt_may_come_in_any_form(llm: LLM, prompts: Any) -> None:
+    [output] = llm.generate(prompts, seeded(1), use_tqdm=False)
+    assert output.prompt_token_ids == (0, 1, 2)
+
+
+def test_more_prompts_than_the_queue_holds_are_answered_all_the_same() -> None:
+    llm = LLM(engine=make_engine(max_queued_requests=1, max_num_seqs=2))
+    outputs = llm.generate(["A"] * 50, seeded(1, 2), use_tqdm=False)
+    assert len(outputs) == 50
+
+
+class Bar:
+    """What a progress bar is told."""
+
+    def __init__(self, total: int, desc: str, **more: object) -> None:
+        self.total, self.num_updates, self.is_closed = total, 0, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.is_closed = True
+
+    def update(self, number: int) -> None:
+        self.num_updates += number
+
+
+def test_the_progress_bar_counts_finished_requests(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    bars: list[Bar] = []
+
+    def make(**arguments: Any) -> Bar:
+        bars.append(Bar(**arguments))
+        return bars[-1]
+
+    llm.generate(["A", "B", "C"], seeded(1), use_tqdm=make)
+    assert [(bar.total, bar.num_updates, bar.is_closed) for bar in bars] == [(3, 3, True)]
+    llm.generate(["A", "B"], seeded(1))
+    assert "2/2" in capsys.readouterr().err
+    llm.generate(["A", "B"], seeded(1), use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wrong_prompt_in_a_batch_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate(["A", "B", ""], seeded(1), use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.llm_engine.statistics().num_requests_live == 0
+    with pytest.raises(InvalidRequest, match="one per prompt"):
+        llm.generate(["A", "B"], [seeded(1)], use_tqdm=False)
+
+
+def test_an_interrupted_batch_leaves_nothing_behind(llm: LLM, runner: FakeRunner) -> None:
+    def interrupt(plan: StepPlan) -> None:
+        if plan.step_id == 3:
+            raise KeyboardInterrupt
+
+    runner.fault = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["A", "B"], seeded(1), use_tqdm=False)
+    assert llm.llm_engine.statistics().num_requests_live == 0
+    assert len(llm.generate(["A", "B"], seeded(1), use_tqdm=False)) == 2
+
+
+# ---------------------------------------------------------------------------------------- engine arguments
+
+
+def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
+    theirs = AsyncEngineArgs(
+        "folder",
+        dtype="half",
+        num_gpu_blocks_override=32,
+        scheduling_policy="priority",
+        max_num_queued_reqs=7,
+        served_model_name=["mine"],
+        tensor_parallel_size=1,
+        enable_chunked_prefill=True,
+        disable_log_stats=True,
+    )
+    ours = EngineArgs(
+        "folder",
+        dtype="float16",
+        num_kv_blocks=32,
+        policy="priority",
+        max_queued_requests=7,
+        served_model_name="mine",
+        log_stats=False,
+    )
+    assert theirs == ours
+    assert theirs.create_engine_config().dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"worker_use_ray": True}, UnsupportedFeature),
+        ({"engine_use_ray": False}, UnsupportedFeature),
+        ({"disable_log_requests": True}, UnsupportedFeature),
+        ({"max_log_len": 5}, UnsupportedFeature),
+        ({"gpu_memory_utilization": 0.9}, UnsupportedFeature),
+        ({"tensor_parallel_size": 2}, UnsupportedFeature),
+        ({"enable_lora": True}, UnsupportedFeature),
+        ({"quantization": "awq"}, UnsupportedFeature),
+        ({"enable_log_requests": True}, UnsupportedFeature),
+        ({"no_such_thing": 1}, ConfigError),
+    ],
+)
+def test_an_argument_that_is_not_honoured_is_refused_by_name(
+    arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=next(iter(arguments))):
+        AsyncEngineArgs(**arguments)
