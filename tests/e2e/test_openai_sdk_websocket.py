@@ -38,11 +38,11 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> OpenAI:
+def client(server: Server) -> Any:
     return OpenAI(base_url=server.url + "/v1", api_key="none")
 
 
-def async_client(server: Server) -> AsyncOpenAI:
+def async_client(server: Server) -> Any:
     return AsyncOpenAI(base_url=server.url + "/v1", api_key="none")
 
 
@@ -65,12 +65,12 @@ def nothing_runs_within(server: Server, seconds: float) -> bool:
     return False
 
 
-def test_every_event_of_a_stream_is_one_of_its_class(client: OpenAI) -> None:
+def test_every_event_of_a_stream_is_one_of_its_class(client: Any) -> None:
     with client.responses.connect() as connection:
         connection.response.create(
             **GREEDY, input="Count to five.", include=["message.output_text.logprobs"], top_logprobs=2
         )
-        events = []
+        events: list[Any] = []
         while not events or events[-1]["type"] not in ENDINGS:
             events.append(json.loads(connection.recv_bytes()))
     for number, event in enumerate(events):
@@ -84,7 +84,7 @@ def test_every_event_of_a_stream_is_one_of_its_class(client: OpenAI) -> None:
     assert len(message["logprobs"]) == events[-1]["response"]["usage"]["output_tokens"]
 
 
-def test_a_chat_goes_on_from_turn_to_turn(client: OpenAI) -> None:
+def test_a_chat_goes_on_from_turn_to_turn(client: Any) -> None:
     with client.responses.connect() as connection:
         connection.response.create(**GREEDY, input="Hello!", store=False)
         first = until_ended(connection)[-1].response
@@ -101,7 +101,7 @@ def test_a_chat_goes_on_from_turn_to_turn(client: OpenAI) -> None:
         assert until_ended(connection)[-1].response.output_text == second.output_text
 
 
-def test_what_is_stored_is_found_over_http_and_on_another_connection(client: OpenAI) -> None:
+def test_what_is_stored_is_found_over_http_and_on_another_connection(client: Any) -> None:
     with client.responses.connect() as connection:
         connection.response.create(**GREEDY, input="Hello!")
         first = until_ended(connection)[-1].response
@@ -114,7 +114,7 @@ def test_what_is_stored_is_found_over_http_and_on_another_connection(client: Ope
     assert (error.type, error.error.code) == ("error", "previous_response_not_found")
 
 
-def test_a_session_tells_its_lanes_apart(client: OpenAI) -> None:
+def test_a_session_tells_its_lanes_apart(client: Any) -> None:
     questions = {"a": "Hello!", "b": "Who are you?", "c": "Count to five."}
     alone = {
         lane: client.responses.create(**GREEDY, input=question).output_text
@@ -124,7 +124,7 @@ def test_a_session_tells_its_lanes_apart(client: OpenAI) -> None:
         client.responses.connect() as connection,
         ResponsesWebSocketSession(connection, limits=LIMITS) as session,
     ):
-        lanes = {name: session.lane(name) for name in questions}
+        lanes: dict[str, Any] = {name: session.lane(name) for name in questions}
         for name, lane in lanes.items():
             lane.send({"type": "response.create", **GREEDY, "input": questions[name]})
         for name, lane in lanes.items():
@@ -136,7 +136,7 @@ def test_a_session_tells_its_lanes_apart(client: OpenAI) -> None:
         assert lanes["a"].get_final_response(timeout=30).output_text == alone["a"]
 
 
-def test_the_accumulator_follows_a_stream(client: OpenAI) -> None:
+def test_the_accumulator_follows_a_stream(client: Any) -> None:
     accumulator = ResponsesWebSocketAccumulator()
     with client.responses.connect() as connection:
         connection.response.create(**GREEDY, input="Hello!")
@@ -145,10 +145,11 @@ def test_the_accumulator_follows_a_stream(client: OpenAI) -> None:
     assert accumulator.snapshot().output_text == accumulator.get_final_response().output_text != ""
 
 
-def test_a_response_is_cancelled_by_name(client: OpenAI, server: Server) -> None:
+def test_a_response_is_cancelled_by_name(client: Any, server: Server) -> None:
     with client.responses.connect() as connection:
         connection.send({"type": "response.create", **GREEDY, "input": "Hello!", "ignore_eos": True})
-        events, was_cancelled = [], False
+        events: list[Any] = []
+        was_cancelled = False
         for event in connection:
             events.append(event)
             if [event.type for event in events].count(
@@ -166,7 +167,7 @@ def test_a_response_is_cancelled_by_name(client: OpenAI, server: Server) -> None
         assert until_ended(connection)[-1].type == "response.completed"
 
 
-def test_a_response_is_steered(client: OpenAI) -> None:
+def test_a_response_is_steered(client: Any) -> None:
     with client.responses.connect() as connection:
         connection.send(
             {"type": "response.create", **GREEDY, "input": "Tell me a story.", "ignore_eos": True}
@@ -185,7 +186,7 @@ def test_a_response_is_steered(client: OpenAI) -> None:
         assert until_ended(connection)[-1].type == "response.incomplete"
 
 
-def test_leaving_in_the_middle_of_a_stream_frees_everything(client: OpenAI, server: Server) -> None:
+def test_leaving_in_the_middle_of_a_stream_frees_everything(client: Any, server: Server) -> None:
     with client.responses.connect() as connection:
         for lane in "abc":
             connection.send(
@@ -201,7 +202,8 @@ def test_the_asynchronous_client_does_the_same(server: Server) -> None:
     async def story() -> tuple[str, str, str]:
         async with async_client(server) as client, client.responses.connect() as connection:
             async with AsyncResponsesWebSocketSession(connection, limits=LIMITS) as session:
-                first, second = session.lane("a"), session.lane("b")
+                first: Any = session.lane("a")
+                second: Any = session.lane("b")
                 await first.send({"type": "response.create", **GREEDY, "input": "Hello!"})
                 await second.send({"type": "response.create", **GREEDY, "input": "Who are you?"})
                 said = await first.get_final_response(), await second.get_final_response()
@@ -222,7 +224,7 @@ def test_the_agents_sdk_runs_over_the_websocket(server: Server) -> None:
             agent = Agent(name="nano", model=MODEL)
             whole = await Runner.run(agent, "Hello!", run_config=config)
             streamed = Runner.run_streamed(agent, "Who are you?", run_config=config)
-            kinds = [event.type async for event in streamed.stream_events()]
+            kinds: list[str] = [event.type async for event in streamed.stream_events()]
             await provider.aclose()
             return str(whole.final_output), str(streamed.final_output), kinds
 
