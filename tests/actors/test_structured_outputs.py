@@ -17,6 +17,8 @@ import trio
 import triolet
 from tests.model.tiny import make_model
 from triolet import Engine, FinishReason, RequestOutput, RequestOutputKind, SamplingParams
+from triolet.actors import guidance
+from triolet.core.scheduler import Scheduler
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidParams, RequestFailed, UnsupportedFeature
 
@@ -178,6 +180,47 @@ async def test_answers_survive_the_death_of_the_runner(folder: Path) -> None:
                     os.kill(engine.model_info.process_id, signal.SIGKILL)
         assert engine.statistics().num_restarts > 0
         assert (text, output.finish_reason) == undisturbed
+
+
+async def test_an_answer_that_another_engine_takes_up_keeps_its_form(folder: Path) -> None:
+    async with opened(folder, runner="inline") as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        async with engine.generate([1, 2, 3], params(JSON, 5)) as stream:
+            async for output in stream:
+                if len(output.outputs[0].token_ids) == 9:
+                    break
+            snapshot = engine.snapshot()
+    async with opened(folder, runner="inline") as engine:
+        [stream] = engine.resume(snapshot).values()
+        async with stream:
+            outputs = [output async for output in stream]
+    assert first(outputs[-1]) == undisturbed
+
+
+@pytest.mark.parametrize("victim", ["guidance", "scheduler"])
+async def test_answers_survive_the_crash_of_whoever_guides_them(
+    folder: Path, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seventh and the twentieth time that it does its work, it crashes."""
+    places = {
+        "guidance": (guidance.Guide, "sort"),
+        "scheduler": (Scheduler, "guide"),
+    }
+    owner, name = places[victim]
+    work, num_calls = getattr(owner, name), 0
+
+    def fragile(*arguments: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls in (7, 20):
+            raise RuntimeError("boo")
+        return work(*arguments)
+
+    async with opened(folder, runner="inline") as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        monkeypatch.setattr(owner, name, fragile)
+        assert first(await engine.complete([1, 2, 3], params(JSON, 5))) == undisturbed
+        assert engine.statistics().num_restarts == 2
 
 
 # -------------------------------------------------------------------------------- wrong and hostile forms
