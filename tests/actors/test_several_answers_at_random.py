@@ -1,8 +1,10 @@
-"""Many requests for several answers each, in too few blocks, with aborts, deadlines and a runner that crashes."""
+"""Many requests for several answers each, in too few blocks, with aborts, deadlines and actors that crash."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,11 +13,14 @@ import trio
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import RequestOutputKind, SamplingParams
 from triolet.actors.engine import Engine
+from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
+from triolet.core.scheduler import Scheduler
 
-NUM_SEEDS = 40
+NUM_SEEDS = 60
 NUM_CLIENTS = 12
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
+COMMIT, CLOSE, APPLY = Journal.commit, Journal.close, Scheduler.apply
 
 
 class Client:
@@ -73,23 +78,59 @@ class Client:
 async def test_whatever_happens_every_answer_is_its_own(seed: int, autojump_clock: trio.abc.Clock) -> None:
     draw = random.Random(seed)
     executor = FakeExecutor(num_blocks=draw.randint(9, 20), block_size=4)
-    crashes = {draw.randint(1, 60) for _ in range(draw.randint(0, 3))}
-
-    def crash(plan: object) -> None:
-        if len(executor.plans) in crashes:
-            raise RuntimeError("planted")
-
-    executor.before_step = crash
-    fields: dict[str, Any] = {"enable_prefix_caching": draw.random() < 0.7, "max_num_seqs": draw.randint(1, 6)}
-    async with fake_engine(executor, **fields) as engine:
-        clients = [Client(engine, f"r{number}", draw) for number in range(NUM_CLIENTS)]
-        async with trio.open_nursery() as nursery:
+    fields: dict[str, Any] = {
+        "enable_prefix_caching": draw.random() < 0.7,
+        "max_num_seqs": draw.randint(1, 6),
+    }
+    with planted(executor, draw):
+        async with fake_engine(executor, **fields) as engine:
+            clients = [Client(engine, f"r{number}", draw) for number in range(NUM_CLIENTS)]
+            async with trio.open_nursery() as nursery:
+                for client in clients:
+                    nursery.start_soon(client.run)
+                    nursery.start_soon(client.abort)
             for client in clients:
-                nursery.start_soon(client.run)
-                nursery.start_soon(client.abort)
-        for client in clients:
-            client.check()
-        await trio.sleep(2 * STEP_S)
-        assert_all_blocks_back(engine)
-        statistics = engine.statistics()
-        assert statistics.num_requests_received == sum(statistics.num_requests_ended.values())
+                client.check()
+            await trio.sleep(2 * STEP_S)
+            assert_all_blocks_back(engine)
+            statistics = engine.statistics()
+            assert statistics.num_requests_received == sum(statistics.num_requests_ended.values())
+
+
+@contextmanager
+def planted(executor: FakeExecutor, draw: random.Random) -> Iterator[None]:
+    """Up to three crashes: of the runner in a step, or of whoever has just changed the journal or is about to."""
+    places = draw.choices(["step", "before commit", "after commit", "after close"], k=draw.randint(0, 3))
+    countdowns = {place: draw.randint(1, 40) for place in places}
+
+    def reach(place: str) -> None:
+        countdowns[place] = countdowns.get(place, 0) - 1
+        if countdowns[place] == 0:
+            raise RuntimeError(f"planted at {place}")
+
+    def commit(journal: Journal, *arguments: Any) -> bool:
+        reach("before commit")
+        was_committed = COMMIT(journal, *arguments)
+        reach("after commit")
+        return was_committed
+
+    def apply(scheduler: Scheduler, *arguments: Any) -> None:
+        is_applying.append(True)
+        try:
+            APPLY(scheduler, *arguments)
+        finally:
+            is_applying.pop()
+
+    def close(journal: Journal, entry: JournalEntry) -> list[int]:
+        ended = CLOSE(journal, entry)
+        if is_applying:  # in the scheduler's own task, and not in a client's
+            reach("after close")
+        return ended
+
+    is_applying: list[bool] = []
+    executor.before_step = lambda plan: reach("step")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "commit", commit)
+        patch.setattr(Journal, "close", close)
+        patch.setattr(Scheduler, "apply", apply)
+        yield
