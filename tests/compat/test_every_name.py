@@ -1,0 +1,150 @@
+"""Every public method, parameter and property of vLLM's classes is there, or refused by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from triolet.compat import LLM, AsyncLLM, LLMEngine, RequestManager
+from triolet.compat.refusals import ASYNC_METHODS, METHODS, OFFLINE_METHODS, PARAMETERS
+from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestStatus
+from triolet.errors import UnsupportedFeature
+
+# What the versions of vLLM have (or had: the dropped ones are there as well), by class.
+ASYNC_LLM = """
+    from_engine_args from_vllm_config start_background_loop shutdown_background_loop shutdown
+    generate encode add_request abort stream_generate get_request_status
+    get_num_unfinished_requests has_unfinished_requests get_supported_tasks
+    get_model_config get_decoding_config get_parallel_config get_scheduler_config get_lora_config get_vllm_config
+    vllm_config model_config get_input_preprocessor get_tokenizer tokenizer is_tracing_enabled
+    do_log_stats add_logger remove_logger start_profile stop_profile collective_rpc apply_model
+    check_health is_running is_stopped errored dead_error
+    reset_prefix_cache reset_mm_cache reset_encoder_cache
+    sleep wake_up is_sleeping pause_generation resume_generation is_paused
+    add_lora remove_lora list_loras pin_lora
+"""
+LLM_ENGINE = """
+    from_engine_args from_vllm_config add_request abort_request step
+    get_num_unfinished_requests has_unfinished_requests has_unfinished_requests_dp get_supported_tasks
+    dp_group external_launcher_dp vllm_config model_config get_tokenizer get_model_config
+    do_log_stats do_log_stats_with_interval get_metrics start_profile stop_profile collective_rpc apply_model
+    reset_prefix_cache reset_mm_cache reset_encoder_cache sleep wake_up is_sleeping
+    add_lora remove_lora list_loras pin_lora
+"""
+LLM_METHODS = """
+    generate chat beam_search get_tokenizer get_default_sampling_params get_metrics llm_engine
+    encode embed classify score reward reset_prefix_cache sleep wake_up start_profile stop_profile
+    collective_rpc apply_model
+"""
+MANAGER = "add add_request abort abort_request get_request_status"
+
+CONSTRUCTOR = """
+    vllm_config executor_class log_stats usage_context stat_loggers input_registry mm_registry use_cached_outputs
+    log_requests start_engine_loop aggregate_engine_logging client_addresses client_count client_index
+"""
+FROM_ENGINE_ARGS = "engine_args start_engine_loop usage_context stat_loggers"
+GENERATE = """
+    prompt sampling_params request_id lora_request trace_headers prompt_adapter_request priority
+    prompt_token_ids prefix_pos data_parallel_rank tokenization_kwargs prompt_text session_id kv_hints
+    reasoning_ended reasoning_parser_kwargs
+"""
+ADD_REQUEST = (
+    "request_id prompt params arrival_time lora_request trace_headers prompt_adapter_request priority"
+)
+
+
+def names(listed: str, *classes: type) -> Iterator[Any]:
+    for one in classes:
+        yield from (pytest.param(one, name, id=f"{one.__name__}.{name}") for name in listed.split())
+
+
+@pytest.mark.parametrize(
+    ("face", "name"),
+    [
+        *names(ASYNC_LLM, AsyncLLM),
+        *names(LLM_ENGINE, LLMEngine),
+        *names(LLM_METHODS, LLM),
+        *names(MANAGER, RequestManager),
+    ],
+)
+def test_the_name_is_there_and_says_what_it_is(face: type, name: str) -> None:
+    if name == "llm_engine":
+        assert "self.llm_engine" in inspect.getsource(face.__init__)  # type: ignore[misc]
+        return
+    if name == "vllm_config" and face is LLMEngine:
+        assert "self.vllm_config" in inspect.getsource(face.__init__)
+        return
+    assert inspect.getdoc(getattr(face, name))
+
+
+REFUSING = [(AsyncLLM, ASYNC_METHODS), (LLMEngine, METHODS), (LLM, OFFLINE_METHODS)]
+
+
+@pytest.mark.parametrize(
+    ("face", "name"), [(face, name) for face, methods in REFUSING for name in methods], ids=str
+)
+def test_what_is_not_offered_raises_a_typed_error_that_names_it(face: type, name: str) -> None:
+    nobody: object = object.__new__(face)
+    with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered: .+") as caught:
+        getattr(nobody, name)("anything", level=1)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        *((AsyncLLM.__init__, name) for name in CONSTRUCTOR.split()),
+        *((AsyncLLM.from_engine_args, name) for name in FROM_ENGINE_ARGS.split()),
+        *((AsyncLLM.generate, name) for name in GENERATE.split()),
+        *((LLMEngine.from_engine_args, name) for name in "engine_args usage_context stat_loggers".split()),
+        *((LLMEngine.add_request, name) for name in ADD_REQUEST.split()),
+        *((LLMEngine.abort_request, name) for name in "request_id internal".split()),
+        *((LLMEngine.reset_prefix_cache, name) for name in "reset_running_requests reset_connector".split()),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", value),
+)
+def test_a_parameter_is_taken_or_refused_by_name(function: Any, name: str) -> None:
+    parameters = inspect.signature(function).parameters
+    takes_others = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    assert name in parameters or (takes_others and name in PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("output", "listed"),
+    [
+        (
+            RequestOutput,
+            (
+                "request_id prompt prompt_token_ids prompt_logprobs outputs finished metrics lora_request "
+                "num_cached_tokens"
+            ),
+        ),
+        (
+            CompletionOutput,
+            "index text token_ids cumulative_logprob logprobs finish_reason stop_reason lora_request",
+        ),
+        (
+            RequestMetrics,
+            (
+                "num_generation_tokens num_preemptions arrival_time queued_ts scheduled_ts first_token_ts "
+                "last_token_ts first_token_latency"
+            ),
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_outputs_have_their_fields(output: type, listed: str) -> None:
+    assert set(listed.split()) <= set(dir(output)) | set(inspect.signature(output).parameters)
+
+
+def test_statuses_have_their_names() -> None:
+    assert {status.value for status in RequestStatus} == {
+        "waiting",
+        "running",
+        "completed",
+        "cancelled",
+        "failed",
+    }
