@@ -544,3 +544,49 @@ def test_type_checkers_know_what_every_list_and_mapping_takes() -> None:
     annotations = SamplingParams.__init__.__annotations__
     fields = ("stop", "stop_token_ids", "logprobs", "logit_bias", "allowed_token_ids", "bad_words")
     assert [field for field in fields if "Any" in str(annotations[field])] == []
+
+
+# ----------------------------------------------------------------------------- from a request's fields
+
+
+def test_what_was_not_said_is_the_default() -> None:
+    nothing = {field.name: None for field in attrs.fields(SamplingParams) if field.name != "max_tokens"}
+    assert SamplingParams.from_optional(**nothing) == SamplingParams()
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+    assert SamplingParams.from_optional(temperature=0.5, stop="a") == SamplingParams(
+        temperature=0.5, stop="a"
+    )
+
+
+def test_biases_of_a_request_have_texts_as_keys_and_are_cut() -> None:
+    params = SamplingParams.from_optional(logit_bias={"5": 200, 6: -1e9, "7": 0.5})
+    assert params.logit_bias == {5: 100.0, 6: -100.0, 7: 0.5}
+    assert SamplingParams(logit_bias={5: 200.0}).logit_bias == {5: 200.0}
+
+
+@pytest.mark.parametrize("bias", [{"a": 1.0}, {None: 1.0}, {"5": "1"}, {"5": NAN}, [5], "5"])
+def test_other_biases_of_a_request_are_refused(bias: Any) -> None:
+    with pytest.raises(InvalidParams) as caught:
+        SamplingParams.from_optional(logit_bias=bias)
+    assert caught.value.field == "logit_bias"
+
+
+def test_an_unknown_field_of_a_request_is_refused_as_elsewhere() -> None:
+    with pytest.raises(TypeError, match="^Unexpected keyword argument 'best_of'$"):
+        SamplingParams.from_optional(best_of=2)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_a_flag_asks_for_one_log_probability_or_for_none(field: str) -> None:
+    assert (taken(field, True), taken(field, False)) == (1, None)
+
+
+def test_stop_strings_have_a_greatest_length_together() -> None:
+    assert len(SamplingParams(stop=["a" * 4096] * 4).stop) == 4
+    error = refusal(stop=["a" * 4096] * 5)
+    assert str(error) == "stop must have at most 16384 characters together, got 20480."
+
+
+def test_named_tokens_are_at_most_128() -> None:
+    assert len(SamplingParams(logprob_token_ids=range(128)).logprob_token_ids) == 128
+    assert refusal(logprob_token_ids=range(129)).value == 129
