@@ -78,13 +78,39 @@ class Row:
         token_ids = torch.from_numpy(self.tokens(start + 1, end + 1))
         return PromptShare(self.epoch, start + 1, token_ids, self.num_prompt_logprobs)
 
-    def append(self, token_id: int) -> None:
-        """Remember a token that was sampled."""
-        if self.num_tokens == len(self._tokens):
-            self._tokens = np.resize(self._tokens, 2 * self.num_tokens + 16)
-        self._tokens[self.num_tokens] = token_id
+    def advance(self, planned: PlanRow) -> None:
+        """Take note of what a step computes of it; the draft is written where its tokens will be if they come true."""
+        self.num_computed_tokens, self.mask = planned.start + planned.num_tokens, planned.mask
+        if draft := planned.draft_token_ids:
+            self._make_room(len(draft))
+            self._tokens[self.num_tokens : self.num_tokens + len(draft)] = draft
+
+    def append(self, token_id: int) -> bool:
+        """Remember a token that was sampled.
+
+        Returns:
+            Whether it is what the draft said, so that the token after it was sampled, too. If it is not, what was
+            computed behind it counts for nothing.
+        """
+        place, num_computed = self.num_tokens, self.num_computed_tokens or 0
+        was_guessed = place < num_computed and int(self._tokens[place]) == token_id
+        self._make_room(1)
+        self._tokens[place] = token_id
         self.num_tokens += 1
+        if not was_guessed:
+            self.num_computed_tokens = min(num_computed, place)
         self.sampling.append(token_id)
+        return was_guessed
+
+    def _make_room(self, count: int) -> None:
+        if self.num_tokens + count > len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self.num_tokens + 16 + count)
+
+    def sampling_after(self, num_guessed: int) -> SamplingRow:
+        """What the sampler looks at after so many tokens of the draft: itself, as it will be if they come true."""
+        if not num_guessed:
+            return self.sampling
+        return self.sampling.after(self.tokens(self.num_tokens, self.num_tokens + num_guessed).tolist())
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +123,7 @@ class StepInput:
         attention: where the sequences and their blocks are.
         logits_indices: [num_logits] int64: the tokens after which something is sampled, then those of prompts after
             which the next one is looked up.
-        sampled: the rows that the first of these belong to.
+        sampled: the rows that the first of these belong to: each once, and once more for every token of its draft.
         prompted: what the others are for.
     """
 
@@ -201,16 +227,32 @@ class RowTable:
             raise InvariantViolated(
                 f"start must be {row.num_computed_tokens or 0} for {row.request_id}; got {planned}"
             )
-        if planned.num_tokens < 1 or end > row.num_tokens or planned.sample != (end == row.num_tokens):
+        known_end = end - len(planned.draft_token_ids)
+        if not planned.start < known_end <= row.num_tokens or planned.sample != (known_end == row.num_tokens):
             raise InvariantViolated(f"{row.request_id} has {row.num_tokens} tokens; got {planned}")
+        if planned.draft_token_ids:
+            self._check_draft(row, planned)
         if planned.new_block_ids:
             self._add_blocks(row, planned)
         if row.num_blocks * self._block_size < end:
             raise InvariantViolated(
                 f"{row.request_id} must have blocks for {end} tokens; got {row.num_blocks} of {self._block_size}"
             )
-        row.num_computed_tokens, row.mask = end, planned.mask
+        row.advance(planned)
         return row
+
+    def _check_draft(self, row: Row, planned: PlanRow) -> None:
+        draft = planned.draft_token_ids
+        if (
+            not planned.sample
+            or planned.mask is not None
+            or row.num_tokens + len(draft) > self._max_model_len
+        ):
+            raise InvariantViolated(f"{row.request_id} can not try anything out; got {planned}")
+        if not 0 <= min(draft) <= max(draft) < self._vocab_size:
+            raise InvariantViolated(
+                f"token ids of {row.request_id} must be in [0, {self._vocab_size}); got {planned}"
+            )
 
     def _add_blocks(self, row: Row, planned: PlanRow) -> None:
         block_ids = planned.new_block_ids
@@ -242,8 +284,11 @@ class RowTable:
         block_tables = self._block_tables[row_ids, :num_blocks]
         block_ids = block_tables[np.repeat(np.arange(len(rows)), query_lens), positions // self._block_size]
         slots = block_ids.astype(np.int64) * self._block_size + positions % self._block_size
-        sampled = [i for i, planned in enumerate(plan_rows) if planned.sample]
-        logits_indices, prompted = [ends[sampled] - 1], []
+        num_sampled = [len(planned.draft_token_ids) + 1 if planned.sample else 0 for planned in plan_rows]
+        sampled_ends = np.cumsum(num_sampled)
+        # A row is sampled after its last tokens: the last one that is known, and those of its draft.
+        logits_indices = [np.arange(sampled_ends[-1]) + np.repeat(ends - sampled_ends, num_sampled)]
+        prompted = []
         for planned, row, end in zip(plan_rows, rows, ends, strict=True):
             if share := row.prompt_share(planned.start, planned.start + planned.num_tokens):
                 prompted.append(share)
@@ -260,7 +305,7 @@ class RowTable:
                 seq_lens_host=seq_lens,
             ),
             logits_indices=self._tensor(np.concatenate(logits_indices)),
-            sampled=tuple(rows[i] for i in sampled),
+            sampled=tuple(row for row, count in zip(rows, num_sampled, strict=True) for _ in range(count)),
             prompted=tuple(prompted),
         )
 

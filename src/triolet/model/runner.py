@@ -7,6 +7,8 @@ an exception its table may hold half a step: `reset()` it, and start the request
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from itertools import groupby
 
 import torch
 
@@ -23,6 +25,7 @@ from triolet.model.masks import apply_masks_
 from triolet.model.memory import give_back, lack_of_memory
 from triolet.model.prompt_logprobs import prompt_logprobs
 from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
+from triolet.model.sampling_row import SamplingRow
 
 
 class ModelRunner:
@@ -125,29 +128,40 @@ class ModelRunner:
         self, rows: tuple[Row, ...], samples: Samples
     ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
         tokens, failures = [], []
+        over: Row | None = None  # what was sampled after a guess that was wrong, or a failure, is nobody's
         for i, row in enumerate(rows):
+            if row is over:
+                continue
             if i in samples.failures:
                 failures.append(RowFailure(row.request_id, row.epoch, samples.failures[i]))
+                over = row
                 continue
             token_id = samples.token_ids[i]
             position = len(row.sampling.output_token_ids)
-            row.append(token_id)
             tokens.append(
                 SampledToken(row.request_id, row.epoch, position, token_id, samples.logprobs.get(i))
             )
+            over = None if row.append(token_id) else row
         return tuple(tokens), tuple(failures)
 
     def _batch_for(self, rows: tuple[Row, ...]) -> SamplingBatch:
-        """The sampling tensors of these rows; those of the last step, if it sampled the same."""
-        if rows != self._batch_rows:  # rows are compared by identity
+        """The sampling tensors of these rows; those of the last step, if it sampled the same, each row once."""
+        if rows != self._batch_rows or len(set(rows)) < len(rows):  # rows are compared by identity
             self._batch = SamplingBatch(
-                [row.sampling for row in rows],
+                list(_in_turn(rows)),
                 self._model.spec.vocab_size,
                 self._device,
                 self._logprobs_mode,
             )
             self._batch_rows = rows
         return self._batch
+
+
+def _in_turn(rows: tuple[Row, ...]) -> Iterator[SamplingRow]:
+    """What the sampler looks at. A row that stands there several times in a row has come further each time."""
+    for _, same in groupby(rows, key=id):
+        for num_guessed, row in enumerate(same):
+            yield row.sampling_after(num_guessed)
 
 
 def load_runner(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,15 @@ class TokenCounts:
         if place is None:
             place = self._new_place(token_id)
         self._counts[place] += 1
+
+    def after(self, token_ids: Iterable[int]) -> TokenCounts:
+        """A copy, with some more tokens of the answer."""
+        later = copy(self)
+        later._places, later._token_ids = dict(self._places), self._token_ids.copy()
+        later._counts = self._counts.copy()
+        for token_id in token_ids:
+            later.add(token_id)
+        return later
 
     def _new_place(self, token_id: int) -> int:
         place = len(self._places)
@@ -124,6 +134,14 @@ class SamplingRow:
         self.output_token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
+
+    def after(self, token_ids: Sequence[int]) -> SamplingRow:
+        """A copy, as it will be when these tokens have been chosen, too."""
+        later = copy(self)
+        later.output_token_ids = [*self.output_token_ids, *token_ids]
+        if self.counts is not None:
+            later.counts = self.counts.after(token_ids)
+        return later
 
     def banned_token_ids(self) -> list[int]:
         """Tokens that may not come next: they would complete a bad word, or end the answer too early."""
