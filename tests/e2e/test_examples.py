@@ -129,6 +129,10 @@ def test_several_answers_share_a_prompt_and_are_not_the_same(run: Run) -> None:
     assert num_tokens > num_shared > 0
 
 
+def test_an_app_of_ones_own_has_the_model_below_its_routes(run: Run) -> None:
+    assert re.search(r"said over HTTP: \w+", run("mounted_app"))
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_takes_a_model_and_has_a_test(run: Run, path: Path) -> None:
     with pytest.raises(ModelNotFound, match="/no/such/model"):

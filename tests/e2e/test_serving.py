@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -32,7 +33,7 @@ while data := stream.recv(65536):
     if b"DELTA" in data or b"delta" in data or b"choices" in data:
         print("streaming", flush=True)
 """
-LONG = {
+LONG: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "HELLO"}]},
     "/v1/completions": {"prompt": "HELLO", "max_tokens": 200},
     "/v1/responses": {"input": "HELLO"},
