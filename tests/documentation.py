@@ -19,6 +19,7 @@ from triolet import errors
 from triolet.cli.options import CHOICES, SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
 from triolet.config import EngineConfig
+from triolet.config_gateway import GatewayConfig
 from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.core.statistics import EngineStatistics
@@ -118,10 +119,10 @@ def _shown(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
-def _engine_config() -> list[str]:
+def _config(cls: type) -> list[str]:
     rows = [
-        (_code(field.name), _kind(field), _code(field.default), field.metadata["help"])
-        for field in attrs.fields(EngineConfig)
+        (_code(field.name), _kind(field), _code(_shown(field.default)), field.metadata["help"])
+        for field in attrs.fields(cls)
     ]
     return _table(("field", "type", "default", "what it is"), rows)
 
@@ -153,7 +154,8 @@ def _errors() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "EngineConfig": _engine_config,
+    "EngineConfig": lambda: _config(EngineConfig),
+    "GatewayConfig": lambda: _config(GatewayConfig),
     "SamplingParams": lambda: _fields_with_defaults(SamplingParams),
     "StructuredOutputsParams": lambda: _fields(StructuredOutputsParams),
     "RequestOutput": lambda: _fields(RequestOutput),

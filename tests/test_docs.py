@@ -14,6 +14,7 @@ import triolet
 from tests.documentation import PAGES, TABLES, Block, anchors, blocks, links, table_names, with_tables
 from tests.source_tree import ROOT
 from triolet.config import EngineConfig
+from triolet.config_gateway import GatewayConfig
 from triolet.model.families import _FAMILIES
 
 PYTHON = list(blocks("python"))
@@ -61,8 +62,9 @@ def test_a_table_says_what_the_code_says(page: Path) -> None:
 
 def test_every_table_is_used_and_every_field_of_the_configuration_is_in_one() -> None:
     assert {name for page in PAGES for name in table_names(page)} == TABLES.keys()
-    table = "\n".join(TABLES["EngineConfig"]())
-    assert [field.name for field in attrs.fields(EngineConfig) if f"`{field.name}`" not in table] == []
+    for config in (EngineConfig, GatewayConfig):
+        table = "\n".join(TABLES[config.__name__]())
+        assert [field.name for field in attrs.fields(config) if f"`{field.name}`" not in table] == []
 
 
 def test_every_family_of_the_native_decoder_is_named() -> None:
