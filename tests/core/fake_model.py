@@ -4,24 +4,30 @@ wrong token.
 The next token is a hash of everything the request's block table leads to. Whoever frees a block too early,
 shares the wrong one, skips a token or computes one twice gets a different answer than `expected_answer`,
 which looks at no block at all.
+
+From the seed `REPETITIVE` on a request says mostly what it has said before, so that it pays to guess.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from triolet.core.plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
 
 POISON = -1
+REPETITIVE = 10**6
 
 
 def next_token(token_ids: Sequence[int], seed: int, vocab_size: int) -> int:
     digest = hashlib.blake2b(array("q", [seed, *token_ids]).tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % vocab_size
+    number = int.from_bytes(digest, "little")
+    if seed >= REPETITIVE and number % 8:
+        return (token_ids[-1] * 3 + 1) % 7 % vocab_size
+    return number % vocab_size
 
 
 def expected_answer(
@@ -63,26 +69,31 @@ class FakeModel:
             return StepResult(plan.step_id, (), out_of_memory="planted")
         for row in plan.rows:
             self._write(row)
-        sampled = [self._sample(self.rows[planned.row_id]) for planned in plan.rows if planned.sample]
+        sampled = [one for planned in plan.rows if planned.sample for one in self._sample(planned)]
         tokens = tuple(token for token in sampled if isinstance(token, SampledToken))
         failures = tuple(failure for failure in sampled if isinstance(failure, RowFailure))
         return StepResult(plan.step_id, tokens, failures)
 
     def _write(self, planned: PlanRow) -> None:
         row = self.rows[planned.row_id]
-        assert planned.num_tokens > 0
+        tokens = [*row.tokens, *planned.draft_token_ids]
+        assert planned.num_tokens > len(planned.draft_token_ids)
+        assert planned.sample == (planned.start + planned.num_tokens == len(tokens))
         for position in range(planned.start, planned.start + planned.num_tokens):
-            self.cache[row.block_table[position // self.block_size]][position % self.block_size] = row.tokens[
-                position
-            ]
+            block = self.cache[row.block_table[position // self.block_size]]
+            block[position % self.block_size] = tokens[position]
 
-    def _sample(self, row: _Row) -> SampledToken | RowFailure:
-        start = row.start
+    def _sample(self, planned: PlanRow) -> Iterator[SampledToken | RowFailure]:
+        """A token, and one after every token of the draft that was right."""
+        row = self.rows[planned.row_id]
+        start, draft = row.start, iter(planned.draft_token_ids)
         if start.request_id in self.failing:
-            return RowFailure(start.request_id, start.epoch, "planted")
-        size = self.block_size
-        read = [self.cache[row.block_table[p // size]][p % size] for p in range(len(row.tokens))]
-        token_id = next_token(read, start.seed, self.vocab_size)
-        position = len(row.tokens) - len(start.prompt_token_ids)
-        row.tokens.append(token_id)
-        return SampledToken(start.request_id, start.epoch, position, token_id)
+            yield RowFailure(start.request_id, start.epoch, "planted")
+            return
+        size, token_id = self.block_size, None
+        while token_id is None or token_id == next(draft, None):
+            read = [self.cache[row.block_table[p // size]][p % size] for p in range(len(row.tokens))]
+            token_id = next_token(read, start.seed, self.vocab_size)
+            position = len(row.tokens) - len(start.prompt_token_ids)
+            row.tokens.append(token_id)
+            yield SampledToken(start.request_id, start.epoch, position, token_id)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.core.fake_model import FakeModel, expected_answer
+from tests.core.fake_model import REPETITIVE, FakeModel, expected_answer
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.params import SamplingParams
@@ -42,11 +42,13 @@ class Walk:
         self.model = FakeModel(self.config.num_blocks, self.config.block_size, VOCAB)
 
     def add(self, prompt: tuple[int, ...], max_tokens: int, **fields: object) -> JournalEntry:
+        """Where guesses are made, every second request is one that it pays to guess."""
+        is_repetitive = self.config.num_speculative_tokens and len(self.entries) % 2
         request = Request(
             request_id=f"r{len(self.entries)}",
             prompt_token_ids=prompt,
             params=SamplingParams(max_tokens=max_tokens),
-            seed=len(self.entries) % 3,
+            seed=len(self.entries) % 3 + (REPETITIVE if is_repetitive else 0),
             max_tokens=min(max_tokens, self.config.max_model_len - len(prompt)),
             **fields,  # type: ignore[arg-type]
         )
@@ -112,9 +114,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 16),
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.booleans(),
+        draft=st.sampled_from([0, 0, 1, 4, 7]),
     )
     def start(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, policy: str, caching: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        policy: str,
+        caching: bool,
+        draft: int,
     ) -> None:
         self.walk = Walk(
             make_config(
@@ -125,6 +135,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_model_len=num_blocks * block_size,
                 policy=policy,
                 enable_prefix_caching=caching,
+                num_speculative_tokens=draft,
+                prompt_lookup_min=1,
             )
         )
 
@@ -226,7 +238,15 @@ TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=5
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str) -> None:
     dice = random.Random(seed)
-    walk = Walk(make_config(num_blocks=dice.randint(12, 24), max_num_seqs=dice.randint(2, 6), policy=policy))
+    walk = Walk(
+        make_config(
+            num_blocks=dice.randint(12, 24),
+            max_num_seqs=dice.randint(2, 6),
+            policy=policy,
+            num_speculative_tokens=seed % 2 * 4,
+            prompt_lookup_min=2,
+        )
+    )
     for _ in range(1250):
         _random_operation(walk, dice)
         walk.scheduler.check()
@@ -234,6 +254,7 @@ def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str)
     walk.check()
     assert walk.scheduler.counters.num_preemptions > 0
     assert walk.scheduler.counters.prefix_cache_hits > 0
+    assert (sum(walk.scheduler.counters.num_accepted_tokens_per_pos) > 0) == (seed % 2 > 0)
     assert walk.scheduler.pool.num_free + walk.scheduler.pool.num_cached == walk.config.num_blocks
 
 
