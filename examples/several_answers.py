@@ -37,7 +37,9 @@ async def main(model: str | None, question: str, n: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("question", nargs="?", default="Tell me a story about a dog and a cat who live near the sea.")
+    parser.add_argument(
+        "question", nargs="?", default="Tell me a story about a dog and a cat who live near the sea."
+    )
     parser.add_argument("-n", type=int, default=3, help="how many answers")
     parser.add_argument("--model", help="folder or hub id; by default triolet-nano")
     arguments = parser.parse_args()

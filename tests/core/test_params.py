@@ -572,7 +572,7 @@ def test_other_biases_of_a_request_are_refused(bias: Any) -> None:
 
 
 def test_an_unknown_field_of_a_request_is_refused_as_elsewhere() -> None:
-    with pytest.raises(TypeError, match="^Unexpected keyword argument 'best_of'$"):
+    with pytest.raises(TypeError, match=r"^Unexpected keyword argument 'best_of'$"):
         SamplingParams.from_optional(best_of=2)
 
 

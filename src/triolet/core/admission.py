@@ -46,7 +46,9 @@ class Admission:
         """
         if num_places > self.max_live_requests:
             raise refuse(
-                "n", f"must be at most {self.max_live_requests} (max_num_seqs + max_queued_requests)", num_places
+                "n",
+                f"must be at most {self.max_live_requests} (max_num_seqs + max_queued_requests)",
+                num_places,
             )
         if self._num_reserved + len(self.journal) + num_places > self.max_live_requests:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
