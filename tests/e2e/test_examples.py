@@ -133,6 +133,21 @@ def test_an_app_of_ones_own_has_the_model_below_its_routes(run: Run) -> None:
     assert re.search(r"said over HTTP: \w+", run("mounted_app"))
 
 
+def test_an_offline_batch_is_answered_in_its_order(run: Run) -> None:
+    lines = run("offline").splitlines()
+    assert len(lines) == 8
+    assert re.match(r"What is the opposite of hot\?  .*cold", lines[0])
+
+
+def test_a_light_client_does_not_wait_for_many_long_requests(run: Run) -> None:
+    text = run("fair")
+    positions = [int(position) for position in re.findall(r"position (\d+)", text)]
+    assert positions == sorted(positions, reverse=True)
+    assert positions[-1] == 0
+    (num_done,) = numbers(r"(\d+) of 12 long requests were done before", text)
+    assert num_done < 6
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_takes_a_model_and_has_a_test(run: Run, path: Path) -> None:
     with pytest.raises(ModelNotFound, match="/no/such/model"):
