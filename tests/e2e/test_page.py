@@ -209,6 +209,7 @@ def test_a_key_is_asked_for_where_there_are_keys(browser: Any) -> None:
         page.wait_for_selector("#connection[data-state=open]", state="attached")
         send(page, "Hello!")
         page.wait_for_selector(DONE)
+        assert answers(page)[0]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

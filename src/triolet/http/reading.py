@@ -13,6 +13,7 @@ from triolet.wire.errors import WireError
 from triolet.wire.jsons import parse_object
 
 MAX_BODY_BYTES = 64 * 2**20
+LONG_BODY_BYTES = 2**16  # takes a millisecond to parse: the other clients do not wait for longer ones
 BODY_PATIENCE_S = 20.0  # from one piece of a body to the next
 
 T = TypeVar("T")
@@ -29,7 +30,10 @@ async def read_json(request: Request) -> dict[str, Any]:
         WireError: it is not, it is too long, or it takes too long to come.
         Gone: the client went before its end.
     """
-    return parse_object(await _read(request))
+    body = await _read(request)
+    if len(body) < LONG_BODY_BYTES:
+        return parse_object(body)
+    return await trio.to_thread.run_sync(parse_object, body)
 
 
 async def _read(request: Request) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ def parse_object(raw: str | bytes) -> dict[str, Any]:
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         if _SURROGATE.search(
             text
         ):  # half a pair is no character: no tokenizer takes it and no frame can carry it
@@ -43,6 +44,13 @@ def encode(value: Mapping[str, Any]) -> str:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def _invalid(reason: str) -> WireError:
