@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -106,3 +107,25 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def report(lines: Sequence[dict[str, Any]], columns: Sequence[str], output: Path | None) -> None:
+    """JSON lines first, appended to `output` too; then a table of some of their fields."""
+    for line in lines:
+        text = json.dumps(line)
+        print(text)
+        if output is not None:
+            with output.open("a") as file:
+                file.write(text + "\n")
+    widths = [max(len(name), *(len(_shown(line.get(name))) for line in lines)) + 2 for name in columns]
+    print()
+    print("".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True)))
+    for line in lines:
+        cells = (_shown(line.get(name)) for name in columns)
+        print("".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "-" if value is None else str(value)

@@ -12,9 +12,7 @@ the rounds, and the bound beside them: 150 microseconds a step for one request, 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -23,7 +21,7 @@ from typing import Any
 
 import attrs
 import trio
-from common import machine, median
+from common import machine, median, report
 
 from triolet import Engine, RequestOutputKind, SamplingParams
 from triolet.actors.model_runner import Executor, InlineExecutor, Runner, ThreadExecutor
@@ -169,20 +167,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()
-    lines = trio.run(measure, arguments)
-    for each in lines:
-        text = json.dumps(each)
-        print(text)
-        if arguments.output:
-            with arguments.output.open("a") as output:
-                output.write(text + "\n")
-    print(f"\n{'batch':>6}{'us/step':>10}{'(best)':>10}{'cpu us':>10}{'(best)':>10}{'bound us':>10}")
-    for each in lines:
-        print(
-            f"{each['batch']:6}{each['wall_us']:10.0f}{each['wall_us_min']:10.0f}{each['cpu_us']:10.0f}"
-            f"{each['cpu_us_min']:10.0f}{each['bound_us']:10.0f}"
-        )
+    columns = ("runner", "batch", "wall_us", "wall_us_min", "cpu_us", "cpu_us_min", "bound_us")
+    report(trio.run(measure, arguments), columns, arguments.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

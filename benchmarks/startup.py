@@ -1,0 +1,132 @@
+"""From the start of a process to the first token on its output, and the most memory it took.
+
+    python benchmarks/startup.py [--model triolet-nano llama-15m] [--rounds 5] [--output results.jsonl]
+
+Each program is started anew in every round, in turns: `triolet generate` with one token wanted; transformers' `generate`
+in a small script; and, as the floor, a Python that imports torch and does nothing. Files are in the page cache, since a
+first round does not count. A line has the median and the best of the rounds, in seconds, and the peak resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from common import MODELS, machine, make_model, median, report
+
+from triolet.nano import PATH
+
+NANO = "triolet-nano"
+TRANSFORMERS = """
+import sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.arange(1, 9)[None]
+print(model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)[0, -1], flush=True)
+"""
+
+
+@attrs.frozen
+class Start:
+    """One start: seconds to the first output, and the peak of resident memory, MiB."""
+
+    first_output_s: float
+    peak_mib: float
+
+
+def start(command: list[str]) -> Start:
+    """Run a program to its end."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        elapsed = time.perf_counter() - began
+        peak_mib = peak_memory_mib(process.pid)
+        process.stdout.read()
+    if process.returncode or not first:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {process.returncode} and {first!r}")
+    return Start(elapsed, peak_mib)
+
+
+def peak_memory_mib(pid: int) -> float:
+    """Of a process that lives. (What `wait4` tells of an ended one counts the memory of its parent, too.)"""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def programs(folder: Path) -> dict[str, list[str]]:
+    """Command lines by engine."""
+    ids = ["-m", "triolet", "generate", "--model", str(folder), "--max-tokens", "1", "--temperature", "0"]
+    return {
+        "triolet": [sys.executable, *ids, "--prompt", "Hello"],
+        "transformers": [sys.executable, "-c", TRANSFORMERS, str(folder)],
+        "import torch": [sys.executable, "-c", "import torch, time; print(1, flush=True); time.sleep(0.1)"],
+    }
+
+
+def measure(name: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A line for each program."""
+    starts: dict[str, list[Start]] = {engine: [] for engine in programs(folder)}
+    for number in range(rounds + 1):
+        for engine, command in programs(folder).items():
+            taken = start(command)
+            if number > 0:
+                starts[engine].append(taken)
+    floor = median([each.first_output_s for each in starts["import torch"]])
+    return [
+        {
+            "bench": "startup",
+            "model": name,
+            "engine": engine,
+            "first_output_s": median([each.first_output_s for each in taken]),
+            "first_output_s_min": min(each.first_output_s for each in taken),
+            "floor_s": floor,
+            "peak_mib": median([each.peak_mib for each in taken]),
+            "rounds": rounds,
+            **machine(),
+        }
+        for engine, taken in starts.items()
+    ]
+
+
+def add_tokenizer(folder: Path) -> None:
+    """A model of random weights needs some tokenizer to be asked in words: triolet-nano's ids are valid in all."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        if (PATH / file).exists():
+            (folder / file).write_bytes((PATH / file).read_bytes())
+
+
+def main() -> None:
+    """Parse, measure, report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", nargs="+", choices=[NANO, *MODELS], default=[NANO, "llama-15m"])
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
+    arguments = parser.parse_args()
+    lines = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in arguments.model:
+            folder = PATH
+            if name != NANO:
+                folder = make_model(name, Path(scratch) / name, dtype=getattr(torch, arguments.dtype))
+                add_tokenizer(folder)
+            lines += measure(name, folder, arguments.rounds)
+    report(
+        lines,
+        ("model", "engine", "first_output_s", "first_output_s_min", "floor_s", "peak_mib"),
+        arguments.output,
+    )
+
+
+if __name__ == "__main__":
+    main()
