@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 
 import trio
 
-from triolet.actors.grammars import GrammarFailed, Grammars, OpenGrammars
+from triolet.actors.grammars import GrammarFailed, GrammarRefused, Grammars, OpenGrammars
 from triolet.actors.wiring import Wiring
 from triolet.core.guidance import Guidance, Thinking, only
 from triolet.core.journal import JournalEntry
@@ -98,7 +98,7 @@ class Guide:
         assert self.grammars is not None
         try:
             guided = await self.grammars.guide(params, answers)
-        except GrammarFailed as error:
+        except (GrammarFailed, GrammarRefused) as error:  # it was compiled once; to keep it took too much
             if len(answers) > 1:
                 for serial, token_ids in answers.items():
                     await self.ask(params, {serial: token_ids})
