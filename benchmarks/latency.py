@@ -84,7 +84,7 @@ async def loop_lines(folder: Path, runner: str, arguments: argparse.Namespace) -
 
 async def gaps_ms(engine: Engine, seconds: float, seed: int) -> list[float]:
     """Between the tokens of one answer."""
-    gaps = []
+    gaps: list[float] = []
     async with engine.generate(prompt(engine, 32, seed), endless(3000)) as stream:
         last = None
         async for _ in stream:

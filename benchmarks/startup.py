@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--model triolet-nano llama-15m] [--rounds 5] [--output results.jsonl]
 
-Each program is started anew in every round, in turns: `triolet generate` with one token wanted; transformers' `generate`
-in a small script; and, as the floor, a Python that imports torch and does nothing. Files are in the page cache, since a
+Each program is started anew in every round, in turns: `triolet generate` with one token wanted; transformers' own
+`generate` in a small script; and, as the floor, a Python that imports torch and does nothing. Files are in the page cache, since a
 first round does not count. A line has the median and the best of the rounds, in seconds, and the peak resident memory.
 """
 
@@ -28,7 +28,9 @@ TRANSFORMERS = """
 import sys, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = torch.arange(1, 9)[None]
-print(model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)[0, -1], flush=True)
+mask = torch.ones_like(ids)
+answer = model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False, pad_token_id=0)
+print(answer[0, -1], flush=True)
 """
 
 
@@ -55,7 +57,7 @@ def start(command: list[str]) -> Start:
 
 
 def peak_memory_mib(pid: int) -> float:
-    """Of a process that lives. (What `wait4` tells of an ended one counts the memory of its parent, too.)"""
+    """Of a process that lives: what `wait4` tells of an ended one counts the memory of its parent, too."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
