@@ -4,7 +4,7 @@
 // query r / group. Keys are taken in tiles of KEYS, aligned to multiples of KEYS in the sequence, with a running
 // maximum and sum per row (FlashAttention), so that a row's result depends on nothing but the row.
 //
-// Two ways. A few rows (decodes): the vectors run along head_dim, and what is loaded of a key serves all rows. Many
+// Two ways. A few rows (decodes, also with drafts): the vectors run along head_dim, and what is loaded of a key serves all rows. Many
 // rows (prefill chunks): the vectors run along the rows, the tile is widened to float32 once, and the softmax needs no
 // sum across lanes. Neither reads a slot that no row may see: whatever it holds, even NaN, can not reach a result.
 
@@ -18,6 +18,7 @@
 
 constexpr int KEYS = 64;
 constexpr int FEW_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
+constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens
 constexpr float UNSEEN = -1e30f;  // below every score, and still finite: the difference of two is 0, not NaN
 
 // One KV head of one sequence, in keys or values [num_blocks, block_size, num_kv_heads, head_dim].
@@ -316,13 +317,20 @@ static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
 
 // -------------------------------------------------------------------------------------------- either
 
-// Rows of one piece of work, of a sequence that has `num_rows` under one KV head.
-INLINE int rows_per_piece(int num_rows) { return num_rows <= FEW_ROWS ? num_rows : TILE_COLUMNS; }
+// The way is chosen by all the rows that the sequence has: the last piece of a long chunk is computed like the others, and
+// a decode with a draft, bit for bit, like one without.
+INLINE bool has_few_rows(int query_len, int group) {
+  return query_len * group <= FEW_ROWS || (group <= FEW_ROWS && query_len <= DRAFT_TOKENS);
+}
 
-// The way is chosen by all the rows that the sequence has: the last piece of a long chunk is computed like the others.
+// Rows of one piece of work.
+INLINE int rows_per_piece(int query_len, int group) {
+  return has_few_rows(query_len, group) ? std::min(query_len * group, FEW_ROWS) : TILE_COLUMNS;
+}
+
 template <class T>
 static void attend(const AttentionRows<T>& work, Scratch& scratch) {
-  if (work.query_len * work.group > FEW_ROWS) {
+  if (!has_few_rows(work.query_len, work.group)) {
     const int vectors = (work.num_rows + LANES - 1) / LANES;
     if (vectors == 1) return attend_many<1>(work, scratch);
     if (vectors == 2) return attend_many<2>(work, scratch);

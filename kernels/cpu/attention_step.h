@@ -25,9 +25,9 @@ inline std::vector<Piece> pieces_of(const AttentionCall& call) {
   std::vector<Piece> pieces;
   const int group = call.num_heads / call.num_kv_heads;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
-    const int rows = (call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence]) * group;
+    const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence], rows = query_len * group;
     if (rows == 0) continue;
-    const int most = rows_per_piece(rows);
+    const int most = rows_per_piece(query_len, group);
     // From the end: the last queries see the most keys, and what takes longest is best begun first.
     for (int first = (rows - 1) / most * most; first >= 0; first -= most)
       pieces.push_back({sequence, first, std::min(most, rows - first)});

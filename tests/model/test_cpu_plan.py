@@ -187,3 +187,19 @@ def test_weights_that_can_not_be_packed_are_refused(weight: Tensor, options: dic
     cpp: ctypes.CDLL = compiled("")
     with pytest.raises(KernelShapeError, match="must agree"):
         pack_linear(cpp, weight, **options)
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_decode_with_a_draft_has_the_logits_of_decodes_one_by_one_bit_for_bit(
+    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    driver = PagedDriver(load(make_model(family, tmp_path), variant), num_blocks=512)
+    for num_tokens in (2, 5, 9, 17):
+        one_by_one, at_once = driver.sequence(100), driver.sequence(100)
+        driver.step([(one_by_one, tokens(70)), (at_once, tokens(70))])
+        ids = tokens(num_tokens, seed=2)
+        alone = torch.cat([driver.step([(one_by_one, [token_id])])[0] for token_id in ids])
+        [together] = driver.step([(at_once, ids)])
+        assert together.equal(alone)
+        driver.free(one_by_one, at_once)
