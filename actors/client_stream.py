@@ -14,14 +14,14 @@ class ClientStream(trio.abc.HalfCloseableStream):
 
     Args:
         transport: what the listener accepted.
-        write_timeout: seconds that the client may take to accept 64 KiB.
+        write_timeout: seconds that the client may take to accept 64 KiB; may be changed.
     """
 
     def __init__(
         self, transport: trio.SocketStream | trio.SSLStream[trio.SocketStream], write_timeout: float
     ) -> None:
         self._transport = transport
-        self._write_timeout = write_timeout
+        self.write_timeout = write_timeout
         self._unread = b""
 
     @property
@@ -58,11 +58,11 @@ class ClientStream(trio.abc.HalfCloseableStream):
         """
         view = memoryview(data)
         for start in range(0, max(len(view), 1), SEND_CHUNK_BYTES):
-            with trio.move_on_after(self._write_timeout) as patience:
+            with trio.move_on_after(self.write_timeout) as patience:
                 await self._transport.send_all(view[start : start + SEND_CHUNK_BYTES])
             if patience.cancelled_caught:  # half of it may be on its way: there is no going on from here
                 await trio.aclose_forcefully(self._transport)
-                raise trio.BrokenResourceError(f"the client took nothing for {self._write_timeout:g} s")
+                raise trio.BrokenResourceError(f"the client took nothing for {self.write_timeout:g} s")
 
     async def wait_send_all_might_not_block(self) -> None:
         """As of any stream."""

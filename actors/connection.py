@@ -29,7 +29,6 @@ from triolet.wire.turns import Close, Effect, Send, Start, Stop, Turn
 
 LONG_MESSAGE_BYTES = 2**16  # takes a millisecond to read: the other connections do not wait for longer ones
 FAILED, SLOW = 1011, 1013
-WATCH_INTERVAL_S = 0.25
 
 Tell = Callable[[Sequence[Event]], None]
 Room = Callable[[], Awaitable[None]]
@@ -69,7 +68,10 @@ class Connection:
         """Serve until the client leaves, or has to."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for task in (self._read, self._write, self._watch, self._ping):
+            tasks = [self._read, self._write, self._watch, self._ping]
+            if self._config.connection_lifetime is not None:
+                tasks.append(self._grow_old)
+            for task in tasks:
                 nursery.start_soon(self._until_it_ends, task)
 
     def drain(self) -> None:
@@ -122,18 +124,15 @@ class Connection:
         await self._socket.close(*outbox.close)
 
     async def _watch(self) -> None:
-        """Give up a client that takes nothing, and one that has been here for too long."""
-        began, lifetime = trio.current_time(), self._config.connection_lifetime
-        while True:
-            await trio.sleep(min(WATCH_INTERVAL_S, self._config.write_timeout / 4))
-            now, waiting_since = trio.current_time(), self._socket.sending_since
-            if waiting_since is not None and now - waiting_since > self._config.write_timeout:
-                self._give_up(SLOW, "the client does not read")
-                await trio.sleep(self._config.write_timeout)  # it may read on, and then learn why
-                return
-            if lifetime is not None and now - began > lifetime:
-                lifetime = None
-                self._apply(self._conversation.expire(_now()))
+        await self._socket.stalled(self._config.write_timeout)
+        self._give_up(SLOW, "the client does not read")
+        await trio.sleep(self._config.write_timeout)  # it may read on, and then learn why
+
+    async def _grow_old(self) -> None:
+        assert self._config.connection_lifetime is not None
+        await trio.sleep(self._config.connection_lifetime)
+        self._apply(self._conversation.expire(_now()))
+        await trio.sleep_forever()
 
     async def _ping(self) -> None:
         """Ask an idle client for a sign of life: one that is gone would otherwise keep its place for ever."""

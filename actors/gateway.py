@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import attrs
 import trio
 from trio_websocket import ConnectionClosed
 
+from triolet.actors.client_stream import ClientStream
 from triolet.actors.connection import Connection, Room, Tell
 from triolet.actors.engine import Engine
 from triolet.actors.resumable import ResumableAnswers
@@ -37,6 +39,13 @@ from triolet.wire.turns import Turn
 PATH = "/v1/responses"
 
 log = logging.getLogger("triolet.gateway")
+
+
+@attrs.frozen
+class _Owner:
+    """Who was let in: with a key, or, where there are no keys, without a name."""
+
+    name: str | None
 
 
 class Gateway:
@@ -84,14 +93,15 @@ class Gateway:
         Args:
             stream: the connection.
         """
+        if isinstance(stream, ClientStream):  # the patience for a slow reader is the connection's
+            stream.write_timeout = 2 * self.config.write_timeout + self.config.close_timeout
         try:
-            async with trio.open_nursery() as nursery:
-                socket = ServerSocket(stream, self._limits)
-                nursery.start_soon(socket.run)
-                await self._serve(socket)
-                with trio.move_on_after(self.config.close_timeout):
-                    await socket.ended.wait()
-                nursery.cancel_scope.cancel()
+            socket = ServerSocket(stream, self._limits)
+            handshake: Handshake | None = None
+            with trio.move_on_after(self.config.handshake_timeout):
+                handshake = await socket.handshake()
+            if handshake is not None and (owner := await self._let_in(handshake)) is not None:
+                await self._hold(socket, owner.name)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except* Exception:
@@ -99,12 +109,8 @@ class Gateway:
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _serve(self, socket: ServerSocket) -> None:
-        handshake: Handshake | None = None
-        with trio.move_on_after(self.config.handshake_timeout):
-            handshake = await socket.handshake()
-        if handshake is None:
-            return
+    async def _let_in(self, handshake: Handshake) -> _Owner | None:
+        """Answer a request for a WebSocket; None if it was refused."""
         try:
             owner = self._admit(handshake)
         except WireError as error:
@@ -112,11 +118,20 @@ class Gateway:
             if error.status in (429, 503):
                 headers["Retry-After"] = "1"
             await handshake.reject(error.status, headers, encode({"error": error.body()}).encode())
-            return
+            return None
         await handshake.accept()
-        connection = Connection(socket, self.config, self.service, self.answer, owner)
-        with self._counted(connection, owner):
-            await connection.run()
+        return _Owner(owner)
+
+    async def _hold(self, socket: ServerSocket, owner: str | None) -> None:
+        """Hold the conversation, and then the goodbye."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(socket.run)
+            connection = Connection(socket, self.config, self.service, self.answer, owner)
+            with self._counted(connection, owner):
+                await connection.run()
+            with trio.move_on_after(self.config.close_timeout):
+                await socket.ended.wait()
+            nursery.cancel_scope.cancel()
 
     def _admit(self, handshake: Handshake) -> str | None:
         """Whose connection this will be.
@@ -140,6 +155,8 @@ class Gateway:
     @contextmanager
     def _counted(self, connection: Connection, owner: str | None) -> Iterator[None]:
         self._connections.add(connection)
+        if self._is_draining:  # since it was let in
+            connection.drain()
         with _counting(self._connections_by_key, owner):
             try:
                 yield

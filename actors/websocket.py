@@ -24,6 +24,8 @@ from wsproto.frame_protocol import CloseReason
 RECEIVE_BYTES = 2**16
 KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's own name for it
 SEND_BYTES = 2**14  # a client that takes this much is reading
+END_OF_HEAD = b"\r\n\r\n"
+MAX_HEAD_BYTES = 2**15
 MAX_REASON_BYTES = 123  # of a close frame
 PROTOCOL_ERROR, POLICY_VIOLATION, TOO_BIG = 1002, 1008, 1009
 
@@ -109,6 +111,7 @@ class ServerSocket(WebSocketConnection):
             receive_buffer_size=RECEIVE_BYTES,
         )
         self._limits = limits
+        self._early = b""
         self._num_fragments = 0
         self._num_pings = 0
         self._pings_since = -float("inf")
@@ -116,19 +119,34 @@ class ServerSocket(WebSocketConnection):
         """When the client last gave a sign of life."""
         self.sending_since: float | None = None
         """Since when the client has taken nothing of what is being sent to it; None while nothing is."""
+        self._is_sending = trio.lowlevel.ParkingLot()
         self.ended = trio.Event()
         """Set when nothing is read from the network any more."""
 
-    async def run(self) -> None:
-        """Read from the network until the connection ends; everything else needs this beside it."""
+    async def handshake(self) -> Handshake | None:
+        """The client's request for a WebSocket; None if it makes none."""
+        data = b""
+        while END_OF_HEAD not in data:
+            if len(data) > MAX_HEAD_BYTES or not (more := await self._stream.receive_some(RECEIVE_BYTES)):
+                return None
+            data += more
+        head, end, self._early = data.partition(END_OF_HEAD)
         try:
+            self._wsproto.receive_data(head + end)
+        except wsproto.utilities.RemoteProtocolError as error:
+            if error.event_hint is not None:
+                await self._send(error.event_hint)
+            return None
+        requests = (event for event in self._wsproto.events() if isinstance(event, Request))
+        return next((Handshake(WebSocketRequest(self, request)) for request in requests), None)
+
+    async def run(self) -> None:
+        """Read from the network, once the client was let in; everything else needs this beside it."""
+        try:
+            self._wsproto.receive_data(self._early)  # from a client that did not wait; wsproto would drop it
             await self._reader_task()
         finally:
             self.ended.set()
-
-    async def handshake(self) -> Handshake:
-        """The client's request for a WebSocket."""
-        return Handshake(await self._get_request())
 
     async def send_texts(self, texts: Sequence[str]) -> None:
         """Send messages, together.
@@ -140,6 +158,7 @@ class ServerSocket(WebSocketConnection):
             raise ConnectionClosed(self._close_reason)
         data = memoryview(b"".join(self._wsproto.send(TextMessage(data=text)) for text in texts))
         self.sending_since = trio.current_time()
+        self._is_sending.unpark_all()
         async with self._stream_lock:
             try:
                 for start in range(0, len(data), SEND_BYTES):
@@ -149,6 +168,16 @@ class ServerSocket(WebSocketConnection):
                 await self._abort_web_socket()
                 raise ConnectionClosed(self._close_reason) from None
         self.sending_since = None
+
+    async def stalled(self, patience_s: float) -> None:
+        """Wait until the client has taken nothing for so long of what is being sent to it."""
+        while True:
+            if self.sending_since is None:
+                await self._is_sending.park()
+            elif trio.current_time() < (until := self.sending_since + patience_s):
+                await trio.sleep_until(until)
+            else:
+                return
 
     async def send_ping(self) -> None:
         """Ask for a sign of life, and do not wait for it."""

@@ -90,8 +90,10 @@ async def exchange(
 async def _echo(stream: trio.abc.Stream, limits: SocketLimits) -> None:
     async with trio.open_nursery() as nursery:
         socket = ServerSocket(stream, limits)
+        handshake = await socket.handshake()
+        assert handshake is not None
+        await handshake.accept()
         nursery.start_soon(socket.run)
-        await (await socket.handshake()).accept()
         try:
             while True:
                 message = await socket.get_message()
@@ -492,3 +494,15 @@ async def test_a_frame_without_a_mask_is_told_so(autojump_clock: trio.testing.Mo
 )
 async def test_a_length_that_is_wrong_is_told_so(head: bytes, autojump_clock: trio.testing.MockClock) -> None:
     assert code_of(await exchange([head + b"mask" + b"x" * 5])) == 1002
+
+
+async def test_what_follows_the_handshake_at_once_is_heard(autojump_clock: trio.testing.MockClock) -> None:
+    """No client should speak before it was let in; one that does must not hang."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_echo, theirs, LIMITS)
+        await ours.send_all(HEAD + text("Hello").encode() + close().encode())
+        data = b""
+        while more := await ours.receive_some():
+            data += more
+    assert data.partition(b"\r\n\r\n")[2].endswith(attrs.evolve(close(), mask=None).encode())

@@ -11,7 +11,8 @@ import attrs
 from triolet.wire.errors import WireError
 from triolet.wire.items import Message
 
-BYTES_PER_ENTRY = 4096  # what a response takes beside its texts, measured
+BYTES_PER_ENTRY = 4096  # what a response takes beside its texts
+BYTES_PER_LOGPROB = 512  # a token, its bytes and its number, as Python keeps them
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +39,12 @@ class StoredResponse:
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes; messages that a chat's turns share are counted for each."""
-        return BYTES_PER_ENTRY + 2 * sum(len(message["content"] or "") for message in self.messages)
+        texts: int = sum(len(message["content"] or "") for message in self.messages)
+        parts = (part for item in self.response["output"] for part in item.get("content", ()))
+        positions: int = sum(len(part.get("logprobs", ())) for part in parts)
+        return (
+            BYTES_PER_ENTRY + 2 * texts + positions * BYTES_PER_LOGPROB * (1 + self.response["top_logprobs"])
+        )
 
 
 @attrs.define(eq=False)
