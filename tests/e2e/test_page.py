@@ -212,6 +212,16 @@ def test_a_key_is_asked_for_where_there_are_keys(browser: Any) -> None:
         assert answers(page)[0]
 
 
+def test_light_and_dark_can_be_turned_and_are_remembered(page: Any) -> None:
+    was_light = _lightness(page.evaluate("getComputedStyle(document.body).backgroundColor")) > 384
+    for is_light in (not was_light, was_light):
+        page.click("#theme")
+        page.reload()
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (_lightness(paper) > 384) == is_light
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 768, 1440])
 def test_nothing_sticks_out_at_any_width(

@@ -9,12 +9,13 @@ import attrs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from triolet.actors.gateway import new_id
 from triolet.core.outputs import RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.core.tools import ToolPlan
 from triolet.http.errors import refusals
 from triolet.http.reading import read_json, until_gone
-from triolet.http.service import Service, new_id, owner_of, service_of
+from triolet.http.service import Service, owner_of, service_of
 from triolet.http.sse import Events, EventStream
 from triolet.wire.chat_completions import ChatChoice, ChatRequest, chat_chunk, chat_completion
 from triolet.wire.generation import Usage

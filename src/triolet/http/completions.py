@@ -11,12 +11,13 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from triolet.actors.gateway import new_id
 from triolet.actors.stream import TokenStream
 from triolet.core.outputs import RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.http.errors import refusals
 from triolet.http.reading import read_json, until_gone
-from triolet.http.service import Service, new_id, owner_of, service_of
+from triolet.http.service import Service, owner_of, service_of
 from triolet.http.sse import Events, EventStream
 from triolet.wire.completions import CompletionRequest, TextChoice, text_completion
 from triolet.wire.generation import Usage

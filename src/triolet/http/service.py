@@ -11,15 +11,13 @@ import trio
 from starlette.requests import Request
 
 from triolet.actors.engine import Engine
-from triolet.actors.gateway import Gateway, new_id, salt_of
+from triolet.actors.gateway import Gateway, salt_of
 from triolet.config_gateway import GatewayConfig
 from triolet.metrics import Metrics
 from triolet.wire.access import Access
 from triolet.wire.conversation import Service as Answering
 from triolet.wire.errors import model_not_found, wrong
 from triolet.wire.generation import GenerationRequest
-
-__all__ = ["Service", "deadline_of", "new_id", "owner_of", "service_of"]
 
 TIMEOUT_HEADER = "x-request-timeout"
 

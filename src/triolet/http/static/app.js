@@ -3,9 +3,10 @@
 import { Connection } from "./connection.js";
 import { Lane } from "./conversation.js";
 import { EngineView } from "./engine.js";
-import { element, Options, Settings } from "./settings.js";
+import { element, Options, recall, remember, Settings } from "./settings.js";
 
 const SUGGESTIONS = ["Who are you?", "Tell me a short story", "Count from 1 to 40", "What is 7 plus 5?"];
+const THEME = "triolet.theme";
 const find = (id) => document.getElementById(id);
 const base = new URL(".", location.href);
 
@@ -207,9 +208,9 @@ function toggle(button, panel, other) {
 
 function turnTheme() {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = document.documentElement.dataset.theme ?? (isDark ? "dark" : "light");
+  const now = document.documentElement.dataset.theme || (isDark ? "dark" : "light");
   document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
-  localStorage.setItem("triolet.theme", document.documentElement.dataset.theme);
+  remember(THEME, document.documentElement.dataset.theme);
 }
 
 const settings = new Settings(find("settings"), () => lanes);
@@ -289,7 +290,7 @@ function showState(state) {
 }
 
 async function start() {
-  document.documentElement.dataset.theme = localStorage.getItem("triolet.theme") ?? "";
+  document.documentElement.dataset.theme = recall(THEME) ?? "";
   if (matchMedia("(max-width: 40rem)").matches) toggle(panels.engine.button, panels.engine.panel);
   const options = Options.stored();
   const [key, model] = await findModel();

@@ -19,19 +19,11 @@ export class Options {
   }
 
   static stored() {
-    try {
-      return new Options(JSON.parse(localStorage.getItem(STORED)) ?? {});
-    } catch {
-      return new Options();
-    }
+    return new Options(recall(STORED) ?? {});
   }
 
   store() {
-    try {
-      localStorage.setItem(STORED, JSON.stringify(this.values));
-    } catch {
-      // a private window: then they are forgotten
-    }
+    remember(STORED, this.values);
   }
 
   copy() {
@@ -117,4 +109,21 @@ export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
   return made;
+}
+
+// What outlives the page, where the browser lets it.
+export function remember(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+  } catch {
+    // a private window: then it is forgotten
+  }
+}
+
+export function recall(name) {
+  try {
+    return JSON.parse(localStorage.getItem(name));
+  } catch {
+    return null;
+  }
 }
