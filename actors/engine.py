@@ -58,9 +58,7 @@ class Engine:
         self._is_closed = False
         self._resumed: set[str] = set()  # ids of streams that are yet to be entered
         self._was_death_told = False
-        self._reporting = Reporting(
-            wiring.journal.tally, self.statistics, writes_log=config.log_stats
-        )
+        self._reporting = Reporting(wiring.journal.tally, self.statistics, writes_log=config.log_stats)
         wiring.report = self._reporting.report
 
     # ---------------------------------------------------------------------------------------- facts
@@ -122,6 +120,10 @@ class Engine:
             steps=counters.num_steps_done,
             num_requests_received=wiring.journal.tally.num_received,
             num_requests_ended=wiring.journal.tally.endings,
+            spec_decode_num_drafts=counters.num_drafts,
+            spec_decode_num_draft_tokens=counters.num_draft_tokens,
+            spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
+            spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
             longest_task_step_s=self._loop_watch.longest_s,
             num_long_task_steps=self._loop_watch.num_long,
         )

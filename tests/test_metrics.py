@@ -19,7 +19,8 @@ from triolet.metrics import Metrics, one_two_five
 GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info"
 COUNTERS = (
     "num_preemptions prompt_tokens generation_tokens prompt_tokens_cached prefix_cache_queries prefix_cache_hits "
-    "request_success prompt_tokens_by_source admission_rejections requests_received"
+    "request_success prompt_tokens_by_source admission_rejections requests_received spec_decode_num_drafts "
+    "spec_decode_num_draft_tokens spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos"
 )
 HISTOGRAMS = (
     "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "

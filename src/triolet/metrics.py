@@ -51,6 +51,9 @@ _COUNTERS: Final = {
     "prompt_tokens_cached": "Prompt tokens whose KV was found in the prefix cache.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Times a request has tried tokens beyond its next one.",
+    "spec_decode_num_draft_tokens": "Tokens tried.",
+    "spec_decode_num_accepted_tokens": "Tokens tried that came true.",
     "long_task_steps": "Times that a task has kept the event loop from all others for more than 10 ms.",
     "requests_received": "Requests that were asked for; each of them ends for one reason.",
 }
@@ -141,6 +144,13 @@ class Metrics:
             ("local_compute", "local_cache_hit"),
         )
         self._blocks = self._make_by(Gauge, "kv_blocks", "Blocks of the KV cache.", "state", _BLOCK_STATES)
+        self._accepted = self._make_by(
+            Counter,
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Tokens tried that came true, by their place in the draft.",
+            "position",
+            tuple(map(str, range(len(engine.statistics().spec_decode_num_accepted_tokens_per_pos)))),
+        )
         self._make_cache_info()
         self._last: EngineStatistics | None = None
         self._catch_up(engine.statistics())
@@ -251,6 +261,9 @@ class Metrics:
             ("num_preemptions", "num_preemptions"),
             ("prefix_cache_queries", "prefix_cache_queries"),
             ("prefix_cache_hits", "prefix_cache_hits"),
+            ("spec_decode_num_drafts", "spec_decode_num_drafts"),
+            ("spec_decode_num_draft_tokens", "spec_decode_num_draft_tokens"),
+            ("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens"),
             ("requests_received", "num_requests_received"),
             ("long_task_steps", "num_long_task_steps"),
         ):
@@ -258,6 +271,10 @@ class Metrics:
         for reason, total in now.num_requests_ended.items():
             self._success[str(reason)].inc(
                 total - (before.num_requests_ended.get(reason, 0) if before else 0)
+            )
+        for position, total in enumerate(now.spec_decode_num_accepted_tokens_per_pos):
+            self._accepted[str(position)].inc(
+                total - (before.spec_decode_num_accepted_tokens_per_pos[position] if before else 0)
             )
         self._last = now
 

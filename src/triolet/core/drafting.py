@@ -67,6 +67,8 @@ class Drafting:
 
     def __init__(self, config: SchedulerConfig, counters: SchedulerCounters, caution: Caution) -> None:
         self._config, self._counters, self._caution = config, counters, caution
+        per_position = counters.num_accepted_tokens_per_pos
+        per_position += [0] * (config.num_speculative_tokens - len(per_position))
         self._drafters: dict[int, _Drafter] = {}  # by epoch: of the rows of the last step
 
     def add_drafts(self, scheduled: Iterable[Sequence], budget: int, pool: BlockPool) -> None:
@@ -126,7 +128,5 @@ class Drafting:
         counters = self._counters
         counters.num_drafts += 1
         counters.num_draft_tokens += num_tried
-        per_position = counters.num_accepted_tokens_per_pos
-        per_position += [0] * (num_right - len(per_position))
         for position in range(num_right):
-            per_position[position] += 1
+            counters.num_accepted_tokens_per_pos[position] += 1

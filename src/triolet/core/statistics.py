@@ -28,6 +28,10 @@ class EngineStatistics:
         num_requests_received: requests that were taken in or refused, since the start (of n answers to one prompt each
             is one): what was received is live, or has ended.
         num_requests_ended: of these, the ones that have ended, by reason; `rejected` at the door is one.
+        spec_decode_num_drafts: times a request has tried tokens beyond its next one, since the start.
+        spec_decode_num_draft_tokens: the tokens it tried.
+        spec_decode_num_accepted_tokens: of these, the tokens that came true: so many were had for nothing.
+        spec_decode_num_accepted_tokens_per_pos: the same, by place in the draft; one number per place there may be.
         longest_task_step_s: how long a task has kept the event loop from all others at most, seconds, since the start;
             any task of the program's, between two of its checkpoints.
         num_long_task_steps: times that one has for more than 10 ms, since the start.
@@ -48,5 +52,9 @@ class EngineStatistics:
     steps: int
     num_requests_received: int
     num_requests_ended: Mapping[str, int]
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
     longest_task_step_s: float = 0.0
     num_long_task_steps: int = 0
