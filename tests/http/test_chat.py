@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.harness import STEP_S, assert_all_blocks_back
+from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back
 from tests.http.harness import HELLO, MODEL, serving, texts
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -192,8 +192,6 @@ async def test_a_shutdown_in_the_middle_is_said_in_the_stream(autojump_clock: tr
 
 
 async def test_a_step_that_fails_is_told_without_its_reasons(autojump_clock: trio.testing.MockClock) -> None:
-    from tests.actors.harness import FakeExecutor
-
     executor = FakeExecutor(num_blocks=64, block_size=4)
 
     def poison(plan: Any) -> None:
@@ -208,8 +206,6 @@ async def test_a_step_that_fails_is_told_without_its_reasons(autojump_clock: tri
 
 
 async def test_comments_keep_a_slow_stream_alive(autojump_clock: trio.testing.MockClock) -> None:
-    from tests.actors.harness import FakeExecutor
-
     class Slow(FakeExecutor):
         async def execute(self, plan: Any) -> Any:
             await trio.sleep(40)
@@ -219,3 +215,17 @@ async def test_comments_keep_a_slow_stream_alive(autojump_clock: trio.testing.Mo
         answer = await scene.post(CHAT, {**HELLO, "stream": True, "max_tokens": 2})
     assert answer.body.count(b": keep-alive\n\n") >= 4
     assert len(texts(answer.events)) == 2
+
+
+async def test_tools_reach_the_template_and_unknown_formats_of_calls_are_refused(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    async with serving() as scene:
+        refused = await scene.post(CHAT, {**HELLO, "tools": [tool]})
+        unwanted = await scene.post(CHAT, {**HELLO, "tools": [tool], "tool_choice": "none", "max_tokens": 2})
+    assert refused.error == (400, "unsupported_parameter", "tool_choice")
+    assert unwanted.status == 200
+    async with serving(tool_parser="hermes") as scene:
+        answer = await scene.post(CHAT, {**HELLO, "tools": [tool], "max_tokens": 3, "seed": 1})
+    assert len(answer.json["choices"][0]["message"]["content"]) == 3

@@ -26,14 +26,13 @@ def body(**fields: Any) -> dict[str, Any]:
 
 def refused(**fields: Any) -> WireError:
     with pytest.raises(WireError) as error:
-        request = ChatRequest.of(body(**fields))
-        request.params(SamplingParams(max_tokens=None), request.plan("hermes"))
+        params_of("hermes", **fields)
     return error.value
 
 
-def params_of(**fields: Any) -> SamplingParams:
+def params_of(tool_parser: str | None = None, **fields: Any) -> SamplingParams:
     request = ChatRequest.of(body(**fields))
-    return request.params(SamplingParams(max_tokens=None, temperature=0.7), request.plan())
+    return request.params(SamplingParams(max_tokens=None, temperature=0.7), request.plan(tool_parser))
 
 
 def test_what_is_not_said_is_the_models_own_wish() -> None:
@@ -138,6 +137,14 @@ def test_a_forced_call_is_a_constraint_and_leaves_no_room_for_another() -> None:
 def test_a_developer_is_a_system_to_the_template() -> None:
     request = ChatRequest.of(body(messages=[{"role": "developer", "content": "x"}]))
     assert request.prompt(request.plan()) == [{"role": "system", "content": "x"}]
+
+
+def test_tools_and_wishes_for_the_template_go_along() -> None:
+    request = ChatRequest.of(body(tools=[TOOL], reasoning_effort="none", chat_template_kwargs={"a": 1}))
+    prompt = request.prompt(request.plan("hermes"), "qwen3")
+    assert prompt["messages"] == body()["messages"]
+    assert [tool["function"]["name"] for tool in prompt["tools"]] == ["look_up"]
+    assert prompt["chat_template_kwargs"] == {"a": 1, "enable_thinking": False}
 
 
 # ------------------------------------------------------------------------------------------ answers

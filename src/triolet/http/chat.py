@@ -51,9 +51,7 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         with refusals(self.body), self.service.place(self.owner):
-            output = await self.service.engine.complete(
-                self.body.prompt(self.plan), self.params, **self.arguments
-            )
+            output = await self.service.engine.complete(self._prompt(), self.params, **self.arguments)
         choices = self._choices(output)
         for completion in output.outputs:
             choices[completion.index].add(completion)
@@ -63,7 +61,7 @@ class _Answer:
         )
 
     async def stream(self, events: Events) -> None:
-        prompt = self.body.prompt(self.plan)
+        prompt = self._prompt()
         with refusals(self.body), self.service.place(self.owner):
             async with self.service.engine.generate(prompt, self.params, **self.arguments) as stream:
                 await events.start()
@@ -78,6 +76,9 @@ class _Answer:
                             await events.send(self._chunk([piece]))
         if self.body.includes_usage:
             await events.send({**self._chunk([]), "usage": self.usage.body()})
+
+    def _prompt(self) -> Any:
+        return self.body.prompt(self.plan, self.service.engine.reasoning_parser)
 
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:
         self.usage.add_prompt(output)

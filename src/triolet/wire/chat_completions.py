@@ -124,17 +124,20 @@ class ChatRequest(GenerationRequest):
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
-    def prompt(self, plan: ToolPlan) -> Any:
-        """What `Engine.generate` is asked with."""
+    def prompt(self, plan: ToolPlan, reasoning_parser: str | None = None) -> Any:
+        """What `Engine.generate` is asked with.
+
+        Args:
+            plan: see `plan`.
+            reasoning_parser: as there; the templates of some models can be told not to think.
+        """
         messages = list(self.messages.messages)
-        if plan.template_tools is None and not self.chat_template_kwargs:
+        values = dict(self.chat_template_kwargs)
+        if reasoning_parser == "qwen3" and self.reasoning_effort == "none":
+            values.setdefault("enable_thinking", False)
+        if plan.template_tools is None and not values:
             return messages
-        prompt: dict[str, Any] = {"messages": messages}
-        if plan.template_tools is not None:
-            prompt["tools"] = list(plan.template_tools)
-        if self.chat_template_kwargs:
-            prompt["chat_template_kwargs"] = dict(self.chat_template_kwargs)
-        return prompt
+        return {"messages": messages, "tools": plan.template_tools, "chat_template_kwargs": values}
 
     def params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
         """See `GenerationRequest.sampling_params`."""
