@@ -10,7 +10,7 @@ from triolet.config import EngineConfig
 from triolet.core.guidance import Constraint, ThinkingRules
 from triolet.core.messages import Tokenize
 from triolet.core.params import SamplingParams
-from triolet.core.tools.detection import parser_named, reasoning_parser_of
+from triolet.core.tools.detection import reasoning_parser_named
 from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningFormat
 from triolet.errors import UnsupportedFeature
 
@@ -46,7 +46,7 @@ async def resolve_constraint(
 async def _thinking_rules(
     wiring: Wiring, config: EngineConfig, budget: int | None, prompt_token_ids: Sequence[int]
 ) -> ThinkingRules | None:
-    name = parser_named(config.reasoning_parser, reasoning_parser_of, wiring.codec)
+    name = reasoning_parser_named(config.reasoning_parser, wiring.codec)
     if name is None:
         if budget is not None:
             raise UnsupportedFeature(

@@ -32,7 +32,7 @@ from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt, parse_prompt
 from triolet.core.statistics import EngineStatistics
 from triolet.core.supervision import CrashReport
-from triolet.core.tools.detection import parser_named, reasoning_parser_of, tool_parser_of
+from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot
 
@@ -86,13 +86,15 @@ class Engine:
 
     @property
     def tool_parser(self) -> str | None:
-        """The format in which the model calls tools, for `plan_tools`; None if it is not known."""
-        return parser_named(self.config.tool_parser, tool_parser_of, self.tokenizer)
+        """The format in which the model calls tools, for `plan_tools`: `none` if it can not be told of any, and None if
+        the format is not known.
+        """
+        return tool_parser_named(self.config.tool_parser, self.tokenizer)
 
     @property
     def reasoning_parser(self) -> str | None:
         """The format in which the model marks its reasoning, for `plan_tools`; None if it gives none."""
-        return parser_named(self.config.reasoning_parser, reasoning_parser_of, self.tokenizer)
+        return reasoning_parser_named(self.config.reasoning_parser, self.tokenizer)
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""

@@ -45,9 +45,7 @@ async def main(model: str | None, question: str, is_auto: bool) -> None:
             tool_parser=engine.tool_parser,
             reasoning_parser=engine.reasoning_parser,
         )
-        prompt = {"messages": [{"role": "user", "content": question}]}
-        if engine.tool_parser is not None:
-            prompt["tools"] = plan.template_tools
+        prompt = {"messages": [{"role": "user", "content": question}], "tools": plan.template_tools}
         params = attrs.evolve(
             engine.default_sampling_params(),
             structured_outputs=plan.structured_outputs,

@@ -116,9 +116,14 @@ async def test_a_wrong_conversation_is_refused(folder: Path, prompt: Any, error:
 async def test_tools_are_refused_where_the_template_has_no_place_for_them(tmp_path: Path) -> None:
     make_model("llama-plain", tmp_path, with_tokenizer=True)
     async with opened(tmp_path) as engine:
-        assert engine.tool_parser is None
+        assert engine.tool_parser == "none"
         with pytest.raises(UnsupportedFeature, match="chat template has no place for them"):
             await engine.complete({"messages": MESSAGES, "tools": [WEATHER]}, params())
+        plan = plan_tools([CLOCK], "required", tool_parser=engine.tool_parser, parallel_tool_calls=False)
+        forced = params(structured_outputs=plan.structured_outputs)
+        output = await engine.complete({"messages": MESSAGES, "tools": plan.template_tools}, forced)
+        *_, end = [*plan.parser().feed(output.text)]
+        assert end == ToolCallEnd(0, "get_time", end.arguments, is_valid=True)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -267,9 +267,11 @@ def test_required_without_tools_is_refused() -> None:
 
 
 def test_auto_needs_to_know_how_the_model_writes_calls() -> None:
-    with pytest.raises(UnsupportedFeature, match="how this model writes calls is not known"):
+    with pytest.raises(UnsupportedFeature, match="how it writes calls is not known"):
         plan_tools([WEATHER])
     assert plan_tools([WEATHER], "required").structured_outputs is not None
+    with pytest.raises(UnsupportedFeature, match="its chat template has no place for tools"):
+        plan_tools([WEATHER], tool_parser="none")
     with pytest.raises(InvalidRequest, match="tool_parser must be one of"):
         plan_tools([WEATHER], tool_parser="esperanto")
 
@@ -282,6 +284,13 @@ def test_auto_looks_for_calls_and_forces_nothing() -> None:
     assert plan.template_tools is not None
     assert [tool["function"]["name"] for tool in plan.template_tools] == ["get_weather", "get_time"]
     assert read(plan.parser(), "[TOOL_CALLS]get_time[ARGS]{}") == call(0, "get_time", "{}")
+
+
+def test_a_call_can_be_forced_of_a_model_that_can_not_be_told_of_tools() -> None:
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        plan = plan_tools([WEATHER], choice, tool_parser="none")
+        assert plan.template_tools is None
+        assert plan.structured_outputs is not None
 
 
 def test_none_shows_no_tools_and_finds_none() -> None:
@@ -327,13 +336,14 @@ def test_definitions_that_parameters_refer_to_move_to_the_top() -> None:
 @pytest.mark.parametrize(
     ("template", "tools", "reasoning"),
     [
-        ("{{ messages }}", None, None),
+        ("{{ messages }}", "none", None),
+        ("{{ messages }} {{ tools }}", None, None),
         ("<tool_call> {{ tools }} <think></think>", "hermes", "qwen3"),
-        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral", None),
-        ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral", None),
+        ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
         ("<|start_header_id|>{{ tools }}", "llama3_json", None),
-        ("<\uff5cAssistant\uff5c><think></think>", None, "deepseek_r1"),
-        ("<tool_call><function=x>", None, None),  # calls written as tags, not as JSON
+        ("<\uff5cAssistant\uff5c><think></think>", "none", "deepseek_r1"),
+        ("{{ tools }}<tool_call><function=x>", None, None),  # calls written as tags, not as JSON
     ],
 )
 def test_a_chat_template_tells_the_formats(template: str, tools: Any, reasoning: Any) -> None:

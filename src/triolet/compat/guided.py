@@ -13,7 +13,7 @@ from triolet.core.model_info import ModelInfo
 from triolet.core.params import SamplingParams
 from triolet.core.scheduler import Scheduler
 from triolet.core.structured_outputs import StructuredOutputsParams
-from triolet.core.tools.detection import parser_named, reasoning_parser_of
+from triolet.core.tools.detection import reasoning_parser_named
 from triolet.errors import InvalidParams, UnsupportedFeature
 from triolet.grammar.matcher import Grammar, Tokens, WrongGrammar
 from triolet.ipc.grammar import GuideStep, Vocabulary
@@ -46,7 +46,7 @@ class GrammarsHere:
         grammar = params.structured_outputs
         if grammar is None:
             return None
-        if parser_named(self._config.reasoning_parser, reasoning_parser_of, self._codec) is not None:
+        if reasoning_parser_named(self._config.reasoning_parser, self._codec) is not None:
             raise UnsupportedFeature(
                 "structured_outputs must be None here: the model reasons before it answers",
                 field="structured_outputs",

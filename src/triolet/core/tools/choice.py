@@ -17,6 +17,7 @@ import attrs
 
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools.answer import AnswerParser
+from triolet.core.tools.detection import NO_TOOLS
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
 from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningSplitter
@@ -130,7 +131,8 @@ class ToolPlan:
     """What follows from a request's tools.
 
     Args:
-        template_tools: for the chat prompt, `{"messages": ..., "tools": plan.template_tools}`; None for none.
+        template_tools: for the chat prompt, `{"messages": ..., "tools": plan.template_tools}`; None for none, also
+            where the model can not be told of them.
         structured_outputs: for `SamplingParams`; None where nothing is forced.
         skip_special_tokens: for `SamplingParams`; False where the marks of calls are special tokens.
         tool_parser: name of the format that calls are looked for in; None where none are, or where they are forced.
@@ -178,7 +180,8 @@ def plan_tools(
         tools: see `parse_tools`; None or an empty list for none.
         tool_choice: `none`, `auto`, `required` or `{"type": "function", "function": {"name": ...}}` (or with the name
             beside the type); by default `auto` where there are tools.
-        tool_parser: the model's format of calls (`Engine.tool_parser`); needed for `auto` only.
+        tool_parser: the model's format of calls (`Engine.tool_parser`); `none` for a model that can not be told of
+            tools, whose calls can only be forced; None if the format is not known.
         reasoning_parser: the model's marks of reasoning (`Engine.reasoning_parser`).
         parallel_tool_calls: False: `required` asks for exactly one call. Otherwise the model decides.
     Raises:
@@ -186,8 +189,8 @@ def plan_tools(
         UnsupportedFeature: a tool that is no function; `auto` and a model whose format of calls is not known.
     """
     for field, name, known in (
-        ("tool_parser", tool_parser, TOOL_FORMATS),
-        ("reasoning_parser", reasoning_parser, REASONING_FORMATS),
+        ("tool_parser", tool_parser, (*TOOL_FORMATS, NO_TOOLS)),
+        ("reasoning_parser", reasoning_parser, tuple(REASONING_FORMATS)),
     ):
         if name is not None and name not in known:
             raise _wrong(field, f"must be one of {', '.join(known)}", name)
@@ -206,16 +209,21 @@ def plan_tools(
         forced = StructuredOutputsParams(json=_object_schema(choice))
     elif choice == "required":
         forced = StructuredOutputsParams(json=_calls_schema(functions, parallel_tool_calls))
-    elif functions and tool_parser is None:
+    elif functions and tool_parser in (None, NO_TOOLS):
+        problem = (
+            "its chat template has no place for tools" if tool_parser else "how it writes calls is not known"
+        )
         raise UnsupportedFeature(
-            "tool_choice must be none, required or a function's name: how this model writes calls is not known "
-            "(tool_parser)",
+            "tool_choice must be none, required or a function's name: the model can not choose, since "
+            f"{problem} (tool_parser)",
             field="tool_choice",
             got=tool_choice,
         )
     is_auto = forced is None and bool(functions)
     return ToolPlan(
-        template_tools=tuple(tool.for_template() for tool in functions) or None,
+        template_tools=None
+        if tool_parser == NO_TOOLS
+        else tuple(map(FunctionTool.for_template, functions)) or None,
         structured_outputs=forced,
         skip_special_tokens=not (is_auto and tool_parser in SPECIAL_MARKS),
         tool_parser=tool_parser if is_auto else None,

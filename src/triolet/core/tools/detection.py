@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 
@@ -16,13 +15,22 @@ class TemplateOwner(Protocol):
         ...
 
 
+NO_TOOLS = "none"
+
+
 def tool_parser_of(template: str) -> str | None:
-    """Name of the format in which a model with this chat template calls tools; None if it can not be told."""
+    """Name of the format in which a model with this chat template calls tools.
+
+    Returns:
+        A key of `TOOL_FORMATS`; `none` if the template has no place for tools; None if the format can not be told.
+    """
+    if "tools" not in template:
+        return NO_TOOLS
     if "<tool_call>" in template and "<arg_key>" not in template and "<function=" not in template:
         return "hermes"
     if "[TOOL_CALLS]" in template:
         return "mistral"
-    if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "tools" in template):
+    if "<|python_tag|>" in template or "<|start_header_id|>" in template:
         return "llama3_json"
     return None
 
@@ -38,8 +46,15 @@ def reasoning_parser_of(template: str) -> str | None:
     return "deepseek_r1" if is_deepseek else "qwen3"
 
 
-def parser_named(name: str, detect: Callable[[str], str | None], codec: object) -> str | None:
-    """The parser that a configuration names: none, a certain one, or the one that the template tells of."""
+def tool_parser_named(name: str, codec: object) -> str | None:
+    """The format of calls that a configuration names, or, for `auto`, the one that the template tells of."""
+    if name != "auto":
+        return name
+    return tool_parser_of(codec.template_source) if isinstance(codec, TemplateOwner) else None
+
+
+def reasoning_parser_named(name: str, codec: object) -> str | None:
+    """The marks of reasoning that a configuration names, or, for `auto`, those that the template tells of."""
     if name != "auto":
         return None if name == "none" else name
-    return detect(codec.template_source) if isinstance(codec, TemplateOwner) else None
+    return reasoning_parser_of(codec.template_source) if isinstance(codec, TemplateOwner) else None
