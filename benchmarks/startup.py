@@ -3,8 +3,9 @@
     python benchmarks/startup.py [--model triolet-nano llama-15m] [--rounds 5] [--output results.jsonl]
 
 Each program is started anew in every round, in turns: `triolet generate` with one token wanted; transformers' own
-`generate` in a small script; and, as the floor, a Python that imports torch and does nothing. Files are in the page cache, since a
-first round does not count. A line has the median and the best of the rounds, in seconds, and the peak resident memory.
+`generate` in a small script; and, as the floor, a Python that imports torch and does nothing. Files are in the page
+cache, since a first round does not count. A line has the median and the best of the rounds, in seconds, and the peak
+resident memory.
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ from triolet.kernels.cpu.decoder import (
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import DTYPES
 from triolet.kernels.paged_attention import AttentionMetadata
-from triolet.model.interface import LayerCache, LayerCacheSpec, ModelSpec
+from triolet.model.decoder_facts import decoder_facts
+from triolet.model.interface import LayerCache, ModelSpec
 from triolet.model.model_config import DecoderConfig, LayerConfig
-from triolet.model.rope import Rope, rope_table
+from triolet.model.rope import Rope
 from triolet.model.weights import WeightReader
 
 _GELU = {"silu": 0, "gelu_tanh": 1}
@@ -198,21 +199,10 @@ def build_cpu_decoder(
     cpp = library()
     if cpp is None:
         raise RuntimeError("there are no compiled kernels: ask can_plan first")
-    num_positions = min(config.max_position, max_model_len or config.max_position)
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    tables = {rope: rope_table(rope, num_positions, weights.device) for rope in ropes}
-    planner = _Planner(config, weights, cpp, tables, pack_linear if quantization is None else pack_bytes)
-    model = planner.model()
-    spec = ModelSpec(
-        architecture=config.architecture,
-        backend="native",
-        vocab_size=config.vocab_size,
-        max_position=num_positions,
-        cache_layers=(LayerCacheSpec(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),)
-        * len(config.layers),
-        dtype=weights.dtype,
-    )
-    return CpuDecoder(spec, model, planner.kept, cpp)
+    facts = decoder_facts(config, weights, max_model_len)
+    pack = pack_linear if quantization is None else pack_bytes
+    planner = _Planner(config, weights, cpp, facts.rope_tables, pack)
+    return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp)
 
 
 @attrs.define

@@ -22,11 +22,12 @@ from triolet.kernels.paged_attention import AttentionMetadata, paged_attention
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
 from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
-from triolet.model.interface import LayerCache, LayerCacheSpec, ModelSpec
+from triolet.model.decoder_facts import decoder_facts
+from triolet.model.interface import LayerCache, ModelSpec
 from triolet.model.linear import Linear, PackedLinear, make_linear
 from triolet.model.model_config import DecoderConfig, LayerConfig, NormConfig
 from triolet.model.moe import MixtureOfExperts
-from triolet.model.rope import Rope, rope_table
+from triolet.model.rope import Rope
 from triolet.model.weights import WeightReader
 
 Activation = Callable[[Tensor], Tensor]
@@ -198,26 +199,16 @@ def build_decoder(
         weights: whose plans are those of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
     """
-    num_positions = min(config.max_position, max_model_len or config.max_position)
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    tables = {rope: rope_table(rope, num_positions, weights.device) for rope in ropes}
+    facts = decoder_facts(config, weights, max_model_len)
     embedding = weights["embedding.weight"]
     learned_positions = weights.get("positions.weight")
     layers = tuple(
-        _build_layer(config, layer, f"layers.{index}.", weights, tables)
+        _build_layer(config, layer, f"layers.{index}.", weights, facts.rope_tables)
         for index, layer in enumerate(config.layers)
     )
     head = weights.get("head.weight")
     return Decoder(
-        spec=ModelSpec(
-            architecture=config.architecture,
-            backend="native",
-            vocab_size=config.vocab_size,
-            max_position=num_positions,
-            cache_layers=(LayerCacheSpec(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),)
-            * len(layers),
-            dtype=weights.dtype,
-        ),
+        spec=facts.spec,
         embedding=embedding,
         embedding_scale=_rounded(config.embedding_scale, weights.dtype),
         learned_positions=learned_positions,
