@@ -18,7 +18,7 @@ import trio
 from trio_websocket import ConnectionClosed
 
 from triolet.actors.outbox import Outbox
-from triolet.actors.websocket import ServerSocket
+from triolet.actors.websocket import PING, ServerSocket
 from triolet.config_gateway import GatewayConfig
 from triolet.wire.client_events import ClientEvent, read_event
 from triolet.wire.conversation import Conversation, Service
@@ -68,11 +68,11 @@ class Connection:
         """Serve until the client leaves, or has to."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            tasks = [self._read, self._write, self._watch, self._ping]
+            nursery.start_soon(self._until_it_ends, self._write)
+            nursery.start_soon(self._until_it_ends, self._watch)
             if self._config.connection_lifetime is not None:
-                tasks.append(self._grow_old)
-            for task in tasks:
-                nursery.start_soon(self._until_it_ends, task)
+                nursery.start_soon(self._until_it_ends, self._grow_old)
+            await self._until_it_ends(self._read)
 
     def drain(self) -> None:
         """Take nothing new; the connection ends with the last of its active turns."""
@@ -124,23 +124,24 @@ class Connection:
         await self._socket.close(*outbox.close)
 
     async def _watch(self) -> None:
-        await self._socket.stalled(self._config.write_timeout)
-        self._give_up(SLOW, "the client does not read")
-        await trio.sleep(self._config.write_timeout)  # it may read on, and then learn why
+        """Give up a client that takes nothing, and one that gives no sign of life when it is asked for one."""
+        config, socket = self._config, self._socket
+        while trio.current_time() - socket.heard_s < 2 * config.ping_interval:
+            with trio.move_on_after(config.ping_interval):
+                await socket.stalled(config.write_timeout)
+                self._give_up(SLOW, "the client does not read")
+                break
+            self._outbox.put(PING)
+        else:
+            log.info("a client gave no sign of life for %g s", 2 * config.ping_interval)
+            return
+        await trio.sleep(config.write_timeout)  # it may read on, and then learn why
 
     async def _grow_old(self) -> None:
         assert self._config.connection_lifetime is not None
         await trio.sleep(self._config.connection_lifetime)
         self._apply(self._conversation.expire(_now()))
         await trio.sleep_forever()
-
-    async def _ping(self) -> None:
-        """Ask an idle client for a sign of life: one that is gone would otherwise keep its place for ever."""
-        interval = self._config.ping_interval
-        while trio.current_time() - self._socket.heard_s < 2 * interval:
-            await trio.sleep(interval)
-            await self._socket.send_ping()
-        log.info("a client gave no sign of life for %g s", 2 * interval)
 
     # ------------------------------------------------------------------------------------------- turns
 

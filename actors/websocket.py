@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import attrs
 import trio
@@ -27,7 +27,8 @@ SEND_BYTES = 2**14  # a client that takes this much is reading
 END_OF_HEAD = b"\r\n\r\n"
 MAX_HEAD_BYTES = 2**15
 MAX_REASON_BYTES = 123  # of a close frame
-PROTOCOL_ERROR, POLICY_VIOLATION, TOO_BIG = 1002, 1008, 1009
+PING: Final = "\0ping"  # no message begins like this
+POLICY_VIOLATION, TOO_BIG = 1008, 1009
 
 
 @attrs.frozen(kw_only=True)
@@ -149,14 +150,14 @@ class ServerSocket(WebSocketConnection):
             self.ended.set()
 
     async def send_texts(self, texts: Sequence[str]) -> None:
-        """Send messages, together.
+        """Send messages, together; `PING` asks for a sign of life.
 
         Raises:
             ConnectionClosed: the connection has ended.
         """
         if self._close_reason:
             raise ConnectionClosed(self._close_reason)
-        data = memoryview(b"".join(self._wsproto.send(TextMessage(data=text)) for text in texts))
+        data = memoryview(b"".join(self._wsproto.send(_frame(text)) for text in texts))
         self.sending_since = trio.current_time()
         self._is_sending.unpark_all()
         async with self._stream_lock:
@@ -178,11 +179,6 @@ class ServerSocket(WebSocketConnection):
                 await trio.sleep_until(until)
             else:
                 return
-
-    async def send_ping(self) -> None:
-        """Ask for a sign of life, and do not wait for it."""
-        if self._close_reason is None:
-            await self._send(Ping(payload=b"triolet"))
 
     async def close(self, code: int, reason: str) -> None:
         """Say goodbye, and wait for the answer as long as the limits let."""
@@ -251,6 +247,10 @@ class ServerSocket(WebSocketConnection):
                     pass
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
+
+
+def _frame(text: str) -> TextMessage | Ping:
+    return Ping(payload=b"triolet") if text == PING else TextMessage(data=text)
 
 
 def _short(reason: str) -> str:

@@ -42,9 +42,8 @@ class StoredResponse:
         texts: int = sum(len(message["content"] or "") for message in self.messages)
         parts = (part for item in self.response["output"] for part in item.get("content", ()))
         positions: int = sum(len(part.get("logprobs", ())) for part in parts)
-        return (
-            BYTES_PER_ENTRY + 2 * texts + positions * BYTES_PER_LOGPROB * (1 + self.response["top_logprobs"])
-        )
+        num_top: int = self.response["top_logprobs"]
+        return BYTES_PER_ENTRY + 2 * texts + positions * BYTES_PER_LOGPROB * (1 + num_top)
 
 
 @attrs.define(eq=False)
