@@ -10,10 +10,11 @@ gives one token more than the draft had right.
 The answer is the one that it would have been. A token is a function of the logits and of (seed, position), and both are
 what they would be without a draft; a draft decides nothing but how many tokens come in one step.
 
-Drafts live on what is left: of the token budget, after everybody has got what is theirs, and of the blocks, for nobody
-is preempted for a guess. They are charged to no client before they come true, and of a request that is suspected of
-crashing the runner nothing is guessed. The KV of a guess that was wrong is written over by the tokens that did come,
-in a block that nobody else knows of: blocks are published as far as the journal has their tokens, and no further.
+Drafts live on what is left: of the token budget, after everybody has got what is theirs, and of the blocks, of which
+one remains for each row's next step, since nobody is to be preempted for a guess. They are charged to no client before
+they come true, and of a request that is suspected of crashing the runner nothing is guessed. The KV of a guess that was
+wrong is written over by the tokens that did come, in a block that nobody else knows of: blocks are published as far as
+the journal has their tokens, and no further.
 
 A row's next draft is at most twice as long, and one token, as what was right of its last one: where guessing does not
 work it soon costs next to nothing.
@@ -21,7 +22,7 @@ work it soon costs next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import attrs
 
@@ -71,7 +72,7 @@ class Drafting:
         per_position += [0] * (config.num_speculative_tokens - len(per_position))
         self._drafters: dict[int, _Drafter] = {}  # by epoch: of the rows of the last step
 
-    def add_drafts(self, scheduled: Iterable[Sequence], budget: int, pool: BlockPool) -> None:
+    def add_drafts(self, scheduled: Collection[Sequence], budget: int, pool: BlockPool) -> None:
         """Let decodes of the step that is being planned try what they may say next.
 
         Args:
@@ -83,12 +84,15 @@ class Drafting:
             return
         rows = [sequence for sequence in scheduled if self._may_draft(sequence)]
         self._drafters = {row.entry.epoch: self._drafter(row.entry.epoch) for row in rows}
-        num_followed = 0
+        num_followed, num_blocks = 0, pool.num_available - len(scheduled)
         for row in rows:
             drafter = self._drafters[row.entry.epoch]
             num_followed += drafter.follow(row.entry, MAX_FOLLOWED_TOKENS - num_followed)
             if drafter.index.num_tokens == row.entry.num_tokens:
-                budget -= self._draft(row, drafter, budget, pool)
+                missing = self._draft(row, drafter, budget, num_blocks)
+                row.block_table += pool.allocate(missing)
+                num_blocks -= missing
+                budget -= len(row.draft_token_ids)
 
     def _drafter(self, epoch: int) -> _Drafter:
         config = self._config
@@ -105,18 +109,15 @@ class Drafting:
             and not self._caution.suspects.is_suspected(entry.serial)
         )
 
-    def _draft(self, row: Sequence, drafter: _Drafter, budget: int, pool: BlockPool) -> int:
-        """Returns the tokens that it takes from the budget."""
+    def _draft(self, row: Sequence, drafter: _Drafter, budget: int, num_blocks: int) -> int:
+        """Give a row its draft; returns how many blocks it misses for it."""
         size, entry = self._config.block_size, row.entry
-        num_places = (len(row.block_table) + pool.num_available) * size - row.num_computed_tokens - 1
+        num_places = (len(row.block_table) + max(0, num_blocks)) * size - row.num_computed_tokens - 1
         num_wanted = entry.request.max_tokens - len(entry.output_token_ids) - 1
         limit = min(drafter.limit, budget, num_places, num_wanted)
         row.draft_token_ids = drafter.index.guess(limit) if limit > 0 else ()
-        num_tokens = len(row.draft_token_ids)
-        row.num_scheduled_tokens += num_tokens
-        if (missing := row.num_missing_blocks(row.num_scheduled_tokens, size)) > 0:
-            row.block_table += pool.allocate(missing)
-        return num_tokens
+        row.num_scheduled_tokens += len(row.draft_token_ids)
+        return max(0, row.num_missing_blocks(row.num_scheduled_tokens, size))
 
     def end_step(self, row: Sequence) -> None:
         """The step of a row is done, and its tokens are in the journal: what it tried counts as far as it was right."""
