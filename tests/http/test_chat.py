@@ -29,6 +29,7 @@ async def test_a_chat_is_answered_whole(autojump_clock: trio.testing.MockClock) 
         "completion_tokens": 6,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -221,6 +221,7 @@ def test_reasoning_is_told_apart() -> None:
     answer = choice(plan)
     pieces = answer.add(output("<think>hm</think>\n\nYes", FinishReason.STOP))
     assert "".join(piece["delta"].get("reasoning_content", "") for piece in pieces) == "hm"
+    assert answer.num_reasoning_tokens == 1
     message = answer.whole()["message"]
     assert message["reasoning_content"] == "hm"
     assert message["content"].strip() == "Yes"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -10,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triolet.actors.gateway import new_id
+from triolet.actors.stream import TokenStream
 from triolet.core.outputs import RequestOutput
-from triolet.core.params import SamplingParams
+from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.tools import ToolPlan
 from triolet.http.errors import refusals
 from triolet.http.reading import read_json, until_gone
 from triolet.http.service import Service, owner_of, service_of
 from triolet.http.sse import Events, EventStream
-from triolet.wire.chat_completions import ChatChoice, ChatRequest, chat_chunk, chat_completion
+from triolet.wire.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
 from triolet.wire.generation import Usage
 
 
@@ -28,6 +31,8 @@ async def chat_completions(request: Request) -> Response:
     service.check_model(body.model)
     plan = body.plan(service.engine.tool_parser, service.engine.reasoning_parser)
     params = body.params(service.engine.default_sampling_params(), plan)
+    if service.engine.reasoning_parser is not None:  # whose tokens can only be counted as they come
+        params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     answer = _Answer(service, body, plan, params, service.arguments(request, body), owner_of(request))
     if body.stream:
         return EventStream(answer.stream)
@@ -50,35 +55,35 @@ class _Answer:
         self.frame = {"answer_id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
 
     async def whole(self) -> dict[str, Any]:
-        with refusals(self.body), self.service.place(self.owner):
-            output = await self.service.engine.complete(self._prompt(), self.params, **self.arguments)
-        choices = self._choices(output)
-        for completion in output.outputs:
-            choices[completion.index].add(completion)
-        self.usage.add(output)
+        choices: list[ChatChoice] = []
+        async with self._answered() as stream:
+            async for output in stream:
+                choices = choices or self._choices(output)
+                self._add(choices, output)
         return chat_completion(
-            **self.frame, choices=[choice.whole() for choice in choices], usage=self.usage.body()
+            **self.frame, choices=[choice.whole() for choice in choices], usage=self._usage(choices)
         )
 
     async def stream(self, events: Events) -> None:
-        prompt = self._prompt()
-        with refusals(self.body), self.service.place(self.owner):
-            async with self.service.engine.generate(prompt, self.params, **self.arguments) as stream:
-                await events.start()
-                choices: list[ChatChoice] = []
-                async for output in stream:
-                    if not choices:
-                        choices = self._choices(output)
-                        await events.send(self._chunk([choice.begin() for choice in choices]))
-                    self.usage.add(output)
-                    for completion in output.outputs:
-                        for piece in choices[completion.index].add(completion):
-                            await events.send(self._chunk([piece]))
+        choices: list[ChatChoice] = []
+        async with self._answered() as stream:
+            await events.start()
+            async for output in stream:
+                if not choices:
+                    choices = self._choices(output)
+                    await events.send(self._chunk([choice.begin() for choice in choices]))
+                for piece in self._add(choices, output):
+                    await events.send(self._chunk([piece]))
         if self.body.includes_usage:
-            await events.send({**self._chunk([]), "usage": self.usage.body()})
+            await events.send({**self._chunk([]), "usage": self._usage(choices)})
 
-    def _prompt(self) -> Any:
-        return self.body.prompt(self.plan, self.service.engine.reasoning_parser)
+    @asynccontextmanager
+    async def _answered(self) -> AsyncGenerator[TokenStream]:
+        engine = self.service.engine
+        prompt = self.body.prompt(self.plan, engine.reasoning_parser)
+        with refusals(self.body), self.service.place(self.owner):
+            async with engine.generate(prompt, self.params, **self.arguments) as stream:
+                yield stream
 
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:
         self.usage.add_prompt(output)
@@ -87,6 +92,17 @@ class _Answer:
             ChatChoice(index=index, parser=self.plan.parser(output.prompt), num_top=num_top, new_id=new_id)
             for index in range(self.body.n)
         ]
+
+    def _add(self, choices: list[ChatChoice], output: RequestOutput) -> list[Piece]:
+        self.usage.add(output)
+        return [piece for one in output.outputs for piece in choices[one.index].add(one)]
+
+    def _usage(self, choices: list[ChatChoice]) -> dict[str, Any]:
+        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
+        return {
+            **self.usage.body(),
+            "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        }
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return chat_chunk(**self.frame, choices=choices)

@@ -46,6 +46,8 @@ async def model(request: Request) -> Response:
     """One of its names."""
     service = service_of(request)
     name: str = request.path_params["name"]
+    if not name:  # a slash at the end
+        return await models(request)
     if name not in service.model_names:
         raise model_not_found(name)
     return JSONResponse(_card(service, name))

@@ -166,12 +166,14 @@ class ChatChoice:
         parser: tells text, reasoning and calls of tools apart.
         num_top: likeliest tokens at each place; None for no log-probabilities.
         new_id: names calls.
+        num_reasoning_tokens: of the outputs that brought reasoning, so far.
     """
 
     index: int
     parser: AnswerParser
     num_top: int | None
     new_id: Callable[[str], str]
+    num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _text: list[str] = attrs.field(factory=list, init=False)
     _reasoning: list[str] = attrs.field(factory=list, init=False)
     _calls: list[dict[str, Any]] = attrs.field(factory=list, init=False)
@@ -194,6 +196,8 @@ class ChatChoice:
             pairs = zip(completion.token_ids, completion.logprobs, strict=True)
             self._logprobs += [position(token_id, at, self.num_top) for token_id, at in pairs]
         events = self.parser.feed(completion.text)
+        if any(isinstance(event, ReasoningPiece) for event in events):
+            self.num_reasoning_tokens += len(completion.token_ids)
         deltas = [self._delta(event) for event in (*events, *(self.parser.finish() if is_last else ()))]
         pieces = [self._piece(delta) for delta in deltas if delta]
         if is_last:
