@@ -140,6 +140,16 @@ def test_a_newcomer_gets_a_row_at_once_and_no_more_than_half_of_them() -> None:
     assert sorted(names(stage.step())) == sorted(rows)
 
 
+def test_who_makes_way_sits_out_the_step_in_which_the_other_one_begins() -> None:
+    stage = fair_stage()
+    for number in range(6):
+        stage.add(f"a{number}", 1, client="a")
+    stage.step()
+    stage.add("b", 6, client="b")
+    assert names(stage.step()) == ["b"]
+    assert sorted(names(stage.step())) == ["a0", "a1", "a2", "b"]
+
+
 def test_tokens_are_charged_once_and_cached_ones_never() -> None:
     stage = fair_stage(max_num_seqs=1)
     stage.add("a", range(9), client="a", max_tokens=2)

@@ -18,6 +18,8 @@ nobody is owed anything: all accounts are closed.
 Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that runs at least two
 requests more, as long as it is not ahead of that one by more than `SLACK` tokens. So a client that fills all rows makes
 way within a step for the few requests of another, and two clients with the same number of rows leave each other alone.
+It also sits out the step in which that happens: its many rows would make the step long, and another one's first token
+late, and it loses little, since the step without it is short.
 Where there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
 answer does not keep others waiting to its end.
 
@@ -55,6 +57,7 @@ class FairLine(WaitingLine):
         self._num_rows: Counter[Client] = Counter()
         self._served: OrderedDict[Client, int] = OrderedDict()
         self._floor = 0
+        self._resting: set[Client] = set()  # in the step that is being planned
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -106,7 +109,7 @@ class FairLine(WaitingLine):
 
     def next(self, may_run: MayRun) -> Sequence | None:
         """See `WaitingLine`: of the client that has been served the least."""
-        for client in sorted(self._queues, key=self._rank):
+        for client in sorted(self._queues.keys() - self._resting, key=self._rank):
             if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
                 return sequence
         return None
@@ -119,8 +122,18 @@ class FairLine(WaitingLine):
         """See `WaitingLine`: under pressure those suffer first that have had the most."""
         return sorted(running, key=lambda sequence: (self.served(client_of(sequence)), sequence.order))
 
+    def taking_part(self, running: list[Sequence]) -> list[Sequence]:
+        """See `WaitingLine`: a step in which a client overtakes is spared by those who make way for it."""
+        overtakers = {client_of(other) for other in running if not other.is_unserved}
+        clients = {client_of(other) for other in running} - overtakers
+        self._resting = {
+            client for client in clients if any(self._makes_way(client, poor) for poor in overtakers)
+        }
+        return [other for other in running if client_of(other) not in self._resting]
+
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
         """See `WaitingLine`: the last request of the client that runs the most makes way."""
+        self._resting = set()
         unserved: dict[Client, Sequence] = {}
         for other in running:  # in order, so that the last one stays
             if other.is_unserved:

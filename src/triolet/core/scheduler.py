@@ -280,7 +280,7 @@ class Scheduler:
         """
         preempted = False
         order = self._waiting.service_order(list(self._running))
-        for sequence in sorted(order, key=lambda s: s.num_pending_tokens > 1):
+        for sequence in sorted(self._waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
             if not (sequence.is_unserved and budget) or sequence.entry.awaits_guidance:
                 continue  # it has lost its blocks to one before it, has its tokens, or can not use any
             num_tokens = min(sequence.num_pending_tokens, budget)

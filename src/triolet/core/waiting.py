@@ -79,6 +79,10 @@ class WaitingLine:
         """The running ones, first the one that is served first; the last is the first to lose its blocks."""
         return running
 
+    def taking_part(self, running: list[Sequence]) -> list[Sequence]:
+        """Who of the running ones is served in a step; those that have overtaken others are part of it already."""
+        return running
+
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
         """Who is let in before those that run are served, and who has to make way for it if there is no room.
 
