@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import trio
 from tests.actors.harness import STEP_S
 from tests.actors.websocket_client import Client
 from tests.e2e.test_serving import listening
+from tests.source_tree import SRC
 from triolet.actors.engine import Engine
 
 # Asks for long streams, says so when it has begun to get them, and reads on for ever.
@@ -111,3 +113,17 @@ async def test_ten_thousand_connections_leave_nothing_behind() -> None:
         assert engine.statistics().kv_blocks_in_use == 0
         assert max(resident[-3:]) <= 1.02 * min(resident[-3:])
         assert resident[-1] <= 1.02 * resident[num_rounds // 2]
+
+
+def test_a_port_that_is_taken_is_said_and_ends_the_command() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "triolet", "serve", "--port", str(port)]
+        environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert f"--port must be free; another program listens there; got {port}" in ran.stderr

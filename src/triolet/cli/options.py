@@ -148,8 +148,9 @@ def server_options(command: Command) -> Command:
     def structured(flags: Mapping[str, str]) -> EngineConfig:
         return engine_config(flags, defaults=SERVER_DEFAULTS)
 
-    fields = [
-        field.evolve(default=SERVER_DEFAULTS.get(field.name, field.default)) for field in _engine_fields()
+    fields: list[attrs.Attribute[Any]] = [
+        field.evolve(default=SERVER_DEFAULTS.get(field.name, field.default))
+        for field in attrs.fields(EngineConfig)
     ]
     command = _config_options(command, "config", fields, ENGINE_SECTION, structured)
     gateway_fields: list[attrs.Attribute[Any]] = list(attrs.fields(GatewayConfig))

@@ -1,0 +1,88 @@
+"""`triolet serve`: its flags, and the listener that is opened again when it breaks."""
+
+from __future__ import annotations
+
+import attrs
+import click
+import pytest
+import trio
+import trio.testing
+from click.testing import CliRunner
+
+from tests.actors.harness import fake_engine
+from tests.actors.websocket_client import ChatCodec, Client
+from triolet.actors.front import Front
+from triolet.actors.gateway import open_gateway
+from triolet.cli import main, options
+from triolet.cli.serve import Server
+from triolet.config import EngineConfig
+from triolet.config_gateway import GatewayConfig
+
+
+def test_every_field_of_both_configurations_has_a_flag_with_its_help() -> None:
+    shown = " ".join(CliRunner().invoke(main, ["serve", "--help"], terminal_width=400).output.split())
+    for config in (EngineConfig, GatewayConfig):
+        for field in attrs.fields(config):
+            assert f"--{field.name.replace('_', '-')} " in shown
+            assert field.metadata["help"] in shown
+
+
+def test_a_servers_model_lives_in_a_process_of_its_own_unless_somebody_says_otherwise() -> None:
+    defaults = options.SERVER_DEFAULTS
+    assert options.engine_config({}, {}, defaults=defaults).runner == "process"
+    assert options.engine_config({}, {"TRIOLET_RUNNER": "thread"}, defaults=defaults).runner == "thread"
+    assert options.engine_config({"runner": "inline"}, {}, defaults=defaults).runner == "inline"
+
+
+def test_flags_and_environment_of_the_server_are_read_like_the_engines() -> None:
+    environ = {"TRIOLET_API_KEYS": "one, two", "TRIOLET_PORT": "1", "TRIOLET_GRACE_PERIOD": "3.5"}
+    config = options.gateway_config({"port": "9000", "connection_lifetime": "none"}, environ)
+    assert config == GatewayConfig(port=9000, api_keys=("one", "two"), grace_period=3.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"port": "http"}, "--port must be a whole number; got 'http'"),
+        ({"max_lanes": "0"}, "--max-lanes must be a whole number of at least 1; got 0"),
+        ({"write_timeout": "soon"}, "--write-timeout must be a number of seconds, or none; got 'soon'"),
+        ({"grace_period": "-1"}, "--grace-period must be above 0 and at most 1e+09 seconds; got -1.0"),
+    ],
+)
+def test_a_wrong_value_is_named(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(click.UsageError) as raised:
+        options.gateway_config(flags, {})
+    assert raised.value.message == message
+
+
+async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, urls, listen = trio.Event(), [], Front.run
+
+    async def run(front: Front, *, task_status: trio.TaskStatus[str]) -> None:
+        async with trio.open_nursery() as nursery:
+            urls.append(await nursery.start(listen, front))
+            task_status.started(urls[-1])
+            if len(urls) == 1:
+                await broken.wait()
+                raise RuntimeError("planted")
+
+    monkeypatch.setattr(Front, "run", run)
+    server = Server(GatewayConfig(port=0), EngineConfig(runner="inline"))
+    async with fake_engine(codec=ChatCodec()) as engine, open_gateway(engine, server.gateway) as gateway:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server._listen, engine, gateway)
+            broken.set()
+            with trio.fail_after(5):
+                while len(urls) < 2:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            assert urls[0] == urls[1]
+            stream = await trio.open_tcp_stream("127.0.0.1", int(urls[1].rpartition(":")[2]))
+            client = Client(stream)
+            assert await client.open()
+            await client.create()
+            assert (await client.until_ended())[-1]["type"] == "response.incomplete"
+            await stream.aclose()
+            nursery.cancel_scope.cancel()
+    assert "planted" in caplog.text
