@@ -86,11 +86,27 @@ def test_a_form_that_is_asked_for_is_kept(client: Any) -> None:
     assert json.loads(answer.choices[0].message.content)["ok"] in (True, False)
 
 
-def test_tools_are_refused_by_name_where_the_model_knows_none(client: Any) -> None:
-    tool: Any = {"type": "function", "function": {"name": "turn", "parameters": {}}}
+def test_a_model_that_knows_no_tools_can_not_choose_them_and_can_be_made_to_call_one(client: Any) -> None:
+    side = {"type": "object", "properties": {"side": {"enum": ["left", "right"]}}, "required": ["side"]}
+    tool: Any = {
+        "type": "function",
+        "function": {"name": "turn", "parameters": {**side, "additionalProperties": False}},
+    }
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool], tool_choice="required")
-    assert error.value.param == "tools"
+        client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool])
+    assert error.value.param == "tool_choice"
+    for choice in ("required", {"type": "function", "function": {"name": "turn"}}):
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=HELLO,
+            tools=[tool],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            max_tokens=100,
+        )
+        [call] = answer.choices[0].message.tool_calls
+        assert call.function.name == "turn"
+        assert json.loads(call.function.arguments)["side"] in ("left", "right")
 
 
 def test_completions_whole_and_streamed(client: Any) -> None:
