@@ -314,14 +314,16 @@ class Engine:
             raise RequestIdInUse(request_id)
         params = submission.params or self.default_sampling_params()
         self.config.request_limits.check(params, self.model_info.vocab_size)
-        admission.reserve(trio.current_time(), params.n)
+        was_let_in = submission.saved is not None
+        admission.reserve(trio.current_time(), params.n, was_let_in=was_let_in)
         self._submissions[request_id] = submission
         self._resumed.discard(request_id)
         try:
             with submission.admission:
                 request = await resolve(submission, params, self._wiring, self.config, self._seeds)
             self._check_open()
-            admission.check_tokens(trio.current_time())
+            if not was_let_in:
+                admission.check_tokens(trio.current_time())
         except BaseException:
             del self._submissions[request_id]
             raise

@@ -103,6 +103,18 @@ def test_what_can_never_fit_fails_with_what_was_said() -> None:
     assert entry.failure == "there is no memory for even one token of it alone: planted"
 
 
+def test_a_small_one_is_not_blamed_for_a_large_one_that_has_left_since() -> None:
+    stage = Stage(max_num_batched_tokens=16)
+    small, large = stage.add("small", 1), stage.add("large", 9)
+    stage.scheduler.plan_step(0.0)
+    result = misfit(stage)
+    stage.scheduler.abort(large.serial)
+    stage.scheduler.apply(result, 0.0)
+    stage.scheduler.check()
+    assert small.finish_reason is None
+    assert stage.scheduler.plan_step(0.0) is not None
+
+
 def test_a_step_whose_requests_have_all_left_teaches_nothing() -> None:
     stage = Stage()
     entry = stage.add("only", 8)

@@ -1,7 +1,4 @@
-"""Defects to plant in the engine, one at a time: a simulation that does not notice them proves nothing.
-
-Each is a small patch with a name. `SURVIVORS` names those that can not be noticed from here, and says why.
-"""
+"""Defects of the blocks, the journal, the restarts and the streams; see `mutation`."""
 
 from __future__ import annotations
 
@@ -15,60 +12,22 @@ import attrs
 import pytest
 import trio
 
+from tests.simulation.mutation import mutant
 from triolet.actors import supervisor, tokenizer
 from triolet.actors.stream import TokenStream
 from triolet.actors.wiring import Wiring, _empty
+from triolet.core import scheduler
 from triolet.core.admission import Admission
 from triolet.core.block_pool import BlockPool
 from triolet.core.collector import OutputCollector
 from triolet.core.feed import Feed
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.memory_limit import MemoryLimit
 from triolet.core.messages import Tokenize
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import SampledToken, StepResult
 from triolet.core.prefix_cache import PrefixCache
 from triolet.core.scheduler import Scheduler
 from triolet.core.sequence import Sequence
-from triolet.core.suspects import Suspects, Verdict
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-MUTANTS: dict[str, Plant] = {}
-
-SURVIVORS = {
-    "a cache salt is ignored": "equal tokens give equal KV whatever the salt: only who may share changes, which the "
-    "tests of core.prefix_cache hold",
-    "a cache hit does not compare tokens": "it takes two contents with one 128-bit hash",
-    "what ends while no scheduler lives is told to the dead one": "a runner that dies leaves its scheduler whole, and "
-    "one that dies is replaced before anybody can end anything; tests.actors.test_crashes holds the rule",
-    "who runs when a trial begins goes on": "it costs one crash more, and finds the same one; "
-    "tests.core.test_scheduler_caution holds the rule",
-    "steps never become larger again": "the first token of all is as likely to come as the last: only time is lost, "
-    "which the tests of core.memory_limit hold",
-    "supervisors stop their children in order of their start": "a stopped actor of ours does nothing any more that "
-    "another one could see; the tests of the supervisor hold the order",
-}
-
-
-def mutant(name: str) -> Callable[[Plant], Plant]:
-    """Enter a patch into the list."""
-
-    def enter(plant: Plant) -> Plant:
-        MUTANTS[name] = plant
-        return plant
-
-    return enter
-
-
-@contextmanager
-def planted_mutant(name: str | None) -> Iterator[None]:
-    """Within this scope the engine has the defect; None is the engine as it is."""
-    with pytest.MonkeyPatch.context() as patch:
-        if name is not None:
-            MUTANTS[name](patch)
-        yield
-
 
 # -------------------------------------------------------------------------------- blocks and the cache
 
@@ -96,15 +55,15 @@ def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], boo
 
 @mutant("publish unfilled blocks")
 def _publish_unfilled(patch: pytest.MonkeyPatch) -> None:
-    publish = Scheduler._publish
+    publish = scheduler.publish_computed
 
-    def mutated(self: Scheduler, sequence: Sequence) -> None:
+    def mutated(cache: PrefixCache, sequence: Sequence) -> None:
         num_computed = sequence.num_computed_tokens
         sequence.num_computed_tokens = sequence.entry.num_tokens
-        publish(self, sequence)
+        publish(cache, sequence)
         sequence.num_computed_tokens = num_computed
 
-    patch.setattr(Scheduler, "_publish", mutated)
+    patch.setattr(scheduler, "publish_computed", mutated)
 
 
 @mutant("a cache hit includes the last token")
@@ -166,13 +125,7 @@ def _late_results(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the next life goes on behind a token that ended the answer")
 def _last_token_forgotten(patch: pytest.MonkeyPatch) -> None:
-    finish_if_over = Scheduler._finish_if_over
-
-    def mutated(self: Scheduler, sequence: Sequence) -> None:
-        if sequence.row_id is not None:
-            finish_if_over(self, sequence)
-
-    patch.setattr(Scheduler, "_finish_if_over", mutated)
+    patch.setattr(scheduler, "ending_of", lambda entry: None)
 
 
 # ------------------------------------------------------------------------------------------ restarts
@@ -254,75 +207,6 @@ def _question_lost(patch: pytest.MonkeyPatch) -> None:
             return await reply.receive()
 
     patch.setattr(tokenizer, "_ask", ask_once)
-
-
-@mutant("what ends while no scheduler lives is told to the dead one")
-def _dead_are_told(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Wiring, serial: int, reason: FinishReason) -> None:
-        if self.scheduler is not None and serial in self.journal:
-            self.scheduler.abort(serial, reason)
-            self.wake_scheduler()
-
-    patch.setattr(Wiring, "finish", mutated)
-
-
-# ------------------------------------------------------------------------- steps that always go wrong
-
-
-@mutant("nobody is ever convicted")
-def _nobody_convicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "step_failed", lambda self, marks, num_rows: Verdict(None, 0))
-
-
-@mutant("who is in a failing step for the second time is convicted, whoever else is")
-def _convicted_in_company(patch: pytest.MonkeyPatch) -> None:
-    step_failed = Suspects.step_failed
-    patch.setattr(Suspects, "step_failed", lambda self, marks, num_rows: step_failed(self, marks, num_rows=1))
-
-
-@mutant("nobody is held back during a trial")
-def _nobody_held_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "may_run", lambda self, serial: True)
-
-
-@mutant("who runs when a trial begins goes on")
-def _running_go_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_hold_back", lambda self: None)
-
-
-@mutant("a step that succeeds clears nobody")
-def _nobody_cleared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "step_done", lambda self, num_computed: None)
-
-
-@mutant("who leaves stays on trial")
-def _leavers_stay_on_trial(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "ended", lambda self, serial: None)
-
-
-@mutant("the crashes of a trial count")
-def _trials_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Wiring, "take_pardons", lambda self: 0)
-
-
-@mutant("a step without memory counts as computed")
-def _misfits_count(patch: pytest.MonkeyPatch) -> None:
-    apply = Scheduler.apply
-
-    def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
-        apply(self, attrs.evolve(result, out_of_memory=None), now_s)
-
-    patch.setattr(Scheduler, "apply", mutated)
-
-
-@mutant("after a step without memory the same one is tried again")
-def _never_smaller(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryLimit, "step_did_not_fit", lambda self, row_tokens: 0)
-
-
-@mutant("steps never become larger again")
-def _never_larger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryLimit, "step_done", lambda self, most_rows, most_tokens: None)
 
 
 # ------------------------------------------------------------------------------- endings and readers

@@ -10,6 +10,7 @@ from tests.core.fake_model import expected_answer
 from tests.simulation.client import Client
 from tests.simulation.determinism import seeded_scheduling
 from tests.simulation.expected import expected_of
+from tests.simulation.hand_over import hand_over
 from tests.simulation.hooks import WatchedScheduler, WatchedWiring, watched
 from tests.simulation.model import FaultyCodec, FaultyExecutor
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
@@ -94,11 +95,14 @@ async def _play(world: World) -> None:
                 await _must_end(world, clients)
                 await _must_be_idle(world, engine)
             world.is_closing = True
+            snapshot = None
             if story.ending == "drain":
-                await engine.drain(trio.current_time() + world.rng.choice((0.0, 0.1, 10.0)))
+                snapshot = await engine.drain(trio.current_time() + world.rng.choice((0.0, 0.0, 0.1, 10.0)))
         world.note("engine closed")
         await _must_be_gone(world, clients)
         nursery.cancel_scope.cancel()
+    if snapshot is not None:
+        await hand_over(world, snapshot)
     _must_have_ended(world)
     _must_have_all_blocks(world, engine)
 

@@ -164,6 +164,8 @@ def draw_story(seed: int) -> Story:
     asks = _draw_asks(rng, num_blocks * block_size, most=24 if mood == "poisoned" else 10)
     if mood == "poisoned":
         asks = _poison(rng, asks)
+    ending: Ending = rng.choices(("wait", "drain", "leave"), (70, 20, 10))[0]
+    is_sudden = ending == "drain" and rng.random() < 0.7  # the others are mostly through by then
     return Story(
         seed=seed,
         mood=mood,
@@ -176,8 +178,8 @@ def draw_story(seed: int) -> Story:
         hang_s=rng.choice((0.01, 0.2)),
         asks=asks,
         faults=_draw_faults(rng, mood),
-        faults_until_s=asks[-1].at_s + rng.choice((0.1, 0.4, 1.0)),
-        ending=rng.choices(("wait", "drain", "leave"), (80, 10, 10))[0],
+        faults_until_s=asks[-1].at_s + rng.choice((0.0, 0.01, 0.05) if is_sudden else (0.1, 0.4, 1.0)),
+        ending=ending,
     )
 
 

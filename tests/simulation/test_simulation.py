@@ -16,7 +16,7 @@ import pytest
 
 from tests.simulation import story
 from tests.simulation.__main__ import main
-from tests.simulation.mutants import MUTANTS, planted_mutant
+from tests.simulation.mutation import all_mutants, planted_mutant
 from tests.simulation.simulate import simulate
 from tests.simulation.story import Ask, Fault, Story
 
@@ -56,7 +56,7 @@ def test_the_stories_reach_every_point_and_every_ending() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", all_mutants())
 def test_a_planted_defect_is_noticed(name: str) -> None:
     with planted_mutant(name):
         assert any(simulate(seed).violations for seed in range(NUM_TO_KILL))

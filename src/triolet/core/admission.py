@@ -37,9 +37,13 @@ class Admission:
         """Requests that can be in the engine at one time; every channel's capacity follows from this."""
         return self.max_num_seqs + self.max_queued_requests
 
-    def reserve(self, now_s: float, num_places: int = 1) -> None:
+    def reserve(self, now_s: float, num_places: int = 1, *, was_let_in: bool = False) -> None:
         """Take places for a request whose prompt is not known in tokens yet: one for each of its answers, or none.
 
+        Args:
+            now_s: monotonic seconds.
+            num_places: answers.
+            was_let_in: by another engine, which found its tokens few enough.
         Raises:
             Overloaded: there are not so many.
             InvalidParams: there never will be.
@@ -52,7 +56,8 @@ class Admission:
             )
         if self._num_reserved + len(self.journal) + num_places > self.max_live_requests:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
-        self.check_tokens(now_s)
+        if not was_let_in:
+            self.check_tokens(now_s)
         self._num_reserved += num_places
 
     def check_tokens(self, now_s: float) -> None:

@@ -359,10 +359,10 @@ class Scheduler:
         """
         if self._in_flight is None or result.step_id != self._in_flight.step_id:
             return
-        self._in_flight = None
+        plan, self._in_flight = self._in_flight, None
         self.pool.end_quarantine(result.step_id)
         if result.out_of_memory is not None:
-            self._make_smaller(result.out_of_memory)
+            self._make_smaller(plan, result.out_of_memory)
             return
         self.counters.num_steps_done += 1
         self.journal.tally.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
@@ -390,16 +390,17 @@ class Scheduler:
                 self._finish(failed, FinishReason.ERROR)
         self.add_arrivals()  # those that waited for a first token
 
-    def _make_smaller(self, problem: str) -> None:
+    def _make_smaller(self, plan: StepPlan, problem: str) -> None:
         """There was no memory for the step: its largest rows leave, and the others try again."""
         rows = sorted(
             (sequence for sequence in self._scheduled if sequence.num_scheduled_tokens),
             key=lambda sequence: (sequence.num_scheduled_tokens, sequence.entry.num_tokens),
             reverse=True,
         )
-        if not rows:  # all have ended since
-            return
-        num_leaving = self.caution.memory.step_did_not_fit([row.num_scheduled_tokens for row in rows])
+        num_tokens = [sequence.num_scheduled_tokens for sequence in rows]
+        # Without those that have ended since, it is a smaller step already.
+        is_whole = sum(num_tokens) == plan.num_tokens
+        num_leaving = self.caution.memory.step_did_not_fit(num_tokens) if is_whole else 0
         for sequence in rows:
             sequence.num_scheduled_tokens = 0
         self._scheduled = []

@@ -1,0 +1,90 @@
+"""More defects to plant: in what is done about steps that always go wrong, and in handing over; see `mutation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.simulation.mutation import mutant
+from triolet.actors import engine, handover
+from triolet.actors.wiring import Wiring
+from triolet.core.journal import JournalEntry
+from triolet.core.memory_limit import MemoryLimit
+from triolet.core.plan import StepResult
+from triolet.core.scheduler import Scheduler
+from triolet.core.suspects import Suspects, Verdict
+
+# ------------------------------------------------------------------------- steps that always go wrong
+
+
+@mutant("nobody is ever convicted")
+def _nobody_convicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Suspects, "step_failed", lambda self, marks, num_rows: Verdict(None, 0))
+
+
+@mutant("who is in a failing step for the second time is convicted, whoever else is")
+def _convicted_in_company(patch: pytest.MonkeyPatch) -> None:
+    step_failed = Suspects.step_failed
+    patch.setattr(Suspects, "step_failed", lambda self, marks, num_rows: step_failed(self, marks, num_rows=1))
+
+
+@mutant("nobody is held back during a trial")
+def _nobody_held_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Suspects, "may_run", lambda self, serial: True)
+
+
+@mutant("a step that succeeds clears nobody")
+def _nobody_cleared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Suspects, "step_done", lambda self, num_computed: None)
+
+
+@mutant("who leaves stays on trial")
+def _leavers_stay_on_trial(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Suspects, "ended", lambda self, serial: None)
+
+
+@mutant("the crashes of a trial count")
+def _trials_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Wiring, "take_pardons", lambda self: 0)
+
+
+@mutant("a step without memory counts as computed")
+def _misfits_count(patch: pytest.MonkeyPatch) -> None:
+    apply = Scheduler.apply
+
+    def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
+        apply(self, attrs.evolve(result, out_of_memory=None), now_s)
+
+    patch.setattr(Scheduler, "apply", mutated)
+
+
+@mutant("after a step without memory the same one is tried again")
+def _never_smaller(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryLimit, "step_did_not_fit", lambda self, row_tokens: 0)
+
+
+# --------------------------------------------------------------------------------- handing over
+
+
+@mutant("a snapshot leaves out what has not been scheduled")
+def _waiting_left_behind(patch: pytest.MonkeyPatch) -> None:
+    take = handover.take_snapshot
+
+    def mutated(info: Any, submissions: Any) -> Any:
+        return take(info, [s for s in submissions if any(e.scheduled_s is not None for e in s.entries)])
+
+    patch.setattr(engine, "take_snapshot", mutated)
+
+
+@mutant("a snapshot has the last token of an answer twice")
+def _saved_twice(patch: pytest.MonkeyPatch) -> None:
+    save = handover._saved_answer
+
+    def mutated(entry: JournalEntry) -> Any:
+        saved = save(entry)
+        tokens = saved.output_token_ids
+        return attrs.evolve(saved, output_token_ids=tokens + tokens[-1:])
+
+    patch.setattr(handover, "_saved_answer", mutated)

@@ -1,0 +1,56 @@
+"""Defects to plant in the engine, one at a time: a simulation that does not notice them proves nothing.
+
+Each is a small patch with a name. `SURVIVORS` names those that can not be noticed from here, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+import pytest
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+MUTANTS: dict[str, Plant] = {}
+
+SURVIVORS = {
+    "a cache salt is ignored": "equal tokens give equal KV whatever the salt: only who may share changes, which the "
+    "tests of core.prefix_cache hold",
+    "a cache hit does not compare tokens": "it takes two contents with one 128-bit hash",
+    "what ends while no scheduler lives is told to the dead one": "a runner that dies leaves its scheduler whole, and "
+    "one that dies is replaced before anybody can end anything; tests.actors.test_crashes holds the rule",
+    "who runs when a trial begins goes on": "it costs one crash more, and finds the same one; "
+    "tests.core.test_scheduler_caution holds the rule",
+    "steps never become larger again": "the first token of all is as likely to come as the last: only time is lost, "
+    "which the tests of core.memory_limit hold",
+    "supervisors stop their children in order of their start": "a stopped actor of ours does nothing any more that "
+    "another one could see; the tests of the supervisor hold the order",
+}
+
+
+def mutant(name: str) -> Callable[[Plant], Plant]:
+    """Enter a patch into the list."""
+
+    def enter(plant: Plant) -> Plant:
+        MUTANTS[name] = plant
+        return plant
+
+    return enter
+
+
+@contextmanager
+def planted_mutant(name: str | None) -> Iterator[None]:
+    """Within this scope the engine has the defect; None is the engine as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            all_mutants()[name](patch)
+        yield
+
+
+def all_mutants() -> dict[str, Plant]:
+    """By name."""
+    for module in ("mutants", "mutants_of_faults"):  # each enters its own
+        import_module(f"tests.simulation.{module}")
+    return MUTANTS
