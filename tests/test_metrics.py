@@ -147,6 +147,17 @@ async def test_reasons_of_all_endings_add_up_to_the_requests_received(autojump_c
     assert statistics.num_requests_received == counted.total() == sum(statistics.num_requests_ended.values())
 
 
+async def test_each_of_several_answers_is_counted(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        metrics = Metrics(engine)
+        await engine.complete([1, 2, 3, 4], SamplingParams(max_tokens=4, n=3))
+        async with engine.generate([1, 2, 3, 4], SamplingParams(max_tokens=50, n=2)) as stream:
+            await anext(stream)
+        statistics, counted = engine.statistics(), endings(metrics)
+    assert (counted["length"], counted["abort"]) == (3, 2)
+    assert statistics.num_requests_received == counted.total() == 5
+
+
 async def leave_early(engine: Engine, seed: int) -> None:
     async with engine.generate([seed] * 5, SamplingParams(max_tokens=50, seed=seed)) as stream:
         async for output in stream:
