@@ -243,6 +243,25 @@ async def test_a_large_body_goes_through() -> None:
             assert b"5000000 bytes" in await read(stream, b"bytes")
 
 
+async def test_requests_may_be_sent_before_the_answers_to_those_before_them() -> None:
+    async with listening() as server, await server.connect() as stream:
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+        posts = [
+            b"POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+            b"POST /length HTTP/1.1\r\nHost: a\r\n" + chunked,
+        ]
+        await stream.send_all(b"".join([*posts, GET]))
+        answers = await read(stream, b"hello")
+        assert answers.index(b"3 bytes") < answers.index(b"7 bytes") < answers.index(b"hello")
+
+
+async def test_an_old_client_is_answered_and_the_connection_closed() -> None:
+    async with listening() as server:
+        answer = await server.ask(b"GET / HTTP/1.0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"hello")
+
+
 async def test_what_goes_wrong_in_a_connection_stays_there(caplog: pytest.LogCaptureFixture) -> None:
     async with listening() as server:
         assert await server.ask(UPGRADE + b"fail") == b""
