@@ -131,7 +131,7 @@ def test_a_guess_leaves_every_row_the_block_that_it_may_need_next() -> None:
 def test_no_more_is_tried_than_the_answer_may_have(max_tokens: int) -> None:
     walk = make_walk()
     entry = ask(walk, max_tokens=max_tokens)
-    planned = []
+    planned: list[PlanRow] = []
     while walk.journal:
         planned += step(walk)
     assert len(entry.output_token_ids) == max_tokens
