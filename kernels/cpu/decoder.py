@@ -158,7 +158,7 @@ def pack_bytes(
     )
 
 
-ROWS_AT_ONCE = 4096  # that are converted together
+ROWS_AT_ONCE = 256  # that are converted together
 
 
 def _check_weight(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:

@@ -35,6 +35,7 @@ from triolet.kernels.cpu.paged_attention import DTYPES
 from triolet.kernels.paged_attention import AttentionMetadata
 from triolet.model.decoder_facts import decoder_facts
 from triolet.model.interface import LayerCache, ModelSpec
+from triolet.model.memory import trim_heap
 from triolet.model.model_config import DecoderConfig, LayerConfig
 from triolet.model.rope import Rope
 from triolet.model.weights import WeightReader
@@ -246,6 +247,7 @@ class _Planner:
         weight = self.weights.get("head.weight")
         head = self.pack(self.cpp, embedding if weight is None else weight)
         self.kept.append(head)
+        trim_heap()
         if weight is None:
             return head, None
         self.kept.append(embedding)
@@ -273,6 +275,8 @@ class _Planner:
     def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
         linear = self.pack(self.cpp, weight, bias, gated=gated)
+        del weight, bias
+        trim_heap()
         self.kept.append(linear)
         return linear
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 # torch says so on CPUs, and C++ wherever it can not say it better; neither has a class of its own in Python.
@@ -20,3 +22,13 @@ def give_back(device: torch.device) -> None:
     """Let go of what the allocator keeps for later: in small pieces it may be what was missing."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def trim_heap() -> None:
+    """Give the system what the C library keeps of freed tensors, where it can be asked to.
+
+    Reading a model frees a copy of each weight; kept for later, these would be more than the model.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
