@@ -167,6 +167,53 @@ def test_a_response_is_cancelled_by_name(client: Any, server: Server) -> None:
         assert until_ended(connection)[-1].type == "response.completed"
 
 
+def test_an_answer_has_the_form_that_was_asked_for(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["nano", "giant"]},
+            "size": {"type": "integer", "maximum": 99, "minimum": 0},
+        },
+        "required": ["name", "size"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "model", "schema": schema, "strict": True}
+    with client.responses.connect() as connection:
+        connection.response.create(
+            **GREEDY, input="Who are you?", text={"format": form}, max_output_tokens=200
+        )
+        said = json.loads(until_ended(connection)[-1].response.output_text)
+        connection.response.create(
+            **GREEDY, input="x", text={"format": {**form, "schema": {"type": "nonsense"}}}
+        )
+        error = until_ended(connection)[-1]
+    assert said["name"] in ("nano", "giant") and 0 <= said["size"] <= 99
+    assert (error.type, error.status) == ("error", 400)
+
+
+def test_a_function_that_is_named_is_called(client: Any) -> None:
+    tool = {
+        "type": "function",
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {"side": {"enum": ["left", "right"]}},
+            "required": ["side"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    }
+    choice = {"type": "function", "name": "pick"}
+    with client.responses.connect() as connection:
+        connection.response.create(
+            **GREEDY, input="Go.", tools=[tool], tool_choice=choice, max_output_tokens=200
+        )
+        last = until_ended(connection)[-1]
+    [call] = last.response.output
+    assert (call.type, call.name) == ("function_call", "pick")
+    assert json.loads(call.arguments)["side"] in ("left", "right")
+
+
 def test_a_response_is_steered(client: Any) -> None:
     with client.responses.connect() as connection:
         connection.send(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,9 +13,13 @@ import time
 
 import pytest
 import trio
+from websockets.sync.client import connect
 
+from tests.actors.frames import TEXT, Frame
 from tests.actors.harness import STEP_S
-from tests.actors.websocket_client import Client
+from tests.actors.test_websocket import HEAD
+from tests.actors.websocket_client import ENDINGS, Client
+from tests.e2e.server import serve
 from tests.e2e.test_serving import listening
 from tests.source_tree import SRC
 from triolet.actors.engine import Engine
@@ -127,3 +133,54 @@ def test_a_port_that_is_taken_is_said_and_ends_the_command() -> None:
         )
     assert ran.returncode == 2 and ran.stdout == ""
     assert f"--port must be free; another program listens there; got {port}" in ran.stderr
+
+
+def stalled_client(port: int) -> socket.socket:
+    """Asks for much, in many lanes, and never reads."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.sendall(HEAD.replace(b"Host: x", b"Host: localhost"))
+    assert client.recv(12) == b"HTTP/1.1 101"
+    for lane in "abcdefgh":
+        wish = {
+            "type": "response.create",
+            "model": "triolet-nano",
+            "input": "x",
+            "stream_id": lane,
+            "ignore_eos": True,
+            "top_logprobs": 20,
+        }
+        client.sendall(Frame(TEXT, json.dumps(wish).encode()).encode())
+    return client
+
+
+def test_a_signal_ends_the_server_within_the_grace_period_whoever_does_not_read() -> None:
+    with serve("--grace-period", "5") as server:
+        clients = [stalled_client(server.port) for _ in range(3)]
+        time.sleep(1)
+        assert server.metrics()["num_requests_running"] > 0
+        began = time.monotonic()
+        assert server.stop() == 0
+        took_s = time.monotonic() - began
+        for client in clients:
+            client.close()
+    assert took_s < 5 + 2, took_s  # and what an interpreter takes to leave
+
+
+def test_a_stream_gets_its_ending_before_the_server_ends() -> None:
+    with (
+        serve("--grace-period", "2") as server,
+        connect(f"ws://127.0.0.1:{server.port}/v1/responses") as client,
+    ):
+        wish = {"type": "response.create", "model": "triolet-nano", "input": "x"}
+        client.send(json.dumps({**wish, "ignore_eos": True, "stream_id": "long"}))
+        client.send(json.dumps({**wish, "max_output_tokens": 5, "stream_id": "short"}))
+        assert json.loads(client.recv())["type"] == "response.created"
+        server.process.send_signal(signal.SIGTERM)
+        events = [json.loads(message) for message in client]
+        assert client.close_code == 1001
+        assert server.process.wait(20) == 0
+    last = {event["stream_id"]: event for event in events if event["type"] in ENDINGS}
+    assert last["short"]["type"] in ("response.incomplete", "response.completed")
+    assert last["long"]["type"] in ("response.failed", "response.incomplete", "response.completed")
