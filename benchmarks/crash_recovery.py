@@ -139,7 +139,9 @@ class Crowd:
     async def _kill_all(self) -> None:
         draw = random.Random(0)
         for number in range(self.num_kills):
-            await trio.sleep(draw.random() + (APART_S if number else 1.0))
+            last_s = self.kills[-1].killed_s if number else trio.current_time() - APART_S
+            await trio.sleep_until(last_s + APART_S + draw.random())
+            await trio.sleep(draw.random())  # also when the last restart took longer than that
             process_id = self.engine.model_info.process_id
             assert process_id is not None
             kill = Kill(trio.current_time())

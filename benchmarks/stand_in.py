@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from triolet.core.model_info import GenerationDefaults, ModelInfo
+from triolet.core.model_info import ModelInfo
 from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.nano import PATH
@@ -19,10 +19,11 @@ class StandIn:
     Args:
         step_s: how long a step takes, seconds.
         vocab_size: of the model that it stands for.
+        num_blocks: of its cache.
     """
 
-    def __init__(self, step_s: float, vocab_size: int) -> None:
-        self._step_s, self._vocab_size = step_s, vocab_size
+    def __init__(self, step_s: float, vocab_size: int, num_blocks: int = 60_000) -> None:
+        self._step_s, self._vocab_size, self._num_blocks = step_s, vocab_size, num_blocks
         self._rows: dict[int, tuple[str, int, int]] = {}
 
     @asynccontextmanager
@@ -32,10 +33,17 @@ class StandIn:
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         await trio.lowlevel.checkpoint()
         return ModelInfo(
-            folder=str(PATH), architecture="StandIn", backend="native", vocab_size=self._vocab_size, max_position=10**6,
-            max_model_len=600_000, num_kv_blocks=60_000, block_size=16, dtype="float32", device="cpu",
-            generation=GenerationDefaults(),
-        )  # fmt: skip
+            folder=str(PATH),
+            architecture="StandIn",
+            backend="native",
+            vocab_size=self._vocab_size,
+            max_position=10**6,
+            max_model_len=10 * self._num_blocks,
+            num_kv_blocks=self._num_blocks,
+            block_size=16,
+            dtype="float32",
+            device="cpu",
+        )
 
     async def execute(self, plan: StepPlan) -> StepResult:
         for start in plan.starts:
