@@ -15,7 +15,7 @@ import trio
 
 from triolet.actors.grammars import GrammarFailed, GrammarRefused, Grammars, OpenGrammars
 from triolet.actors.wiring import Wiring
-from triolet.core.guidance import Guidance, Thinking, only
+from triolet.core.guidance import Guidance, Thinking, only, with_token
 from triolet.core.journal import JournalEntry
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.ipc.grammar import Guided
@@ -79,10 +79,12 @@ class Guide:
         """Answer without a grammar, if none is in force; else the grammar, and what it must know of the answer."""
         constraint, output = entry.request.constraint, entry.output_token_ids
         assert constraint is not None
-        thinking = self._thinking.setdefault(entry.serial, Thinking(constraint.thinking))
+        is_bound = constraint.grammar is not None
+        thinking = self._thinking.setdefault(entry.serial, Thinking(constraint.thinking, is_bound=is_bound))
         thinking.follow(output)
-        if thinking.ended is not None and constraint.grammar is not None:
-            return constraint.grammar, tuple(output[thinking.ended :])
+        is_in_form = thinking.ended is not None or thinking.optional_token_id is not None
+        if constraint.grammar is not None and is_in_form:
+            return constraint.grammar, tuple(output[thinking.ended or 0 :])
         forced = thinking.forced_token_id(output)
         assert self._wiring.model_info is not None, "the runner starts before requests are let in"
         mask = None if forced is None else only(forced, self._wiring.model_info.vocab_size)
@@ -113,5 +115,7 @@ class Guide:
         if entry is None:
             return
         position = len(entry.output_token_ids)  # nothing is added to an answer that awaits guidance
-        problem = guided.problem or None
-        self._answer(guided.serial, Guidance(position, guided.mask, guided.is_over, problem))
+        thinking, mask = self._thinking.get(guided.serial), guided.mask
+        if thinking is not None and thinking.optional_token_id is not None:
+            mask = with_token(mask, thinking.optional_token_id)
+        self._answer(guided.serial, Guidance(position, mask, guided.is_over, guided.problem or None))

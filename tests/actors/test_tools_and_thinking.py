@@ -194,6 +194,24 @@ async def test_a_model_that_was_told_not_to_think_begins_with_the_form(folder: P
         assert output.text.isdigit()
 
 
+async def test_a_prompt_that_does_not_end_amid_a_thought_gets_the_form_or_a_thought_before_it(
+    folder: Path,
+) -> None:
+    mark_begins = ord("<") - ord("!")  # as the tokenizer's alphabet does
+    thoughts = []
+    async with opened(folder) as engine:
+        for bias in (-100.0, 100.0):
+            bound = params(structured_outputs=DIGITS, logit_bias={mark_begins: bias}, thinking_token_budget=4)
+            output = await engine.complete("12 plus 30 is", bound)
+            thought, mark, answer = output.text.rpartition("</think>")
+            thoughts.append(thought + mark)
+            assert len(answer) == 3
+            assert answer.isdigit()
+    assert thoughts[0] == ""
+    assert thoughts[1].startswith("<think>")
+    assert thoughts[1].endswith("</think>")
+
+
 async def test_a_budget_works_without_a_form(folder: Path) -> None:
     async with opened(folder) as engine:
         output = await engine.complete({"messages": MESSAGES}, params(thinking_token_budget=3, max_tokens=20))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from triolet.core.guidance import Constraint, Guidance, Thinking, ThinkingRules, only
+from triolet.core.guidance import Constraint, Guidance, Thinking, ThinkingRules, only, with_token
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.params import SamplingParams
@@ -154,7 +154,7 @@ def test_a_new_scheduler_asks_for_what_is_not_known() -> None:
 
 
 def rules(*, is_open: bool = False, budget: int | None = None) -> ThinkingRules:
-    return ThinkingRules(opening_token_ids=(8,), closing_token_ids=(5, 6), is_open=is_open, budget=budget)
+    return ThinkingRules(opening_token_ids=(8, 9), closing_token_ids=(5, 6), is_open=is_open, budget=budget)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,14 @@ def rules(*, is_open: bool = False, budget: int | None = None) -> ThinkingRules:
     [
         (True, [1, 2, 5, 6, 3], 4),
         (True, [1, 5, 1, 6], None),
-        (False, [8, 1, 5, 6], 4),
-        (False, [5, 6, 5, 6], 2),
+        (False, [8, 9, 1, 5, 6], 5),
+        (False, [5, 6, 5, 6], 0),  # which did not begin with reasoning
+        (False, [1, 8, 9, 5, 6], 0),
         (True, [], None),
     ],
 )
 def test_reasoning_ends_behind_its_closing_mark(is_open: bool, answer: list[int], ended: int | None) -> None:
-    whole, piecewise = Thinking(rules(is_open=is_open)), Thinking(rules(is_open=is_open))
+    whole, piecewise = (Thinking(rules(is_open=is_open), is_bound=True) for _ in range(2))
     whole.follow(answer)
     for length in range(len(answer) + 1):
         piecewise.follow(answer[:length])
@@ -176,26 +177,45 @@ def test_reasoning_ends_behind_its_closing_mark(is_open: bool, answer: list[int]
 
 
 def test_without_reasoning_the_form_begins_at_once() -> None:
-    assert Thinking(None).ended == 0
+    thinking = Thinking(None, is_bound=True)
+    assert (thinking.ended, thinking.optional_token_id) == (0, None)
+
+
+def test_a_bound_answer_begins_with_its_form_or_with_reasoning() -> None:
+    thinking = Thinking(rules(), is_bound=True)
+    assert (thinking.ended, thinking.optional_token_id) == (None, 8)
+    thinking.follow([8])
+    assert (thinking.optional_token_id, thinking.forced_token_id([8])) == (None, 9)  # half a mark is none
+    thinking.follow([8, 9])
+    assert (thinking.ended, thinking.forced_token_id([8, 9])) == (None, None)
+    assert Thinking(rules(is_open=True), is_bound=True).optional_token_id is None
+    assert with_token(b"\x01", 9) == b"\x01\x02"
+
+
+def test_an_answer_without_a_form_may_begin_to_think_when_it_likes() -> None:
+    thinking = Thinking(rules(budget=1), is_bound=False)
+    answer = [1, 8, 9, 2]
+    thinking.follow(answer)
+    assert thinking.forced_token_id(answer) == 5
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("budget", range(5))
 def test_a_spent_budget_ends_the_reasoning(is_open: bool, budget: int) -> None:
     rng = Random(f"{is_open} {budget}")
-    answer = [] if is_open else [8]
-    thinking = Thinking(rules(is_open=is_open, budget=budget))
+    answer = [] if is_open else [8, 9]
+    thinking = Thinking(rules(is_open=is_open, budget=budget), is_bound=True)
     while thinking.ended is None:
         thinking.follow(answer)
         if thinking.ended is None:
             forced = thinking.forced_token_id(answer)
             answer.append(rng.choice([1, 2, 3]) if forced is None else forced)
     assert answer[-2:] == [5, 6]
-    assert len(answer) == (0 if is_open else 1) + budget + 2
+    assert len(answer) == (0 if is_open else 2) + budget + 2
 
 
 def test_the_end_of_a_budget_is_not_said_twice() -> None:
-    thinking = Thinking(rules(is_open=True, budget=2))
+    thinking = Thinking(rules(is_open=True, budget=2), is_bound=True)
     answer = [1, 5]  # the model has begun to close by itself
     thinking.follow(answer)
     assert thinking.forced_token_id(answer) == 6

@@ -67,16 +67,28 @@ class Guidance:
 class Thinking:
     """Follows an answer through its reasoning. A function of the tokens alone, so it can be made anew at any time.
 
+    An answer that is bound to a form begins with the form or with the mark that opens reasoning; so a model that need
+    not think keeps to the form, too.
+
     Args:
         rules: of the model and the request; None if there is no reasoning.
+        is_bound: the answer has a form, which begins where the reasoning ends.
     """
 
-    def __init__(self, rules: ThinkingRules | None) -> None:
+    def __init__(self, rules: ThinkingRules | None, *, is_bound: bool) -> None:
         self._rules = rules
+        self._is_bound = is_bound
         self._num_tokens = 0
         self._began: int | None = 0 if rules is not None and rules.is_open else None
         self.ended: int | None = 0 if rules is None else None
         """How many tokens the answer had when the reasoning was over; None before."""
+
+    @property
+    def optional_token_id(self) -> int | None:
+        """The token that may come next beside those of the form: at the beginning, the one that begins reasoning."""
+        rules = self._rules
+        is_undecided = self._is_bound and self._num_tokens == 0 and self._began is None
+        return rules.opening_token_ids[0] if rules is not None and is_undecided else None
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Look at an answer that has grown.
@@ -87,26 +99,31 @@ class Thinking:
         rules = self._rules
         while rules is not None and self.ended is None and self._num_tokens < len(token_ids):
             self._num_tokens += 1
-            if self._began is None and _ends_with(token_ids, self._num_tokens, rules.opening_token_ids):
+            if self._began is not None:
+                if _ends_with(token_ids, self._num_tokens, rules.closing_token_ids):
+                    self.ended = self._num_tokens
+            elif _ends_with(token_ids, self._num_tokens, rules.opening_token_ids):
                 self._began = self._num_tokens
-            elif _ends_with(token_ids, self._num_tokens, rules.closing_token_ids):
-                self.ended = self._num_tokens
+            elif self._is_bound and token_ids[0] != rules.opening_token_ids[0]:
+                self.ended = 0
 
     def forced_token_id(self, token_ids: Sequence[int]) -> int | None:
-        """The token that must come next because the budget is spent: one of the closing mark; None if any may.
+        """The token that must come next: the rest of a mark that was begun, or the closing mark when the budget is
+        spent; None if any may.
 
         Args:
             token_ids: all tokens of the answer, the same as were followed.
         """
         rules = self._rules
-        if rules is None or rules.budget is None or self._began is None or self.ended is not None:
+        if rules is None or self.ended is not None:
             return None
-        num_over = self._num_tokens - self._began - rules.budget
-        if num_over < 0:
+        if self._began is None:
+            return rules.opening_token_ids[self._num_tokens] if self._is_bound and self._num_tokens else None
+        if rules.budget is None or self._num_tokens - self._began < rules.budget:
             return None
-        closing = rules.closing_token_ids
+        closing, num_tokens = rules.closing_token_ids, len(token_ids)
         num_said = next(
-            n for n in range(len(closing) - 1, -1, -1) if _ends_with(token_ids, len(token_ids), closing[:n])
+            n for n in range(len(closing) - 1, -1, -1) if _ends_with(token_ids, num_tokens, closing[:n])
         )
         return closing[num_said]
 
@@ -120,3 +137,10 @@ def only(token_id: int, vocab_size: int) -> bytes:
     mask = bytearray((vocab_size + 7) // 8)
     mask[token_id // 8] = 1 << token_id % 8
     return bytes(mask)
+
+
+def with_token(mask: bytes, token_id: int) -> bytes:
+    """A mask that allows one token more."""
+    changed = bytearray(mask.ljust(token_id // 8 + 1, b"\0"))
+    changed[token_id // 8] |= 1 << token_id % 8
+    return bytes(changed)
