@@ -27,6 +27,7 @@ from triolet.actors.engine import Engine
 from triolet.actors.resumable import ResumableAnswers
 from triolet.actors.websocket import Handshake, ServerSocket, SocketLimits
 from triolet.config_gateway import GatewayConfig
+from triolet.errors import PromptTooLong
 from triolet.wire.access import Access
 from triolet.wire.answer import Answer
 from triolet.wire.conversation import Service, shutting_down
@@ -34,6 +35,7 @@ from triolet.wire.errors import WireError
 from triolet.wire.items import Message
 from triolet.wire.jsons import encode
 from triolet.wire.store import ResponseStore
+from triolet.wire.truncation import without_oldest
 from triolet.wire.turns import Turn
 
 PATH = "/v1/responses"
@@ -263,6 +265,19 @@ async def make_answer(
     Raises:
         Exception: there will be no answer, or no more of it.
     """
+    while True:
+        try:
+            await _make_answer(engine, answer, messages, owner, tell, room)
+            return
+        except PromptTooLong as error:  # known before anything was told
+            if answer.request.truncation != "auto":
+                raise
+            messages = without_oldest(messages, error)
+
+
+async def _make_answer(
+    engine: Engine, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+) -> None:
     request = answer.request
     stream = engine.generate(
         request.prompt(messages, answer.plan, engine.reasoning_parser),

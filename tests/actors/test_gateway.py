@@ -157,6 +157,19 @@ async def test_what_the_engine_can_not_take_is_an_error(autojump_clock: trio.tes
             assert {event["status"] for event in refused} == {429}
 
 
+async def test_a_chat_that_is_too_long_is_shortened_where_that_is_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chat = [{"role": "user", "content": str(number) * 1000} for number in range(1, 10)]
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
+        await client.create(input=chat)
+        assert (await client.until_ended())[-1]["error"]["code"] == "context_length_exceeded"
+        await client.create(input=chat, truncation="auto", seed=3)
+        events = await client.until_ended()
+    assert events[-1]["response"]["usage"]["input_tokens"] == 8000
+    assert text_of(events) == expected_text("".join(message["content"] for message in chat[1:]), 3, 8)
+
+
 # ------------------------------------------------------------------------------------- who may enter
 
 

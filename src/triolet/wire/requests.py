@@ -117,6 +117,7 @@ class CreateResponse:
         instructions: a system message before everything; not inherited by later turns.
         previous_response_id: continue that response: its input, its output, then this input.
         store: remember the response beyond this connection.
+        truncation: `auto` leaves the oldest messages out when the chat is too long; `disabled` refuses it.
         generate: false only takes the input in: a response without output, to continue from.
         stream_id: the lane.
         timeout: seconds after which the answer ends with what there is.
@@ -206,8 +207,6 @@ class CreateResponse:
             raise wrong("metadata", f"at most {MAX_METADATA_ENTRIES} entries", len(self.metadata))
         if self.background:
             raise unsupported("background", "background responses are not supported; stream instead")
-        if self.truncation != "disabled":
-            raise unsupported("truncation", "truncation must be disabled: this server drops no turns")
         check_stream_id(self.stream_id)
 
     def plan(self, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
