@@ -56,5 +56,6 @@ class EngineStatistics:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
-    longest_task_step_s: float = 0.0
-    num_long_task_steps: int = 0
+    # Of the machine more than of the engine: two snapshots are equal if the same has happened.
+    longest_task_step_s: float = attrs.field(default=0.0, eq=False)
+    num_long_task_steps: int = attrs.field(default=0, eq=False)
