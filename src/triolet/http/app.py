@@ -7,8 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from triolet.actors.answering import answering
 from triolet.actors.engine import Engine
-from triolet.actors.gateway import Gateway, answering
+from triolet.actors.gateway import Gateway
 from triolet.config_gateway import GatewayConfig
 from triolet.errors import TrioletError
 from triolet.http.chat import chat_completions

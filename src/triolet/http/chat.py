@@ -11,7 +11,7 @@ import attrs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.actors.gateway import new_id
+from triolet.actors.answering import new_id
 from triolet.actors.stream import TokenStream
 from triolet.core.outputs import RequestOutput
 from triolet.core.params import RequestOutputKind, SamplingParams
@@ -27,7 +27,7 @@ from triolet.wire.generation import Usage
 async def chat_completions(request: Request) -> Response:
     """Answer a chat, whole or in chunks."""
     service = service_of(request)
-    body = ChatRequest.of(await read_json(request))
+    body = await read_json(request, ChatRequest.of)
     service.check_model(body.model)
     plan = body.plan(service.engine.tool_parser, service.engine.reasoning_parser)
     params = body.params(service.engine.default_sampling_params(), plan)

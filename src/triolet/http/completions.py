@@ -11,7 +11,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.actors.gateway import new_id
+from triolet.actors.answering import new_id
 from triolet.actors.stream import TokenStream
 from triolet.core.outputs import RequestOutput
 from triolet.core.params import SamplingParams
@@ -26,7 +26,7 @@ from triolet.wire.generation import Usage
 async def completions(request: Request) -> Response:
     """Continue a text, or several at once."""
     service = service_of(request)
-    body = CompletionRequest.of(await read_json(request))
+    body = await read_json(request, CompletionRequest.of)
     service.check_model(body.model)
     params = body.params(service.engine.default_sampling_params())
     answer = _Answer(service, body, params, service.arguments(request, body), owner_of(request))

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triolet.actors.gateway import new_id
+from triolet.actors.answering import new_id
 from triolet.http.errors import answer_error, error_response
 from triolet.http.reading import Gone
 from triolet.http.service import Service

@@ -23,17 +23,20 @@ class Gone(Exception):
     """The client has gone; nobody is there to be told."""
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The body, which is one JSON object.
+async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) -> T:
+    """The body, which is one JSON object, structured.
 
+    Args:
+        request: its body is still to come.
+        structure: makes of the object what is wanted; of a long one in another thread.
     Raises:
-        WireError: it is not, it is too long, or it takes too long to come.
+        WireError: it is no such thing, it is too long, or it takes too long to come.
         Gone: the client went before its end.
     """
     body = await _read(request)
     if len(body) < LONG_BODY_BYTES:
-        return parse_object(body)
-    return await trio.to_thread.run_sync(parse_object, body)
+        return structure(parse_object(body))
+    return await trio.to_thread.run_sync(lambda: structure(parse_object(body)))
 
 
 async def _read(request: Request) -> bytes:

@@ -10,7 +10,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.actors.gateway import make_answer
+from triolet.actors.answering import make_answer
 from triolet.http.errors import error_response, log_failure
 from triolet.http.reading import read_json, until_gone
 from triolet.http.service import Service, deadline_of, owner_of, service_of
@@ -31,7 +31,7 @@ MAX_NUMBER_DIGITS = 18
 async def responses(request: Request) -> Response:
     """Make a response, whole or in events."""
     service, owner = service_of(request), owner_of(request)
-    body = CreateResponse.of(await read_json(request))
+    body = await read_json(request, CreateResponse.of)
     service.check_model(body.model)
     if body.resumable and service.gateway is None:
         raise unsupported("resumable", "resumable is not supported without a gateway")

@@ -10,8 +10,9 @@ import attrs
 import trio
 from starlette.requests import Request
 
+from triolet.actors.answering import salt_of
 from triolet.actors.engine import Engine
-from triolet.actors.gateway import Gateway, salt_of
+from triolet.actors.gateway import Gateway
 from triolet.config_gateway import GatewayConfig
 from triolet.metrics import Metrics
 from triolet.wire.access import Access

@@ -42,6 +42,18 @@ class TokenizeRequest:
     messages: ChatMessages | None = None
     return_token_strs: bool = False
 
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> TokenizeRequest:
+        """Structure a body.
+
+        Raises:
+            WireError: names the field, the rule and what came.
+        """
+        for name, harmless in _NOT_OFFERED.items():
+            if payload.get(name) not in (None, harmless):
+                raise unsupported(name, f"{name} is not supported by this server")
+        return structure(payload, cls)
+
 
 @attrs.frozen(kw_only=True)
 class DetokenizeRequest:
@@ -65,11 +77,7 @@ class EmbeddingsRequest:
 async def tokenize(request: Request) -> Response:
     """The tokens that a prompt becomes, the chat template's included."""
     service = service_of(request)
-    payload = await read_json(request)
-    for name, harmless in _NOT_OFFERED.items():
-        if payload.get(name) not in (None, harmless):
-            raise unsupported(name, f"{name} is not supported by this server")
-    body = structure(payload, TokenizeRequest)
+    body = await read_json(request, TokenizeRequest.of)
     codec = _codec(service, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise missing("prompt or messages")
@@ -94,7 +102,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of tokens."""
     service = service_of(request)
-    body = structure(await read_json(request), DetokenizeRequest)
+    body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
     codec, vocab_size = _codec(service, body.model), service.engine.model_info.vocab_size
     for token_id in body.tokens:
         if not 0 <= token_id < vocab_size:
@@ -105,7 +113,7 @@ async def detokenize(request: Request) -> Response:
 
 async def embeddings(request: Request) -> Response:
     """No vectors yet: the request is checked, and refused for what it is."""
-    body = structure(await read_json(request), EmbeddingsRequest)
+    body = await read_json(request, lambda payload: structure(payload, EmbeddingsRequest))
     service_of(request).check_model(body.model)
     if body.encoding_format not in ENCODINGS:
         raise wrong("encoding_format", " or ".join(ENCODINGS), body.encoding_format)

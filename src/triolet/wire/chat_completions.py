@@ -33,6 +33,7 @@ from triolet.wire.generation import (
 from triolet.wire.items import Message
 from triolet.wire.strict import CONVERTER, Wrong
 
+MAX_MESSAGES = 65_536  # of four tokens each they fill the longest contexts there are
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _WRITTEN = {"input": "messages", "max_output_tokens": "max_tokens"}
 
@@ -51,6 +52,8 @@ class ChatMessages:
         """Structure them."""
         if not isinstance(value, list) or not value:
             raise Wrong("a list of at least one message", value)
+        if len(value) > MAX_MESSAGES:
+            raise wrong("messages", f"at most {MAX_MESSAGES} messages", len(value))
         for place, message in enumerate(value):
             if not isinstance(message, dict):
                 raise wrong(f"messages[{place}]", "an object", message)
