@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 from trio_websocket import ConnectionClosed
 
+from triolet.actors.answering import Room, Tell
 from triolet.actors.outbox import Outbox
 from triolet.actors.websocket import PING, ServerSocket
 from triolet.config_gateway import GatewayConfig
@@ -24,14 +25,11 @@ from triolet.wire.client_events import ClientEvent, read_event
 from triolet.wire.conversation import Conversation, Service
 from triolet.wire.errors import of_exception
 from triolet.wire.jsons import encode
-from triolet.wire.output_items import Event
 from triolet.wire.turns import Close, Effect, Send, Start, Stop, Turn
 
 LONG_MESSAGE_BYTES = 2**16  # takes a millisecond to read: the other connections do not wait for longer ones
 FAILED, SLOW = 1011, 1013
 
-Tell = Callable[[Sequence[Event]], None]
-Room = Callable[[], Awaitable[None]]
 AnswerTurn = Callable[[Turn, str | None, Tell, Room], Awaitable[None]]
 """Has a turn answered: told of its events by the first function, after the second has let it go on."""
 

@@ -1,0 +1,111 @@
+"""How a request of the Responses protocol is answered by the engine, whatever it came over."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from triolet.actors.engine import Engine
+from triolet.config_gateway import GatewayConfig
+from triolet.errors import PromptTooLong
+from triolet.wire.answer import Answer
+from triolet.wire.conversation import Service
+from triolet.wire.items import Message
+from triolet.wire.output_items import Event
+from triolet.wire.store import ResponseStore
+from triolet.wire.truncation import without_oldest
+
+Tell = Callable[[Sequence[Event]], None]
+"""Gets the events of an answer."""
+
+Room = Callable[[], Awaitable[None]]
+"""Waits until whoever is told should be told more."""
+
+
+async def make_answer(
+    engine: Engine, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+) -> None:
+    """Have an engine answer, from the first event to the last; leaving it is the abort.
+
+    Args:
+        engine: answers.
+        answer: still without any event.
+        messages: what the model is asked with.
+        owner: whose it is.
+        tell: gets the events.
+        room: waits until it should get more.
+    Raises:
+        Exception: there will be no answer, or no more of it.
+    """
+    while True:
+        try:
+            await _make_answer(engine, answer, messages, owner, tell, room)
+            return
+        except PromptTooLong as error:  # known before anything was told
+            if answer.request.truncation != "auto":
+                raise
+            messages = without_oldest(messages, error)
+
+
+async def _make_answer(
+    engine: Engine, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+) -> None:
+    request = answer.request
+    stream = engine.generate(
+        request.prompt(messages, answer.plan, engine.reasoning_parser),
+        answer.params,
+        request_id=answer.response_id,
+        priority=request.priority,
+        client=request.client or owner,
+        deadline=None if request.timeout is None else trio.current_time() + request.timeout,
+        cache_salt=salt_of(request.cache_salt, owner),
+    )
+    async with stream:
+        tell(answer.begin())
+        async for output in stream:
+            tell(answer.add(output, int(time.time())))
+            await room()
+
+
+def answering(
+    engine: Engine,
+    config: GatewayConfig,
+    find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None,
+) -> Service:
+    """What conversations must know of a server.
+
+    Args:
+        engine: answers.
+        config: the limits.
+        find_resumable: the answer of that id that may be read on, for this owner.
+    """
+    return Service(
+        models=_names(engine),
+        defaults=engine.default_sampling_params(),
+        store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
+        new_id=new_id,
+        tool_parser=engine.tool_parser,
+        reasoning_parser=engine.reasoning_parser,
+        find_resumable=find_resumable,
+        max_active=config.max_active_responses,
+        max_lanes=config.max_lanes,
+        max_queued=config.max_queued_responses,
+        max_queued_bytes=4 * config.max_message_bytes,
+    )
+
+
+def _names(engine: Engine) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (engine.model_name, engine.config.model))))
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def salt_of(salt: str | None, owner: str | None) -> str | None:
+    """Prefixes are shared between requests of one key only: how long one takes would tell what others ask."""
+    return salt if owner is None else f"{owner}:{salt or ''}"
