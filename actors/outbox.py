@@ -47,6 +47,7 @@ class Outbox:
 
     def give_up(self, code: int, reason: str) -> None:
         """The connection ends, and what waits is dropped."""
+        self._num_bytes -= sum(map(len, self._texts))
         self._texts.clear()
         self.put_close(code, reason)
 

@@ -165,6 +165,8 @@ class ServerSocket(WebSocketConnection):
                 for start in range(0, len(data), SEND_BYTES):
                     await self._stream.send_all(data[start : start + SEND_BYTES])
                     self.sending_since = trio.current_time()
+                    if list(texts) != [PING]:  # which the network takes for a client that is gone, too
+                        self.heard_s = self.sending_since
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._abort_web_socket()
                 raise ConnectionClosed(self._close_reason) from None

@@ -312,6 +312,20 @@ async def test_a_client_that_never_comes_back_is_forgotten(autojump_clock: trio.
                 assert gateway.num_connections == 0
 
 
+async def test_a_client_that_reads_slowly_is_alive_though_it_comes_late_to_its_pings(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(ping_interval=2.0, write_timeout=5.0)
+    pair = trio.testing.lockstep_stream_pair()
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected_through(gateway, pair) as slow:
+            await slow.create(max_output_tokens=4000)
+            for _ in range(20):
+                await trio.sleep(1)
+                assert await slow.stream.receive_some(4000)
+            assert gateway.num_connections == 1 and engine.statistics().num_requests_live == 1
+
+
 async def test_a_client_without_a_sign_of_life_is_disconnected(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
