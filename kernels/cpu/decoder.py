@@ -84,6 +84,12 @@ class CppLinear:
     scales: Tensor | None = None
     offsets: Tensor | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all of it."""
+        parts = (self.weights, self.bias, self.scales, self.offsets)
+        return sum(part.nbytes for part in parts if part is not None)
+
     def struct(self) -> LinearStruct:
         """What the C++ side reads."""
         return LinearStruct(

@@ -97,6 +97,12 @@ class CpuDecoder:
         """What the engine is built from."""
         return self._spec
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights, packed, with norms and rotary tables."""
+        linears = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear)]
+        return sum(linears) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
+
     def wake(self) -> None:
         """A step is about to be asked for: its threads may wake up while its input is made."""
         self._cpp.triolet_wake()

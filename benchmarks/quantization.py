@@ -1,0 +1,139 @@
+"""What int8 weights lose: logits of the same tokens, in float32, bfloat16 and with quantization="int8".
+
+    python benchmarks/quantization.py [--model triolet-nano llama-160m] [--output results.jsonl]
+
+The tokens are prompts with the float32 model's own greedy answers. Columns: the distance of the logits from float32's,
+relative to their size; the mean Kullback-Leibler divergence of the next token's distribution, in nats; the share of
+positions at which the likeliest token is float32's; the perplexity of the answers; and the bytes of the weights.
+triolet-nano is trained and answers in sentences; the other models have random weights and stand for their widths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+from common import MODELS, machine, make_model, report
+from torch import Tensor
+
+import triolet
+from triolet import SamplingParams
+from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.model.cpu_plan import CpuDecoder
+from triolet.model.kv_cache import allocate_kv_cache
+from triolet.model.load import load_model
+from triolet.nano import PATH
+
+NANO = "triolet-nano"
+QUESTIONS = (
+    "Hello!", "Who are you?", "Tell me a story.", "Count to ten.", "What is 12 plus 7?", "Spell tree.",
+    "What day comes after Monday?", "Say the months.",
+)  # fmt: skip
+KINDS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
+
+
+async def answers(folder: Path, is_trained: bool) -> list[tuple[list[int], list[int]]]:
+    """Prompts and the float32 model's answers to them, as ids."""
+    dice = random.Random(0)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=not is_trained)
+    async with triolet.open_engine(model=str(folder), dtype="float32", runner="inline") as engine:
+        vocab_size = engine.model_info.vocab_size
+        prompts: list[Any] = [[dice.randrange(vocab_size) for _ in range(64)] for _ in QUESTIONS]
+        if is_trained:
+            prompts = [[{"role": "user", "content": text}] for text in QUESTIONS]
+        outputs = [await engine.complete(prompt, params) for prompt in prompts]
+    return [(list(each.prompt_token_ids or ()), list(each.outputs[0].token_ids)) for each in outputs]
+
+
+def logits_of(model: CpuDecoder, ids: list[int]) -> Tensor:
+    """[len(ids), vocab_size] float32."""
+    block_size, count = 16, len(ids)
+    num_blocks = -(-count // block_size)
+    device = torch.device("cpu")
+    cache = allocate_kv_cache(model.spec, num_blocks=num_blocks, block_size=block_size, device=device)
+    attention = AttentionMetadata(
+        cu_query_lens=torch.tensor([0, count], dtype=torch.int32),
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
+        slot_mapping=torch.arange(count),
+        query_lens_host=(count,),
+        seq_lens_host=(count,),
+    )
+    positions = torch.arange(count)
+    return model.forward(torch.tensor(ids), positions, cache, attention, positions).float()
+
+
+def compare(name: str, folder: Path) -> list[dict[str, Any]]:
+    """A line per kind of weights."""
+    pairs = trio.run(answers, folder, name == NANO)
+    truths: list[Tensor] = []
+    lines = []
+    for dtype, quantization in KINDS:
+        chosen = None if quantization == "none" else quantization
+        model = load_model(str(folder), dtype=dtype, quantization=chosen).model
+        if not isinstance(model, CpuDecoder):
+            raise RuntimeError("the model must run as one C++ step")
+        found = [logits_of(model, prompt + answer)[len(prompt) - 1 : -1] for prompt, answer in pairs]
+        truths = truths or found
+        told = torch.cat([torch.tensor(answer) for _, answer in pairs])
+        lines.append(
+            {
+                "bench": "quantization",
+                "model": name,
+                "dtype": dtype,
+                "quantization": quantization,
+                **losses(torch.cat(truths), torch.cat(found), told),
+                "weights_mib": model.num_bytes / 2**20,
+                "positions": len(told),
+                **machine(),
+            }
+        )
+    return lines
+
+
+def losses(truth: Tensor, found: Tensor, told: Tensor) -> dict[str, float]:
+    """Of logits [positions, vocab_size], beside true ones and the tokens that followed."""
+    right, ours = truth.log_softmax(dim=1), found.log_softmax(dim=1)
+    return {
+        "distance": ((found - truth).norm() / truth.norm()).item(),
+        "divergence": (right.exp() * (right - ours)).sum(dim=1).mean().item(),
+        "agreement": (found.argmax(dim=1) == truth.argmax(dim=1)).float().mean().item(),
+        "perplexity": (-ours.gather(1, told[:, None]).mean()).exp().item(),
+    }
+
+
+def main() -> None:
+    """Parse, measure, report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", nargs="+", choices=[NANO, *MODELS], default=[NANO, "llama-160m"])
+    parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
+    arguments = parser.parse_args()
+    lines = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in arguments.model:
+            folder = PATH
+            if name != NANO:
+                folder = make_model(name, Path(scratch) / name, dtype=torch.float32)
+            lines += compare(name, folder)
+    columns = (
+        "model",
+        "dtype",
+        "quantization",
+        "distance",
+        "divergence",
+        "agreement",
+        "perplexity",
+        "weights_mib",
+    )
+    report(lines, columns, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
