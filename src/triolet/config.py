@@ -61,8 +61,8 @@ class EngineConfig:
     )
     quantization: str = option(
         # Off by default: it answers a little differently.
-        "Of the weights, while they are read: int8 rounds them to bytes, for models like Llama on a CPU; half the memory "
-        "of bfloat16 and up to twice the speed, at some loss.",
+        "Of the weights, while they are read: int8 rounds them to bytes, for models like Llama on a CPU; half the "
+        "memory of bfloat16 and up to twice the speed, at some loss.",
         default="none",
         validator=one_of(QUANTIZATIONS),
     )

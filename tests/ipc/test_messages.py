@@ -94,7 +94,10 @@ TOKEN = ["r", 1, 0, 5, None]
         ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]]]]),  # an int for a bool
         ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]]]]),  # a text among ids
         ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]]]]),  # a text for bytes
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]]]]),  # a text for a drafted id
+        (
+            "requests",
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]]]],
+        ),  # a text for a drafted id
         ("requests", ["StepPlan", [7, "", [], []]]),  # a text for a list
         ("requests", ["StepPlan", [7, {}, [], []]]),  # a mapping for a list
         ("requests", ["StepPlan", {"step_id": 7}]),

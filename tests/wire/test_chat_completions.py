@@ -56,7 +56,8 @@ def test_null_is_the_same_as_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_the_longest_answer_has_two_names(name: str) -> None:
-    assert params_of(**{name: 7}).max_tokens == 7
+    named: dict[str, Any] = {name: 7}
+    assert params_of(**named).max_tokens == 7
 
 
 def test_unknown_keys_are_let_pass() -> None:
