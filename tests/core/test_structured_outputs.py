@@ -69,8 +69,17 @@ def test_exactly_one_kind_must_be_given() -> None:
         ({"choice": ["a", ""]}, "structured_outputs.choice must hold only strings, none of them empty"),
         ({"choice": ["a"] * (MAX_CHOICES + 1)}, "structured_outputs.choice must have at most 4096 entries"),
         ({"choice": ["a\0"]}, "structured_outputs.choice must hold no NUL character"),
-        ({"structural_tag": "{}"}, "structured_outputs.structural_tag is not offered yet"),
-        ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern is about json and json_object only"),
+        ({"structural_tag": "{}"}, "structural_tag must have lists of structures and triggers"),
+        ({"structural_tag": True}, "structural_tag must have lists of structures and triggers"),
+        ({"structural_tag": {"structures": [{}], "triggers": ["<"]}}, "structures of begin, schema and end"),
+        (
+            {"structural_tag": {"structures": [{"begin": "f", "schema": {}, "end": ""}], "triggers": ["<"]}},
+            "structures that begin with one of its triggers, got 'f'",
+        ),
+        (
+            {"regex": "a", "whitespace_pattern": " "},
+            "whitespace_pattern is about json, json_object and structural_tag only",
+        ),
         ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace is about json"),
         ({"json_object": True, "disable_additional_properties": True}, "properties is about json only"),
         (

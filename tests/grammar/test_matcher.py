@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from tests.grammar.vocabularies import EOS, bits, small_tokenizer, tokens, vocabulary
 from triolet.core.structured_outputs import StructuredOutputsParams
@@ -230,6 +230,49 @@ def test_whitespace_is_left_out_or_follows_the_pattern(
     text = walk(tokenizer, tabbed, Random(seed))
     assert len(json.loads(text)) == 3
     assert not set(text) & set(" \r\n")
+
+
+ADD = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 2]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TAG = {
+    "structures": [
+        {"begin": "<call>add ", "schema": ADD, "end": "</call>"},
+        {"begin": "<call>now", "schema": {"const": 0}, "end": "!"},
+        {"begin": "#", "schema": {"type": "boolean"}, "end": ""},
+    ],
+    "triggers": ["<call>", "#"],
+}
+
+
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+def test_text_is_free_and_a_trigger_is_followed_by_one_of_its_structures(kind: str) -> None:
+    tokenizer = small_tokenizer(MERGES)
+    if kind != "text":
+        tokenizer.add_tokens([AddedToken("<call>", special=kind == "special")])
+    grammar = Grammar(
+        tokens(tokenizer), StructuredOutputsParams(structural_tag=TAG, disable_any_whitespace=True)
+    )
+
+    def after(text: str) -> tuple[set[str], bool]:
+        """What may follow a text, as far as that is little, and whether it may end there."""
+        guided = grammar.guide(GuideStep(0, 0, tuple(tokenizer.encode(text).ids)))
+        assert guided.problem == "", text
+        allowed = bits(guided.mask)
+        ends = tokenizer.token_to_id(EOS) in allowed
+        allowed.discard(tokenizer.token_to_id(EOS))
+        return (set() if len(allowed) > 50 else {text_of(tokenizer, i) for i in allowed}), ends
+
+    assert after("any text, é {") == (set(), True)
+    assert after("then <call>") == ({"a", "n"}, False)
+    assert after('then <call>add {"x":') == ({"1", "2"}, False)
+    assert after('then <call>add {"x":2}</call') == ({">"}, False)
+    assert after('then <call>add {"x":2}</call> and on') == (set(), True)
+    assert after("<call>now0") == ({"!"}, False)
+    assert after("<call>now0!#tru") == ({"e"}, False)
 
 
 def test_any_schema_object_is_closed_and_nothing_else() -> None:

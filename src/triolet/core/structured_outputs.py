@@ -48,37 +48,58 @@ def _text(value: Any, field: attrs.Attribute[Any]) -> str | None:
     return str.__str__(value)
 
 
-def _schema(value: Any) -> str | None:
-    """A JSON schema as its text, whether it came as text or as data."""
+def _json(value: Any, field: attrs.Attribute[Any], rule: str) -> str | None:
+    """JSON as its text, whether it came as text or as data."""
+    name = f"structured_outputs.{field.name}"
     if isinstance(value, str):
-        _text(value, attrs.fields(StructuredOutputsParams).json)
+        _text(value, field)
         try:
             value = json_text.loads(value)
         except RecursionError:
-            raise _too_deep() from None
+            raise _too_deep(name) from None
         except ValueError as error:
-            raise InvalidParams(
-                f"structured_outputs.json must be JSON: {error}", field="structured_outputs.json", got=value
-            ) from None
+            raise InvalidParams(f"{name} must be JSON: {error}", field=name, got=value) from None
     if value is None:
         return None
     if not isinstance(value, Mapping | bool):
-        raise _wrong("json", "must be a JSON schema: a mapping, or its text", value)
-    _check_nesting(value)
+        raise _wrong(field.name, f"must be {rule}: a mapping, or its text", value)
+    _check_nesting(value, field.name)
     try:
         text = json_text.dumps(value, default=dict, ensure_ascii=False, allow_nan=False)
-        return _text(text, attrs.fields(StructuredOutputsParams).json)
     except (TypeError, ValueError) as error:
-        if isinstance(error, InvalidParams):
-            raise
-        raise InvalidParams(
-            f"structured_outputs.json must be a JSON schema: {error}",
-            field="structured_outputs.json",
-            got=shown(value),
-        ) from None
+        raise InvalidParams(f"{name} must be {rule}: {error}", field=name, got=shown(value)) from None
+    return _text(text, field)
 
 
-def _check_nesting(value: object) -> None:
+def _schema(value: Any) -> str | None:
+    return _json(value, attrs.fields(StructuredOutputsParams).json, "a JSON schema")
+
+
+def _structural_tag(value: Any) -> str | None:
+    text = _json(value, attrs.fields(StructuredOutputsParams).structural_tag, "a structural tag")
+    if text is not None:
+        _check_structural_tag(json_text.loads(text))
+    return text
+
+
+def _check_structural_tag(tag: Any) -> None:
+    fields: dict[str, Any] = tag if isinstance(tag, dict) else {}
+    structures, triggers = fields.get("structures", []), fields.get("triggers", [])
+    if not _is_list_of(structures, dict) or not _is_list_of(triggers, str) or not all(triggers):
+        raise _wrong("structural_tag", "must have lists of structures and triggers, none of them empty", tag)
+    for structure in structures:
+        begin, end, schema = (structure.get(name) for name in ("begin", "end", "schema"))
+        if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
+            raise _wrong("structural_tag", "must have structures of begin, schema and end", structure)
+        if not any(begin.startswith(trigger) for trigger in triggers):
+            raise _wrong("structural_tag", "must have structures that begin with one of its triggers", begin)
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, kind) for item in value)
+
+
+def _check_nesting(value: object, field: str) -> None:
     """Level by level, so that no schema is deeper than this function's stack. A schema that holds itself is endless."""
     level: list[object] = [value]
     for _ in range(MAX_NESTING):
@@ -91,16 +112,13 @@ def _check_nesting(value: object) -> None:
         if not level:
             return
         if len(level) > MAX_TEXT_CHARS:
-            raise _wrong("json", f"must have at most {MAX_TEXT_CHARS} values", len(level))
+            raise _wrong(field, f"must have at most {MAX_TEXT_CHARS} values", len(level))
     if any(isinstance(inner, Mapping | list | tuple) for inner in level):
-        raise _too_deep()
+        raise _too_deep(f"structured_outputs.{field}")
 
 
-def _too_deep() -> InvalidParams:
-    return InvalidParams(
-        f"structured_outputs.json must be nested no deeper than {MAX_NESTING} levels",
-        field="structured_outputs.json",
-    )
+def _too_deep(name: str) -> InvalidParams:
+    return InvalidParams(f"{name} must be nested no deeper than {MAX_NESTING} levels", field=name)
 
 
 def _choices(value: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -142,7 +160,8 @@ def _strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list
 
 @attrs.frozen(kw_only=True, field_transformer=_strict_plain_fields)
 class StructuredOutputsParams:
-    """The form that an answer must have: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`.
+    """The form that an answer must have: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`,
+    `structural_tag`.
 
     Args:
         json: a JSON schema, as data or as text; kept as text.
@@ -153,7 +172,9 @@ class StructuredOutputsParams:
         disable_any_whitespace: JSON without whitespace between its parts.
         disable_additional_properties: objects of a JSON schema hold no properties but those named.
         whitespace_pattern: regular expression of what may stand between the parts of JSON.
-        structural_tag: not offered; refused by name.
+        structural_tag: text with structures in it, `{"structures": [{"begin": ..., "schema": ..., "end": ...}],
+            "triggers": [...]}`, as data or as text: where the text says a trigger, one of the structures that begin
+            with it follows.
 
     Raises:
         InvalidParams: names the field, the rule and what came.
@@ -167,7 +188,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | None = attrs.field(default=None, converter=_structural_tag)
 
     def __attrs_post_init__(self) -> None:
         kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -180,8 +201,6 @@ class StructuredOutputsParams:
                 f"You must use one kind of structured outputs constraint but none are specified; "
                 f"the kinds are {', '.join(KINDS)}"
             )
-        if self.structural_tag is not None:
-            raise _wrong("structural_tag", "is not offered yet", self.structural_tag)
         if self.json_object is not None and self.json_object is not True:
             raise _wrong("json_object", "must be True, or left out", self.json_object)
         self._check_options()
@@ -189,10 +208,11 @@ class StructuredOutputsParams:
     def _check_options(self) -> None:
         if self.disable_additional_properties and self.json is None:
             raise _wrong("disable_additional_properties", "is about json only", True)
-        is_json = self.json is not None or self.json_object is not None
         for field in ("disable_any_whitespace", "whitespace_pattern"):
-            if getattr(self, field) and not is_json:
-                raise _wrong(field, "is about json and json_object only", getattr(self, field))
+            if getattr(self, field) and self.kind not in ("json", "json_object", "structural_tag"):
+                raise _wrong(
+                    field, "is about json, json_object and structural_tag only", getattr(self, field)
+                )
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise _wrong("whitespace_pattern", "contradicts disable_any_whitespace", self.whitespace_pattern)
 
@@ -204,7 +224,8 @@ class StructuredOutputsParams:
     @property
     def num_bytes(self) -> int:
         """Size of what is to be compiled, bytes."""
-        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern, *(self.choice or ()))
+        texts = [self.json, self.regex, self.grammar, self.structural_tag, self.whitespace_pattern]
+        texts += self.choice or ()
         return sum(len(text.encode()) for text in texts if text)
 
     def check_size(self, max_bytes: int) -> None:

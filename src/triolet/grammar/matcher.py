@@ -49,6 +49,13 @@ class Tokens:
             ) from error
         self.eos_token_ids = tuple(self.tokenizer.eos_tokens)
 
+    def special_token(self, text: str) -> int | None:
+        """The id of a text that is one special token; None for any other text."""
+        token_ids = self.tokenizer.tokenize_str(text, parse_special=True)
+        if len(token_ids) != 1 or not self.tokenizer.is_special_token(token_ids[0]):
+            return None
+        return token_ids[0]
+
 
 @attrs.define(eq=False)
 class _Answer:
@@ -74,7 +81,7 @@ class Grammar:
         self._tokens = tokens
         self._answers: dict[int, _Answer] = {}
         try:
-            source = grammar_source(params)
+            source = grammar_source(params, tokens.special_token)
         except Exception as error:  # whatever the reader of foreign notations raises
             raise WrongGrammar(_problem(error)) from error
         self._beginning = LLMatcher(tokens.tokenizer, source, log_level=0, limits=LIMITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -20,9 +21,15 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
-def grammar_source(params: StructuredOutputsParams) -> str:
+SpecialToken = Callable[[str], int | None]
+
+
+def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken) -> str:
     """The grammar in llguidance's own notation.
 
+    Args:
+        params: what it says.
+        special_token: the id of a text that is one special token, or None.
     Raises:
         ValueError: a grammar in a notation that can not be read.
     """
@@ -33,6 +40,8 @@ def grammar_source(params: StructuredOutputsParams) -> str:
             if params.disable_additional_properties:
                 schema = closed(schema)
             return _json_source(schema, params)
+        case "structural_tag":
+            return _tagged_source(json.loads(params.structural_tag or ""), params, special_token)
         case "json_object":
             return _json_source({"type": "object"}, params)
         case "regex":
@@ -44,13 +53,45 @@ def grammar_source(params: StructuredOutputsParams) -> str:
             return LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
 
 
+def _json_options(params: StructuredOutputsParams) -> JsonCompileOptions:
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
+
+
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
-    options: JsonCompileOptions = {"whitespace_flexible": False}
-    if not params.disable_any_whitespace:
-        options = {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
     if not isinstance(schema, dict):  # true and false are schemas, too; options can not be written into them
         schema = {"anyOf": [schema]}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_json_options(params))
+
+
+def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: SpecialToken) -> str:
+    """Text, and where it says a trigger, a structure. A trigger may be a special token, which no text can spell."""
+    lines = ["%llguidance {}", "start: tagged* TEXT", "TEXT: /(.|\\n)*/"]
+    names = []
+    for place, trigger in enumerate(tag["triggers"]):
+        bodies = [
+            _structure(structure, structure["begin"][len(trigger) :], params)
+            for structure in tag["structures"]
+            if structure["begin"].startswith(trigger)
+        ]
+        if not bodies:
+            continue
+        names.append(f"tag_{place}")
+        token_id = special_token(trigger)
+        if token_id is None:
+            lines.append(f"trigger_{place}[lazy]: TEXT {json.dumps(trigger)}")
+            lines.append(f"tag_{place}: trigger_{place} ({' | '.join(bodies)})")
+        else:
+            lines.append(f"tag_{place}: TEXT <[{token_id}]> ({' | '.join(bodies)})")
+    lines.append("tagged: " + " | ".join(names))
+    return LLMatcher.grammar_from_lark("\n".join(lines))
+
+
+def _structure(structure: Any, begin: str, params: StructuredOutputsParams) -> str:
+    schema = {**structure["schema"], "x-guidance": _json_options(params)}
+    parts = [json.dumps(begin) if begin else "", "%json " + json.dumps(schema)]
+    return " ".join([*parts, json.dumps(structure["end"]) if structure["end"] else ""])
 
 
 def closed(schema: Any) -> Any:
