@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from tests.actors.harness import VOCAB, LetterCodec
+from tests.core.fake_model import REPETITIVE
 from triolet.core.messages import Tokenize
 from triolet.core.params import RequestOutputKind
 from triolet.core.plan import RowStart
@@ -164,12 +165,17 @@ def draw_story(seed: int) -> Story:
     asks = _draw_asks(rng, num_blocks * block_size, most=24 if mood == "poisoned" else 10)
     if mood == "poisoned":
         asks = _poison(rng, asks)
+    guesses = random.Random(
+        f"guesses {seed}"
+    )  # dice of their own: the rest of the story stays as it is without
+    if is_guessing := guesses.random() < 0.5:
+        asks = _repeat(guesses, asks)
     ending: Ending = rng.choices(("wait", "drain", "leave"), (70, 20, 10))[0]
     is_sudden = ending == "drain" and rng.random() < 0.7  # the others are mostly through by then
     return Story(
         seed=seed,
         mood=mood,
-        limits=_draw_limits(rng, is_famine=is_famine),
+        limits=_draw_limits(rng, is_famine=is_famine) | (_draw_guesses(guesses) if is_guessing else {}),
         num_blocks=num_blocks,
         block_size=block_size,
         eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
@@ -193,6 +199,14 @@ def _draw_limits(rng: random.Random, *, is_famine: bool) -> dict[str, Any]:
         "policy": rng.choice(("fcfs", "priority")),
         "enable_prefix_caching": rng.random() < 0.8,
         "step_timeout": rng.choice((0.05, 0.3)),
+    }
+
+
+def _draw_guesses(rng: random.Random) -> dict[str, Any]:
+    return {
+        "speculative": "ngram",
+        "num_speculative_tokens": rng.choice((1, 2, 4, 8)),
+        "prompt_lookup_min": rng.choice((1, 1, 2)),
     }
 
 
@@ -247,6 +261,16 @@ def _draw_ask(
         cancel_after_s=_sometimes(rng, 0.08, rng.uniform(0, 0.2)),
         cancel_at_checkpoint=_sometimes(rng, 0.15, rng.randint(1, 12)),
         abort_after_s=_sometimes(rng, 0.12, rng.choice((0.0, rng.uniform(0, 0.2)))),
+    )
+
+
+def _repeat(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """Many are answered what they have been answered before."""
+    return tuple(
+        attrs.evolve(ask, params=ask.params | {"seed": REPETITIVE + ask.params["seed"]})
+        if rng.random() < 0.7
+        else ask
+        for ask in asks
     )
 
 
