@@ -7,10 +7,12 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import transformers
 
@@ -129,3 +131,39 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "-" if value is None else str(value)
+
+
+@attrs.frozen
+class Machine:
+    """What this machine can do at best, measured with torch's own kernels on its threads.
+
+    Args:
+        bytes_per_s: reading a buffer of the size of the weights.
+        flop_per_s: multiplying large matrices of the model's dtype.
+    """
+
+    bytes_per_s: float
+    flop_per_s: float
+
+    @classmethod
+    def measured(cls, num_bytes: int, dtype: torch.dtype) -> Machine:
+        """Now; the best of several."""
+        buffer = torch.ones(num_bytes // 4)
+        left, right = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+        read_s = _best_s(buffer.sum, 15)
+        multiply_s = _best_s(lambda: left @ right, 30)
+        return cls(num_bytes / read_s, 2 * 512 * 1024 * 1024 / multiply_s)
+
+    def floor_s(self, num_parameters: int, num_bytes: int, prefill: int, decodes: int, steps: int) -> float:
+        """The least time for so many tokens in so many steps: each weight is read once a step, and multiplied."""
+        multiply_s = 2 * num_parameters / self.flop_per_s
+        return prefill * multiply_s + max(decodes * multiply_s, steps * num_bytes / self.bytes_per_s)
+
+
+def _best_s(work: Callable[[], object], rounds: int) -> float:
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return min(taken)

@@ -5,6 +5,9 @@
 Workloads: `single` is one request, 128 tokens in, 128 out. `batch` is 32 requests at once, 32 to 256 tokens in and 32
 to 256 out. `prefix` is 32 requests that share their first 512 tokens, 32 tokens of their own, 32 out. All greedy.
 
+The floor is what the machine needs at least, by torch's own speed at reading memory and multiplying matrices: every
+weight read once a step and multiplied with every token's row; no attention, no sampling, no engine.
+
 The two take turns, round by round, so that a machine that gets slower gets slower for both; a line gives the median
 of the rounds, and the fastest and the slowest. transformers gets its requests as one left-padded batch, the fastest
 way it has: it ends when the longest answer does, and only the tokens that were asked for count. Its time to first
@@ -14,24 +17,23 @@ token and between tokens are those of the batch. One JSON line per engine, then 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import attrs
 import torch
 import transformers
 import trio
-from common import MODELS, machine, make_model, median, percentiles
+from common import MODELS, Machine, machine, make_model, median, percentiles, report
 
 import triolet
 from triolet import Engine, RequestOutputKind, SamplingParams
+
+SHARED = 512  # tokens that the prompts of `prefix` begin with
 
 
 @attrs.frozen
@@ -70,7 +72,7 @@ def make_jobs(workload: str, vocab_size: int) -> list[Job]:
         case "batch":
             return [Job(ids(dice.randint(32, 256)), dice.randint(32, 256)) for _ in range(32)]
         case "prefix":
-            shared = ids(512)
+            shared = ids(SHARED)
             return [Job(shared + ids(32), 32) for _ in range(32)]
         case _:
             raise ValueError(f"workload must be single, batch or prefix; got {workload!r}")
@@ -150,25 +152,48 @@ def summary(jobs: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:
         "total_tokens_per_s": num_all / median(seconds),
         "ttft_s": percentiles([first for each in rounds for first in each.ttft_s]),
         "itl_s": percentiles(itl_s),
+        "ttft_ms": 1e3 * percentiles([first for each in rounds for first in each.ttft_s])["p50"],
+        "itl_ms": 1e3 * percentiles(itl_s)["p50"],
         "rounds": len(rounds),
     }
 
 
-async def measure(folder: Path, jobs: Sequence[Job], arguments: argparse.Namespace) -> dict[str, list[Round]]:
-    """Rounds by engine, taken in turns after one that does not count."""
+def floor_tokens_per_s(jobs: Sequence[Job], model: Any, *, shared: int) -> float:
+    """Output tokens per second that no engine can exceed with these weights; `shared` tokens are read once for all."""
+    num_parameters = model.num_parameters()
+    num_bytes = num_parameters * model.dtype.itemsize
+    prefill = sum(len(job.prompt) - shared for job in jobs) + shared
+    num_out = sum(job.num_tokens for job in jobs)
+    steps = max(job.num_tokens for job in jobs)
+    best = Machine.measured(num_bytes, model.dtype)
+    return num_out / best.floor_s(num_parameters, num_bytes, prefill, num_out - len(jobs), steps - 1)
+
+
+async def measure(
+    folder: Path, jobs: Sequence[Job], arguments: argparse.Namespace
+) -> tuple[dict[str, list[Round]], float]:
+    """Rounds by engine, taken in turns after one that does not count; and the floor, output tokens per second."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    shared = SHARED if arguments.workload == "prefix" else 0
+    floor = floor_tokens_per_s(jobs, model, shared=shared)
     rounds: dict[str, list[Round]] = {"triolet": [], "transformers": []}
     # The same work in every round: without a prefix cache, unless sharing is what is measured.
     caching = arguments.workload == "prefix"
     async with triolet.open_engine(
-        model=str(folder), enable_prefix_caching=caching, max_num_seqs=32, runner=arguments.runner
+        model=str(folder),
+        enable_prefix_caching=caching,
+        max_num_seqs=32,
+        runner=arguments.runner,
+        quantization=arguments.quantization,
     ) as engine:
         for number in range(arguments.rounds + 1):
             for name, run in _sides(engine, model, jobs):
                 taken = await run()
                 if number > 0:
                     rounds[name].append(taken)
-    return rounds
+    return rounds, max(
+        floor, floor_tokens_per_s(jobs, model, shared=shared)
+    )  # of the machine in its better moment
 
 
 def _sides(engine: Engine, model: Any, jobs: Sequence[Job]) -> list[tuple[str, Callable[[], Any]]]:
@@ -181,24 +206,6 @@ def _sides(engine: Engine, model: Any, jobs: Sequence[Job]) -> list[tuple[str, C
     return [("triolet", ours), ("transformers", theirs)]
 
 
-def report(lines: Sequence[dict[str, Any]], output: TextIO | None) -> None:
-    """JSON lines first, a table for people last."""
-    for line in lines:
-        text = json.dumps(line)
-        print(text)
-        if output is not None:
-            output.write(text + "\n")
-    print(
-        f"\n{'engine':14}{'out tok/s':>12}{'(min-max)':>20}{'total tok/s':>14}{'TTFT p50 ms':>14}{'ITL p50 ms':>12}"
-    )
-    for line in lines:
-        spread = f"({line['output_tokens_per_s_min']:.0f}-{line['output_tokens_per_s_max']:.0f})"
-        print(
-            f"{line['engine']:14}{line['output_tokens_per_s']:12.1f}{spread:>20}{line['total_tokens_per_s']:14.1f}"
-            f"{1e3 * line['ttft_s']['p50']:14.1f}{1e3 * line['itl_s']['p50']:12.2f}"
-        )
-
-
 def main() -> None:
     """Parse, measure, report."""
     parser = argparse.ArgumentParser(
@@ -208,24 +215,26 @@ def main() -> None:
     parser.add_argument("--workload", choices=("single", "batch", "prefix"), default="batch")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--runner", default="thread", help="triolet's runner")
+    parser.add_argument(
+        "--quantization", choices=("none", "int8"), default="none", help="of triolet's weights"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
-        make_model(arguments.model, folder, dtype=getattr(torch, arguments.dtype))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_model(arguments.model, Path(scratch) / "model", dtype=getattr(torch, arguments.dtype))
         jobs = make_jobs(arguments.workload, MODELS[arguments.model]["vocab_size"])
-        rounds = trio.run(measure, folder, jobs, arguments)
-        output = stack.enter_context(arguments.output.open("a")) if arguments.output else None
-        facts = {name: getattr(arguments, name) for name in ("model", "workload", "dtype", "runner")}
-        report(
-            [
-                {"bench": "throughput", "engine": name, **facts, **summary(jobs, taken), **machine()}
-                for name, taken in rounds.items()
-            ],
-            output,
-        )
+        rounds, floor = trio.run(measure, folder, jobs, arguments)
+    facts = {
+        name: getattr(arguments, name) for name in ("model", "workload", "dtype", "runner", "quantization")
+    }
+    lines = [
+        {"bench": "throughput", "engine": name, **facts, **summary(jobs, taken), "floor": floor, **machine()}
+        for name, taken in rounds.items()
+    ]
+    columns = ("model", "workload", "dtype", "quantization", "engine", "output_tokens_per_s", "floor")
+    report(lines, (*columns, "ttft_ms", "itl_ms"), arguments.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
