@@ -112,6 +112,32 @@ def _no_epoch_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "apply", mutated)
 
 
+@mutant("a wrong guess counts as computed")
+def _wrong_guess_computed(patch: pytest.MonkeyPatch) -> None:
+    end_step = Sequence.end_step
+
+    def mutated(self: Sequence) -> tuple[int, int]:
+        num_computed = self.num_computed_tokens + self.num_scheduled_tokens
+        num_tried, num_right = end_step(self)
+        self.num_computed_tokens = num_computed
+        return num_tried, num_right
+
+    patch.setattr(Sequence, "end_step", mutated)
+
+
+@mutant("tokens after the end of an answer belong to it")
+def _tokens_after_the_end(patch: pytest.MonkeyPatch) -> None:
+    commit_tokens = scheduler.commit_tokens
+
+    def mutated(journal: Journal, tokens: Tokens[SampledToken], *arguments: Any) -> Any:
+        grown = {}
+        for token in tokens:
+            grown |= commit_tokens(journal, [token], *arguments)
+        return grown
+
+    patch.setattr(scheduler, "commit_tokens", mutated)
+
+
 @mutant("late results are applied")
 def _late_results(patch: pytest.MonkeyPatch) -> None:
     apply = Scheduler.apply

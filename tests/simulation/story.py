@@ -175,7 +175,9 @@ def draw_story(seed: int) -> Story:
     return Story(
         seed=seed,
         mood=mood,
-        limits=_draw_limits(rng, is_famine=is_famine) | (_draw_guesses(guesses) if is_guessing else {}),
+        limits=_draw_limits(rng, is_famine=is_famine)
+        | (_draw_guesses(guesses) if is_guessing else {})
+        | ({} if seed % 3 else {"policy": "fair"}),
         num_blocks=num_blocks,
         block_size=block_size,
         eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
@@ -254,7 +256,7 @@ def _draw_ask(
         at_s=at_s,
         prompt=prompt,
         params=_draw_params(rng),
-        arguments=_draw_arguments(rng),
+        arguments=_draw_arguments(rng) | {"client": "abc"[number % 3]},
         manner=manner,
         pace_s=rng.choice((0.003, 0.03, 0.1)),
         num_outputs=rng.randint(0, 5),

@@ -12,9 +12,9 @@ what they would be without a draft; a draft decides nothing but how many tokens 
 
 Drafts live on what is left: of the token budget, after everybody has got what is theirs, and of the blocks, of which
 one remains for each row's next step, since nobody is to be preempted for a guess. They are charged to no client before
-they come true, and of a request that is suspected of crashing the runner nothing is guessed. The KV of a guess that was
-wrong is written over by the tokens that did come, in a block that nobody else knows of: blocks are published as far as
-the journal has their tokens, and no further.
+they come true. A request that was in a step which crashed the runner makes none any more: a crash must say which known
+token it was about. The KV of a guess that was wrong is written over by the tokens that did come, in a block that nobody
+else knows of: blocks are published as far as the journal has their tokens, and no further.
 
 A row's next draft is at most twice as long, and one token, as what was right of its last one: where guessing does not
 work it soon costs next to nothing.
@@ -106,7 +106,7 @@ class Drafting:
         return (
             row.num_pending_tokens == 1
             and entry.request.constraint is None  # what may come next is known for one token only
-            and not self._caution.suspects.is_suspected(entry.serial)
+            and not self._caution.suspects.was_struck(entry.serial)
         )
 
     def _draft(self, row: Sequence, drafter: _Drafter, budget: int, num_blocks: int) -> int:

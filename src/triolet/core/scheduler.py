@@ -416,9 +416,9 @@ class Scheduler:
         return self._in_flight is plan
 
     def marks(self) -> dict[int, int]:
-        """Of the requests in the step in flight, how many of their tokens are computed when it succeeds."""
+        """Of the requests in the step in flight, how many of their known tokens are computed when it succeeds."""
         return {
-            sequence.entry.serial: sequence.num_computed_tokens + sequence.num_scheduled_tokens
+            sequence.entry.serial: sequence.num_computed_tokens + sequence.num_known_tokens
             for sequence in self._scheduled
             if sequence.num_scheduled_tokens
         }

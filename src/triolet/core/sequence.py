@@ -45,6 +45,11 @@ class Sequence:
         """Tokens that are known and not computed."""
         return self.entry.num_tokens - self.num_computed_tokens
 
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens given to the step in flight without those of the draft."""
+        return self.num_scheduled_tokens - len(self.draft_token_ids)
+
     def num_missing_blocks(self, num_tokens: int, block_size: int) -> int:
         """Blocks that must be added before `num_tokens` more can be computed."""
         return -(-(self.num_computed_tokens + num_tokens) // block_size) - len(self.block_table)
@@ -71,10 +76,10 @@ class Sequence:
             How many tokens it tried beyond the known ones, and how many of them are known now.
         """
         num_tried = len(self.draft_token_ids)
-        num_known = self.num_computed_tokens + self.num_scheduled_tokens - num_tried
+        end = self.num_computed_tokens + self.num_known_tokens
         # The last token of the journal was chosen, not tried: it has yet to be computed.
-        num_right = min(num_tried, max(0, self.entry.num_tokens - 1 - num_known))
-        self.num_computed_tokens = num_known + num_right
+        num_right = min(num_tried, max(0, self.entry.num_tokens - 1 - end))
+        self.num_computed_tokens = end + num_right
         self.num_scheduled_tokens = 0
         return num_tried, num_right
 

@@ -61,6 +61,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self._suspects: dict[int, _Suspect] = {}
+        self._struck: set[int] = set()
         self._on_trial: set[int] = set()
         self._next_half: set[int] = set()
 
@@ -73,9 +74,9 @@ class Suspects:
         """Whether a request may be computed now."""
         return not self._on_trial or serial in self._on_trial
 
-    def is_suspected(self, serial: int) -> bool:
-        """Whether the request was in a step that crashed, and has not been cleared."""
-        return serial in self._suspects
+    def was_struck(self, serial: int) -> bool:
+        """Whether the request was ever in a step that crashed, cleared since then or not."""
+        return serial in self._struck
 
     def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> Verdict:
         """The runner has crashed in a step.
@@ -85,6 +86,7 @@ class Suspects:
             num_rows: of the step, with those whose request has ended since.
         """
         is_trial = self.is_trial
+        self._struck |= marks.keys()
         for serial, mark in marks.items():
             suspect = self._suspects.setdefault(serial, _Suspect())
             suspect.mark = max(suspect.mark, mark)
@@ -127,6 +129,7 @@ class Suspects:
 
     def ended(self, serial: int) -> None:
         """A request has ended: nothing of it will be computed any more."""
+        self._struck.discard(serial)
         if serial in self._suspects:
             self._clear([serial])
 
