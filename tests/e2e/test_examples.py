@@ -133,6 +133,20 @@ def test_an_app_of_ones_own_has_the_model_below_its_routes(run: Run) -> None:
     assert re.search(r"said over HTTP: \w+", run("mounted_app"))
 
 
+def test_two_lanes_of_a_websocket_answer_and_one_is_cancelled(run: Run) -> None:
+    text = run("websocket_client")
+    assert re.search(r"^a, completed: 1, 2, 3", text, re.MULTILINE)
+    assert re.search(r"^b, (cancelled|completed): \w+", text, re.MULTILINE)
+
+
+def test_the_official_client_talks_over_http_and_over_a_websocket(run: Run) -> None:
+    pytest.importorskip("openai")
+    count, *answers = run("openai_client").splitlines()
+    assert "1, 2, 3" in count
+    assert len(answers) == 2
+    assert all(answers)
+
+
 def test_an_offline_batch_is_answered_in_its_order(run: Run) -> None:
     lines = run("offline").splitlines()
     assert len(lines) == 8

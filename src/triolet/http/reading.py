@@ -15,6 +15,7 @@ from triolet.wire.jsons import parse_object
 MAX_BODY_BYTES = 64 * 2**20
 LONG_BODY_BYTES = 2**16  # takes a millisecond to parse: the other clients do not wait for longer ones
 BODY_PATIENCE_S = 20.0  # from one piece of a body to the next
+BODY_TIMEOUT_S = 600.0  # for all of it: 64 MiB at a megabit a second
 
 T = TypeVar("T")
 
@@ -45,8 +46,9 @@ async def _read(request: Request) -> bytes:
         raise _too_long()
     body = bytearray()
     is_whole = False
+    deadline_s = trio.current_time() + BODY_TIMEOUT_S
     while not is_whole:
-        with trio.move_on_after(BODY_PATIENCE_S) as patience:
+        with trio.move_on_at(min(deadline_s, trio.current_time() + BODY_PATIENCE_S)) as patience:
             message = await request.receive()
         if patience.cancelled_caught:
             raise WireError(
