@@ -63,7 +63,9 @@ class Gateway:
             allowed_origins=config.allowed_origins,
             allowed_hosts=config.allowed_hosts,
         )
-        self.resumable = ResumableAnswers(nursery, config.resume_grace, config.max_stored_responses)
+        self.resumable = ResumableAnswers(
+            nursery, config.resume_grace, config.max_stored_responses, self._remember
+        )
         self.service = answering(engine, config, self.resumable.find)
         self.store = self.service.store
         self._limits = SocketLimits(
@@ -196,6 +198,10 @@ class Gateway:
     ) -> None:
         with self.place(owner):
             await make_answer(self.engine, answer, messages, owner, tell, room)
+
+    def _remember(self, answer: Answer, owner: str | None) -> None:
+        if answer.request.store and answer.was_successful:
+            self.store.put(answer.stored(owner))
 
     @contextmanager
     def place(self, owner: str | None) -> Iterator[None]:

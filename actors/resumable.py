@@ -64,11 +64,13 @@ class ResumableAnswers:
         nursery: of the gateway's.
         grace_s: how long an answer waits for its reader, and can be read again after its end; seconds.
         max_answers: how many there may be.
+        on_over: told of every answer that was made to its end, whoever reads it.
     """
 
     nursery: trio.Nursery
     grace_s: float
     max_answers: int
+    on_over: Callable[[Answer, str | None], None]
     _answers: dict[str, Resumable] = attrs.field(factory=dict, init=False)
 
     def find(self, response_id: str, owner: str | None) -> Answer | None:
@@ -143,6 +145,8 @@ class ResumableAnswers:
         except Exception as error:
             kept.error = error
         kept.is_made = True
+        if kept.answer.is_over:
+            self.on_over(kept.answer, kept.owner)
         kept.grown()
         if kept.answer.is_over:
             await trio.sleep(self.grace_s)

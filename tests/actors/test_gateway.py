@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from wsproto.events import CloseConnection
+from wsproto.events import BytesMessage, CloseConnection
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from tests.actors.websocket_client import ChatCodec, Client, connected, connected_through, text_of
 from tests.wire.make import assert_valid
 from tests.wire.talk import endings
 from triolet.actors import outbox
+from triolet.actors.connection import LONG_MESSAGE_BYTES
 from triolet.actors.gateway import open_gateway
 from triolet.config_gateway import GatewayConfig
 from triolet.core.plan import StepPlan
@@ -450,6 +451,24 @@ async def test_an_answer_that_is_over_can_be_read_again_for_a_while(
                 wish = {"response_id": events[0]["response"]["id"], "starting_after": 6}
                 await second.send({"type": "response.resume", **wish})
                 assert await second.until_ended() == events[7:]
+
+
+async def test_a_message_may_come_in_a_binary_frame(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
+        wish = {"type": "response.create", "model": "triolet-nano", "input": "Hi", "max_output_tokens": 2}
+        await client.stream.send_all(client.protocol.send(BytesMessage(data=json.dumps(wish).encode())))
+        assert endings(await client.until_ended()) == [":response.incomplete"]
+
+
+async def test_a_long_message_is_read_elsewhere_and_in_its_turn(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
+        await client.create(input="Hi", metadata={"filler": "x" * LONG_MESSAGE_BYTES}, seed=1)
+        await client.create(input="Ho", seed=2)
+        events = await client.until_ended(2)
+    texts = expected_text("Hi", 1, 8), expected_text("Ho", 2, 8)
+    assert text_of(events) == "".join(texts)
 
 
 async def test_a_cancelled_resumable_answer_holds_nothing(autojump_clock: trio.testing.MockClock) -> None:
