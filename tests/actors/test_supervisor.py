@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -117,6 +119,39 @@ def test_every_life_and_death_is_as_the_reference_says(
     trio.run(live_through, boss, nursery, reference, story, clock=MockClock(autojump_threshold=0))
     reference.stop(NAMES)
     assert nursery.events == reference.events
+
+
+@pytest.mark.parametrize("max_restarts", range(4))
+@pytest.mark.parametrize("strategy", Strategy)
+def test_so_it_is_for_every_combination_of_restart_types(strategy: Strategy, max_restarts: int) -> None:
+    for restarts in itertools.product(Restart, repeat=3):
+        draw = random.Random(str((strategy, max_restarts, restarts)))
+        story = [
+            Death(
+                draw.choice(NAMES),
+                draw.choice(sorted(ENDINGS)),
+                draw.choice((0.0, 1.0, 9.0)),
+                tuple(draw.choices(NAMES, k=draw.choice((0, 0, 1, 2)))),
+            )
+            for _ in range(8)
+        ]
+        test_every_life_and_death_is_as_the_reference_says.hypothesis.inner_test(  # type: ignore[attr-defined]
+            strategy, restarts, max_restarts, story
+        )
+
+
+async def test_crashes_that_have_been_explained_do_not_count(autojump_clock: MockClock) -> None:
+    nursery, pardons = Nursery(), [0, 0, 1, 1, 3, 0, 0, 0]
+    boss = supervisor(nursery, [nursery.child("a")], max_restarts=2, take_pardons=lambda: pardons.pop(0))
+    with pytest.raises(ExceptionGroup, match="nursery"):
+        async with trio.open_nursery() as tasks:
+            await tasks.start(boss.run)
+            for _ in range(100):
+                nursery.end("a", ValueError("planted"))
+                await wait_all_tasks_blocked()
+    # Two count; two are pardoned alone, the fifth with both before it; then two more count, and one is too many.
+    assert nursery.events.count(("started", "a")) == 1 + 7
+    assert nursery.events[-1] == ("intensity_exceeded", "a")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
