@@ -7,6 +7,7 @@ default stands beside its reason, and only what is honoured is a field.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,12 @@ from triolet.config_fields import from_text, option, seconds, text, texts, whole
 from triolet.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "TRIOLET_"
+METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # what a name at Prometheus may begin with
+
+
+def _metrics_prefix(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
+    if not isinstance(value, str) or not METRICS_PREFIX.fullmatch(value):
+        raise ConfigError(attribute.name, "letters, digits, _ and :, the first no digit", value)
 
 
 @attrs.frozen(kw_only=True)
@@ -168,6 +175,14 @@ class GatewayConfig:
     )
     max_stored_bytes: int = option(
         "Memory for remembered responses, in bytes.", default=64 * 2**20, validator=whole(1)
+    )
+
+    # --------------------------------------------------------------------------------------- numbers
+
+    metrics_prefix: str = option(
+        "Of the names at /metrics; vllm: makes dashboards for vLLM work.",
+        default="triolet:",
+        validator=_metrics_prefix,
     )
 
     @classmethod

@@ -12,6 +12,8 @@ from starlette.routing import Mount
 
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.http.harness import HELLO, MODEL, Scene, serving
+from triolet.config_gateway import GatewayConfig
+from triolet.errors import ConfigError
 from triolet.http.page import FILES
 
 RESPONSES = "/v1/responses"
@@ -216,6 +218,14 @@ async def test_metrics_are_prometheus_text(autojump_clock: trio.testing.MockCloc
     assert float(numbers[f"triolet:generation_tokens_total{{{labels}}}"]) == 3
     blocks = [float(value) for name, value in numbers.items() if name.startswith("triolet:kv_blocks{")]
     assert sum(blocks) == 64
+
+
+async def test_dashboards_for_vllm_find_their_names() -> None:
+    async with serving(config=GatewayConfig(metrics_prefix="vllm:")) as scene:
+        assert b"vllm:num_requests_running{" in (await scene.get("/metrics")).body
+    for prefix in ("", "1a:", "a-b"):
+        with pytest.raises(ConfigError, match="metrics_prefix must be"):
+            GatewayConfig(metrics_prefix=prefix)
 
 
 async def test_the_page_and_its_files_are_there_and_may_do_little() -> None:

@@ -29,7 +29,6 @@ def create_app(
     config: GatewayConfig | None = None,
     *,
     gateway: Gateway | None = None,
-    metrics_prefix: str = "triolet:",
 ) -> Starlette:
     """An ASGI app that serves an engine; it must run in the engine's Trio thread.
 
@@ -38,7 +37,6 @@ def create_app(
         config: keys, origins, hosts and limits; what is about listening is its server's business.
         gateway: what the app shares its responses and its limits per key with; without one the app has responses of its
             own, no limits per key, and no response can be resumed.
-        metrics_prefix: of the names at `/metrics`.
     """
     config = config or GatewayConfig()
     service = Service(
@@ -46,7 +44,7 @@ def create_app(
         config=config,
         answering=gateway.service if gateway is not None else answering(engine, config),
         gateway=gateway,
-        metrics=Metrics(engine, metrics_prefix),
+        metrics=Metrics(engine, config.metrics_prefix),
     )
     app = Starlette(
         routes=[

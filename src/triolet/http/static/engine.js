@@ -99,9 +99,9 @@ function parse(text) {
   for (const line of text.split("\n")) {
     const sample = SAMPLE.exec(line);
     if (!sample) continue;
-    const name = sample[1].slice(sample[1].indexOf(":") + 1);
-    if (name in simple) now[simple[name]] = Number(sample[3]);
-    if (name === "kv_blocks") now.blocks[/state="(\w+)"/.exec(sample[2])[1]] = Number(sample[3]);
+    const name = Object.keys(simple).find((suffix) => sample[1].endsWith(suffix)); // whatever the prefix
+    if (name) now[simple[name]] = Number(sample[3]);
+    if (sample[1].endsWith("kv_blocks")) now.blocks[/state="(\w+)"/.exec(sample[2])[1]] = Number(sample[3]);
   }
   return now;
 }
