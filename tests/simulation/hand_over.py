@@ -29,6 +29,7 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
     names = {saved.request_id for saved in snapshot.requests}
     world.expect(names == cut_off.keys(), f"the snapshot has {sorted(names)}, not {sorted(cut_off)}")
     next_world = World(attrs.evolve(world.story, faults=()))
+    next_world.hung_s = world.lateness_s  # a deadline may have passed while there was nobody to see to it
     config = EngineConfig(runner="inline", **world.story.limits)
     with watched(next_world):
         executor = FaultyExecutor(next_world)
