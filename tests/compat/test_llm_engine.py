@@ -141,6 +141,23 @@ def test_a_failing_step_is_raised_and_computed_again(engine: LLMEngine, runner: 
         assert found[str(seed)][-1].outputs[0].token_ids == answer_of([seed] * 5, seed, 6)
 
 
+def test_a_request_that_fails_fails_alone(engine: LLMEngine, runner: FakeRunner) -> None:
+    runner.failing.add("bad")
+    for name in ("bad", "good"):
+        engine.add_request(name, [1, 2, 3], seeded(1))
+    found = run(engine)
+    assert [output.finish_reason for output in found["bad"]] == [FinishReason.ERROR]
+    assert found["good"][-1].finish_reason is FinishReason.LENGTH
+    assert engine.statistics().num_requests_ended == {"error": 1, "length": 1}
+
+
+def test_a_better_priority_is_answered_first() -> None:
+    engine = make_engine(policy="priority", max_num_seqs=1)
+    for name, priority in (("a", 2), ("b", 1), ("c", 0)):
+        engine.add_request(name, [1, 2, 3], seeded(1), priority=priority)
+    assert list(run(engine)) == ["c", "b", "a"]
+
+
 def test_what_is_wrong_is_refused_and_nothing_stays() -> None:
     engine = make_engine(max_queued_requests=1, max_num_seqs=1)
     with pytest.raises(TypeError, match=r"request_id must be a string, got <class 'int'>"):
