@@ -151,6 +151,7 @@ class GrammarProcesses:
         self._memory_bytes = memory_bytes
         self._processes: OrderedDict[StructuredOutputsParams, GrammarProcess] = OrderedDict()
         self._users: dict[StructuredOutputsParams, int] = {}
+        self._is_closed = False
         self._openings: dict[StructuredOutputsParams, _Opening] = {}
         self._room = trio.lowlevel.ParkingLot()
         self._compilers = trio.CapacityLimiter(NUM_COMPILERS)
@@ -224,6 +225,8 @@ class GrammarProcesses:
                     await self._make_room()
                     self._processes[params] = await self._compiled(params)
             except (GrammarFailed, GrammarRefused) as error:
+                if self._is_closed or has_hung_up(self._original.stream.socket):
+                    raise GrammarsDied from None  # and took this one along
                 opening.failure = error
                 raise
             finally:
@@ -235,6 +238,8 @@ class GrammarProcesses:
     async def _make_room(self) -> None:
         """Let the process go that was not used for longest; wait, if all are used."""
         while len(self._processes) >= self._max_grammars:
+            if self._is_closed:
+                raise GrammarsDied
             idle = next((params for params in self._processes if params not in self._users), None)
             if idle is None:
                 await self._room.park()
@@ -258,8 +263,8 @@ class GrammarProcesses:
         process = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         try:
             async with self._splitting:
-                await trio.lowlevel.wait_writable(self._original.stream.socket)
                 with theirs:
+                    await wait_for_room(self._original.stream.socket)
                     send_fd(self._original.stream.socket, theirs.fileno())
                 state = await process.ask(None, SPLIT_S)
             process.remember(state.process_id)
@@ -272,10 +277,36 @@ class GrammarProcesses:
         return process
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, and send away whoever waits for one."""
+        self._is_closed = True
+        self._room.unpark_all()
         for process in (*self._processes.values(), self._original):
             process.kill()
         self._processes.clear()
+
+
+async def wait_for_room(connection: trio.socket.SocketType) -> None:
+    """Wait until a byte can be sent.
+
+    Raises:
+        OSError: none ever can.
+    """
+    if connection.fileno() < 0:
+        raise BrokenPipeError
+    await trio.lowlevel.wait_writable(connection)
+
+
+def has_hung_up(connection: trio.socket.SocketType) -> bool:
+    """Whether the process at the other end, which says nothing, has ended."""
+    if connection.fileno() < 0:
+        return True
+    with socket.socket(fileno=os.dup(connection.fileno())) as plain:
+        try:
+            return plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 def send_fd(connection: trio.socket.SocketType, fd: int) -> None:

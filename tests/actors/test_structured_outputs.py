@@ -488,6 +488,25 @@ async def test_a_new_form_is_compiled_when_all_grammars_have_died(folder: Path) 
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+async def test_a_form_is_not_blamed_for_the_death_of_what_compiles_it(folder: Path) -> None:
+    endings: list[str] = []
+    async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=30.0, max_grammars=1) as engine:
+        await engine.complete([1], params(JSON))
+
+        async def ask(form: StructuredOutputsParams) -> None:
+            endings.append(await ending(engine, form))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, SLOW)  # compiles for a second or so, and the others wait for its place
+            nursery.start_soon(ask, StructuredOutputsParams(choice=["ab"]))
+            await trio.sleep(0.3)
+            os.kill(own_originals()[0], signal.SIGKILL)
+        check_json((await engine.complete([1, 2], params(JSON))).text)
+    assert "answer" in endings
+    assert not any("crashes" in text for text in endings)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 async def test_no_process_of_a_grammar_outlives_its_engine(folder: Path) -> None:
     async with opened(folder) as engine:
         await engine.complete([1], params(JSON))
