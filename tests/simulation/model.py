@@ -10,6 +10,7 @@ import trio
 from tests.actors.harness import FakeExecutor, LetterCodec, model_info
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import World
+from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.model_info import GenerationDefaults, ModelInfo
 from triolet.core.plan import SampledToken, StepPlan, StepResult
@@ -80,6 +81,8 @@ class FaultyExecutor(FakeExecutor):
         world.note(f"step {_shown(plan)}")
         world.reach("runner.execute.before")
         if world.is_due("runner.hang"):
+            if plan is PROOF:  # a runner that can not start keeps everybody waiting, the scheduler included
+                world.hung_s += world.story.limits["step_timeout"]
             await self._hang()
         self.model.most_tokens = 0 if world.is_due("runner.out_of_memory") else world.story.memory_tokens
         # It may touch its blocks at the beginning of its time, or at the end.
