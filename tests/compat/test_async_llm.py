@@ -149,6 +149,17 @@ async def test_a_request_may_be_added_first_and_read_later(autojump_clock: MockC
         assert len([output async for output in outputs]) == 4
 
 
+async def test_what_was_added_and_never_read_ends_with_the_scope(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        async with AsyncLLM.around(engine) as llm:
+            kept = await llm.add_request("r", PROMPT, LONG)
+            async for _ in (outputs := llm.generate(PROMPT, LONG, "s")):
+                break
+            assert engine.statistics().num_requests_live == 2
+        assert engine.statistics().num_requests_live == 0
+        assert (kept.request_id, outputs.request_id) == ("r", "s")
+
+
 async def test_pieces_of_text_add_up_to_the_answer(autojump_clock: MockClock) -> None:
     text = "".join(chr(65 + token_id) for token_id in answer_of([0, 1, 2], 1, 4))
     async with face() as llm:

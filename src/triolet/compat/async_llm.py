@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 import attrs
 import trio
@@ -84,6 +85,7 @@ class AsyncLLM:
         self._factories = tuple(stat_loggers or ())
         self._named_loggers: dict[str, StatLogger] = {}
         self._scope = AsyncExitStack()
+        self._generations: WeakSet[Generation] = WeakSet()  # that have begun in this scope
         self._open: Callable[[], AbstractAsyncContextManager[Engine]] = lambda: open_engine(vllm_config)
         self._engine: Engine | None = None
         self._was_left = False
@@ -150,6 +152,8 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         self._was_left = True
+        for generation in tuple(self._generations):
+            generation.close()
         return await self._scope.__aexit__(kind, error, traceback)
 
     @property
@@ -258,7 +262,7 @@ class AsyncLLM:
         if request_id is not None:
             check_request_id(request_id)
         content, salt = split_prompt(prompt, prompt_token_ids, cache_salt)
-        return Generation(
+        generation = Generation(
             self.engine.generate(
                 content,
                 sampling_params,
@@ -270,6 +274,8 @@ class AsyncLLM:
                 cache_salt=salt,
             )
         )
+        self._generations.add(generation)
+        return generation
 
     async def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, **arguments: Any

@@ -52,6 +52,10 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, however it stands. Synchronous, and harmless when repeated."""
         self._stream.close()
 
     def __aiter__(self) -> Self:
@@ -63,13 +67,13 @@ class Generation:
                 await self._enter()
             output = await anext(self._stream)
         except BaseException:  # the end of the answer, too
-            self._stream.close()
+            self.close()
             raise
         return output
 
     async def aclose(self) -> None:
         """End it, as with any async generator. The abort comes before the checkpoint."""
-        self._stream.close()
+        self.close()
         await trio.lowlevel.checkpoint()
 
     def __del__(self) -> None:
