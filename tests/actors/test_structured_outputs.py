@@ -455,7 +455,7 @@ async def test_answers_survive_the_death_of_their_grammars(folder: Path, victims
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(folder: Path) -> None:
     deltas = params(JSON, 5, output_kind=RequestOutputKind.DELTA)
-    async with opened(folder, grammar_timeout=1.0) as engine:
+    async with opened(folder, grammar_timeout=2.0) as engine:
         undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
         text, num_free = "", 0
         async with engine.generate([1, 2, 3], deltas) as bound:
@@ -466,7 +466,7 @@ async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(folder: 
             [original] = own_originals()
             [copy] = children_of(original)
             os.kill(copy, signal.SIGSTOP)
-            with trio.fail_after(0.8):  # less than the time that the other one may take
+            with trio.fail_after(1.8):  # less than the time that the other one may take
                 async with engine.generate([1], params(None, max_tokens=20, ignore_eos=True)) as free:
                     async for _ in free:
                         num_free += 1
