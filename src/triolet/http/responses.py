@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import attrs
 import trio
@@ -18,6 +19,7 @@ from triolet.http.sse import Events, EventStream
 from triolet.wire.answer import Answer
 from triolet.wire.errors import WireError, of_exception, unsupported, wrong
 from triolet.wire.items import Message
+from triolet.wire.jsons import encode
 from triolet.wire.output_items import Event
 from triolet.wire.requests import CreateResponse, ResumeResponse
 from triolet.wire.store import previous_messages, prompt_of
@@ -44,7 +46,7 @@ async def responses(request: Request) -> Response:
     if body.stream:
         return EventStream(_Stream(making.make, answer, request).write)
     await until_gone(request.receive, making.whole)
-    return JSONResponse(answer.response())
+    return _json(answer.response())
 
 
 async def get_response(request: Request) -> Response:
@@ -63,10 +65,14 @@ async def get_response(request: Request) -> Response:
         return EventStream(stream.write)
     stored = service.answering.store.get(response_id, owner)
     if stored is not None:
-        return JSONResponse(stored.response)
+        return _json(stored.response)
     if answer is not None:
-        return JSONResponse(answer.response())
+        return _json(answer.response())
     raise _not_found("There is no response of that id.")
+
+
+def _json(response: dict[str, Any]) -> Response:
+    return Response(encode(response), media_type="application/json")
 
 
 async def delete_response(request: Request) -> Response:

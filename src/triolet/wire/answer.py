@@ -93,7 +93,7 @@ class Answer:
     _parser: AnswerParser | None = attrs.field(default=None, init=False)
     _open: OutputItem | None = attrs.field(default=None, init=False)
     _statuses: list[str] = attrs.field(factory=list, init=False)
-    _late_logprobs: Logprobs = attrs.field(factory=list, init=False)
+    _late_logprobs: Logprobs = attrs.field(factory=Logprobs, init=False)
     _last_output: RequestOutput | None = attrs.field(default=None, init=False)
     _num_output_tokens: int = attrs.field(default=0, init=False)
     _num_reasoning_tokens: int = attrs.field(default=0, init=False)
@@ -213,7 +213,7 @@ class Answer:
 
     def _grown(self, parser: AnswerParser, completion: CompletionOutput) -> list[Event]:
         is_last = completion.finish_reason is not None
-        self._late_logprobs += self._logprobs(completion)
+        self._late_logprobs.add(self._logprobs(completion))
         events: list[Event] = []
         pieces = [*parser.feed(completion.text), *(parser.finish() if is_last else ())]
         if any(isinstance(piece, ReasoningPiece) for piece in pieces):
@@ -250,7 +250,7 @@ class Answer:
         if not isinstance(self._open, MessageOutput):
             events += self._opened(MessageOutput(self.new_id("msg"), len(self._items)))
         assert isinstance(self._open, MessageOutput)
-        logprobs, self._late_logprobs = self._late_logprobs, []
+        logprobs, self._late_logprobs = self._late_logprobs, Logprobs()
         return events + self._open.add(text, logprobs)
 
     def _opened(self, item: OutputItem) -> list[Event]:
@@ -357,11 +357,11 @@ class Answer:
 
     def _logprobs(self, completion: CompletionOutput) -> Logprobs:
         if completion.logprobs is None or not self.request.wants_logprobs:
-            return []
-        return [
+            return Logprobs()
+        return Logprobs(
             _position(token_id, logprobs, self.request.top_logprobs)
             for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True)
-        ]
+        )
 
 
 def _position(token_id: int, logprobs: dict[int, Logprob], num_top: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from triolet.wire.errors import WireError
@@ -37,8 +37,59 @@ def parse_object(raw: str | bytes) -> dict[str, Any]:
     return value
 
 
+class Encoded(list[Any]):
+    """A list that knows its JSON: what is told several times, and is long, is encoded once.
+
+    Args:
+        items: that nobody changes.
+    """
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
+        self._texts = list(map(_dumps, self))
+
+    def add(self, others: Encoded) -> None:
+        """Add the items of another one."""
+        super().extend(others)
+        self._texts += others._texts
+
+    @property
+    def texts(self) -> list[str]:
+        """JSON of each item."""
+        return self._texts
+
+
 def encode(value: Mapping[str, Any]) -> str:
     """One line of JSON."""
+    pieces: list[str] = []
+    _write(value, pieces)
+    return "".join(pieces)
+
+
+def _write(value: Any, pieces: list[str]) -> None:
+    """The pieces are joined once: what is long is not copied at every level that it stands in."""
+    if isinstance(value, Encoded):
+        pieces += ("[", ",".join(value.texts), "]")
+    elif not _holds_encoded(value):
+        pieces.append(_dumps(value))
+    elif isinstance(value, dict):
+        for place, (key, item) in enumerate(value.items()):
+            pieces += ("," if place else "{", _dumps(key), ":")
+            _write(item, pieces)
+        pieces.append("}")
+    else:
+        for place, item in enumerate(value):
+            pieces.append("," if place else "[")
+            _write(item, pieces)
+        pieces.append("]")
+
+
+def _holds_encoded(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(item, Encoded) or _holds_encoded(item) for item in items)
+
+
+def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import attrs
 
+from triolet.wire.jsons import Encoded
+
 Event = dict[str, Any]
 """A server event, less its sequence number until `Answer` has given it one."""
 
-Logprobs = list[dict[str, Any]]
+Logprobs = Encoded  # of positions: the longest thing that a response says, and it is said four times
 
 
 class OutputItem(Protocol):
@@ -36,7 +38,7 @@ class MessageOutput:
     id: str
     output_index: int
     _pieces: list[str] = attrs.field(factory=list, init=False)
-    _logprobs: Logprobs = attrs.field(factory=list, init=False)
+    _logprobs: Logprobs = attrs.field(factory=Logprobs, init=False)
 
     @property
     def text(self) -> str:
@@ -55,7 +57,7 @@ class MessageOutput:
     def add(self, text: str, logprobs: Logprobs) -> list[Event]:
         """More of it."""
         self._pieces.append(text)
-        self._logprobs += logprobs
+        self._logprobs.add(logprobs)
         return [{"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": logprobs}]
 
     def end(self, status: str) -> list[Event]:
