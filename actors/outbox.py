@@ -27,11 +27,6 @@ class Outbox:
     _writer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
-    @property
-    def num_bytes(self) -> int:
-        """About how much waits."""
-        return self._num_bytes
-
     def put(self, text: str) -> None:
         """Send this; after the end nothing is."""
         if self.close is None:
