@@ -28,6 +28,7 @@ from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Tokeni
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import StepPlan, StepResult
+from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.errors import RequestFailed
 
@@ -146,11 +147,14 @@ class Wiring:
             return
         verdict = self.caution.suspects.step_failed(self.scheduler.marks(), num_rows=len(plan.rows))
         self._num_pardons += verdict.num_pardoned
-        if verdict.culprit is None:
+        culprit = None if verdict.culprit is None else self.journal.get(verdict.culprit)
+        if culprit is None:
             return
-        if (stream := self.streams.get(verdict.culprit)) is not None:
-            stream.fail(_crashes_the_runner(stream.feed.entry.request.request_id, error))
-        self.finish(verdict.culprit, FinishReason.ERROR)
+        failure = _crashes_the_runner(culprit.request, error)
+        culprit.failure = failure.reason
+        if (stream := self.streams.get(culprit.serial)) is not None:
+            stream.fail(failure)
+        self.finish(culprit.serial, FinishReason.ERROR)
 
     def take_pardons(self) -> int:
         """How many of the latest crashes have been explained since the last call; see `core.suspects`."""
@@ -222,8 +226,11 @@ class Wiring:
         stream.readers.unpark_all()
 
 
-def _crashes_the_runner(request_id: str, cause: BaseException) -> RequestFailed:
-    failure = RequestFailed(request_id, f"it crashes the model runner, also when computed alone: {cause}")
+def _crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:
+    failure = RequestFailed(
+        request.parent_id or request.request_id,
+        f"it crashes the model runner, also when computed alone: {cause}",
+    )
     failure.__cause__ = cause
     return failure
 

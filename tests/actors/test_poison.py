@@ -161,3 +161,14 @@ async def test_a_process_that_raises_dies_or_hangs_for_one_request_goes_on_for_t
             assert what in str(failure)
             engine.check_health()
             assert_all_blocks_back(engine)
+
+
+async def test_one_of_several_answers_fails_under_the_name_that_the_caller_knows(
+    autojump_clock: MockClock,
+) -> None:
+    async with fake_engine(PoisonedExecutor()) as engine:
+        with pytest.raises(RequestFailed, match="^request mine failed: it crashes") as caught:
+            await engine.complete([POISON, 1], SamplingParams(n=3, max_tokens=5, seed=1), request_id="mine")
+        assert caught.value.request_id == "mine"
+        await trio.sleep(0.1)
+        assert_all_blocks_back(engine)
