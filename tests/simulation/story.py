@@ -267,13 +267,15 @@ def _draw_ask(
 
 
 def _repeat(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
-    """Many are answered what they have been answered before."""
-    return tuple(
-        attrs.evolve(ask, params=ask.params | {"seed": REPETITIVE + ask.params["seed"]})
-        if rng.random() < 0.7
-        else ask
-        for ask in asks
-    )
+    """Many are answered what they have been answered before, until a token of that ends it."""
+
+    def params_of(ask: Ask) -> dict[str, Any]:
+        ending = {"stop_token_ids": (rng.randrange(7),)} if rng.random() < 0.3 else {}
+        if "min_tokens" in ask.params:  # the fake model would have to mask it
+            ending = {}
+        return ask.params | {"seed": REPETITIVE + ask.params["seed"]} | ending
+
+    return tuple(attrs.evolve(ask, params=params_of(ask)) if rng.random() < 0.7 else ask for ask in asks)
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:
