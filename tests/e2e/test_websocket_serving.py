@@ -7,12 +7,16 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import trio
+import trustme
 from websockets.sync.client import connect
 
 from tests.actors.frames import TEXT, Frame
@@ -184,3 +188,27 @@ def test_a_stream_gets_its_ending_before_the_server_ends() -> None:
     last = {event["stream_id"]: event for event in events if event["type"] in ENDINGS}
     assert last["short"]["type"] in ("response.incomplete", "response.completed")
     assert last["long"]["type"] in ("response.failed", "response.incomplete", "response.completed")
+
+
+def test_with_a_certificate_the_server_speaks_tls_and_nothing_else(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    key.write_bytes(certificate.private_key_pem.bytes())
+    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with serve("--certfile", str(chain), "--keyfile", str(key)) as server:
+        assert server.url.startswith("https://")
+        with connect(f"wss://localhost:{server.port}/v1/responses", ssl=trusting) as client:
+            wish = {"type": "response.create", "model": "triolet-nano", "input": "Hello!", "temperature": 0}
+            client.send(json.dumps(wish))
+            events = [json.loads(client.recv())]
+            while events[-1]["type"] not in ENDINGS:
+                events.append(json.loads(client.recv()))
+        assert events[-1]["type"] == "response.completed"
+        with socket.create_connection(("127.0.0.1", server.port)) as plain:
+            plain.sendall(HEAD)
+            with suppress(ConnectionResetError):
+                assert not plain.recv(1000).startswith(b"HTTP/1.1")
+        assert server.stop() == 0
