@@ -85,6 +85,10 @@ class Row:
             self._make_room(len(draft))
             self._tokens[self.num_tokens : self.num_tokens + len(draft)] = draft
 
+    def token(self, position: int) -> int:
+        """One of them."""
+        return int(self._tokens[position])
+
     def append(self, token_id: int) -> bool:
         """Remember a token that was sampled.
 
@@ -135,6 +139,28 @@ class StepInput:
     prompted: tuple[PromptShare, ...] = ()
 
 
+@attrs.frozen(eq=False)
+class Decoding:
+    """What stays the same from step to step while the same rows get a token each; see `StepInput`."""
+
+    rows: tuple[Row, ...]
+    row_ids: Int64s
+    places: Int64s
+    cu_query_lens: Tensor
+    logits_indices: Tensor
+    query_lens: tuple[int, ...]
+
+
+def _is_plain_decode(planned: PlanRow, row: Row) -> bool:
+    """Whether this row has one token to compute, a next one to be sampled, and nothing beside it."""
+    return (
+        planned.num_tokens == 1
+        and planned.sample
+        and not planned.draft_token_ids
+        and not row.prompt_share(planned.start, planned.start + 1)
+    )
+
+
 class RowTable:
     """Rows by row id, and their block tables.
 
@@ -163,6 +189,7 @@ class RowTable:
         self._vocab_size = vocab_size
         self._device = device
         self._rows: list[Row | None] = [None] * max_num_seqs
+        self._decoding = self._decoding_of((), ())
         self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
 
     def clear(self) -> None:
@@ -268,6 +295,8 @@ class RowTable:
         self._block_tables[planned.row_id, first : row.num_blocks] = block_ids
 
     def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row]) -> StepInput:
+        if all(map(_is_plain_decode, plan_rows, rows)):
+            return self._decode_input(plan_rows, tuple(rows))
         query_lens = tuple(planned.num_tokens for planned in plan_rows)
         seq_lens = tuple(planned.start + planned.num_tokens for planned in plan_rows)
         ends = np.cumsum(query_lens, dtype=np.int64)
@@ -307,6 +336,39 @@ class RowTable:
             logits_indices=self._tensor(np.concatenate(logits_indices)),
             sampled=tuple(row for row, count in zip(rows, num_sampled, strict=True) for _ in range(count)),
             prompted=tuple(prompted),
+        )
+
+    def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...]) -> StepInput:
+        """The same for rows with one token each: the steps that there are most of, with most of it known before."""
+        if rows != self._decoding.rows:  # compared by identity
+            self._decoding = self._decoding_of(plan_rows, rows)
+        known, size = self._decoding, self._block_size
+        starts = [planned.start for planned in plan_rows]
+        token_ids = [row.token(start) for row, start in zip(rows, starts, strict=True)]
+        positions = np.array(starts)
+        block_tables = self._block_tables[known.row_ids, : max(starts) // size + 1]
+        slots = block_tables[known.places, positions // size].astype(np.int64) * size + positions % size
+        attention = AttentionMetadata(
+            cu_query_lens=known.cu_query_lens,
+            seq_lens=self._tensor((positions + 1).astype(np.int32)),
+            block_tables=self._tensor(block_tables),
+            slot_mapping=self._tensor(slots),
+            query_lens_host=known.query_lens,
+            seq_lens_host=tuple([start + 1 for start in starts]),
+        )
+        return StepInput(
+            self._tensor(np.array(token_ids)), self._tensor(positions), attention, known.logits_indices, rows
+        )
+
+    def _decoding_of(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...]) -> Decoding:
+        places = np.arange(len(rows))
+        return Decoding(
+            rows=rows,
+            row_ids=np.array([planned.row_id for planned in plan_rows]),
+            places=places,
+            cu_query_lens=self._tensor(np.arange(len(rows) + 1, dtype=np.int32)),
+            logits_indices=self._tensor(places),
+            query_lens=(1,) * len(rows),
         )
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
