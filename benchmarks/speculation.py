@@ -1,0 +1,131 @@
+"""Tokens per step and per second with drafts and without, on the same requests, in one run.
+
+    python benchmarks/speculation.py [--model llama-15m] [--workload loop] [--batch 1] [--drafts 4] [--rounds 3]
+
+Workloads: `loop` is greedy answers of a model of random weights, which soon go round in circles: the best that there
+is for n-gram look-ups. `free` is drawn at temperature 1, where nothing repeats: what drafts cost when they are of no
+use. The two engines take turns, round by round; the answers are compared, and have to be the same.
+One JSON line per engine, then a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import trio
+from common import MODELS, machine, make_model, median
+
+import triolet
+from triolet import Engine, SamplingParams
+
+NUM_IN, NUM_OUT = 64, 256
+WORKLOADS: dict[str, dict[str, Any]] = {"loop": {"temperature": 0}, "free": {"temperature": 1.0, "seed": 1}}
+
+
+@attrs.frozen
+class Round:
+    """What one run through the requests took.
+
+    Args:
+        elapsed_s: seconds.
+        num_steps: forward passes.
+        token_ids: of the answers.
+    """
+
+    elapsed_s: float
+    num_steps: int
+    token_ids: list[tuple[int, ...]]
+
+
+async def run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> Round:
+    """All requests at once."""
+    token_ids: list[tuple[int, ...]] = [()] * len(prompts)
+    num_steps, began_s = engine.statistics().steps, time.perf_counter()
+
+    async def one(place: int) -> None:
+        token_ids[place] = tuple((await engine.complete(prompts[place], params)).outputs[0].token_ids)
+
+    async with trio.open_nursery() as nursery:
+        for place in range(len(prompts)):
+            nursery.start_soon(one, place)
+    return Round(time.perf_counter() - began_s, engine.statistics().steps - num_steps, token_ids)
+
+
+async def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A line of results per engine."""
+    dice = random.Random(0)
+    vocab_size = MODELS[arguments.model]["vocab_size"]
+    prompts = [[dice.randrange(vocab_size) for _ in range(NUM_IN)] for _ in range(arguments.batch)]
+    params = SamplingParams(max_tokens=NUM_OUT, ignore_eos=True, **WORKLOADS[arguments.workload])
+    fields = {"model": str(folder), "enable_prefix_caching": False, "max_num_seqs": arguments.batch}
+    drafts = {"speculative": "ngram", "num_speculative_tokens": arguments.drafts}
+    async with (
+        triolet.open_engine(**fields) as plain,
+        triolet.open_engine(**fields, **drafts) as guessing,
+    ):
+        engines = {"none": plain, "ngram": guessing}
+        rounds: dict[str, list[Round]] = {name: [] for name in engines}
+        for number in range(arguments.rounds + 1):
+            for name, engine in engines.items():
+                taken = await run(engine, prompts, params)
+                if number > 0:  # the first warms up
+                    rounds[name].append(taken)
+        now = guessing.statistics()
+    assert rounds["none"][0].token_ids == rounds["ngram"][0].token_ids, "drafts have changed an answer"
+    accepted = now.spec_decode_num_accepted_tokens / max(1, now.spec_decode_num_draft_tokens)
+    return [
+        {"speculative": name, **summary(taken), "accepted": accepted if name == "ngram" else None}
+        for name, taken in rounds.items()
+    ]
+
+
+def summary(rounds: list[Round]) -> dict[str, Any]:
+    """Medians over the rounds, with the spread."""
+    num_tokens = sum(map(len, rounds[0].token_ids))
+    seconds = [each.elapsed_s for each in rounds]
+    return {
+        "tokens_per_step": num_tokens / rounds[0].num_steps,
+        "tokens_per_s": num_tokens / median(seconds),
+        "tokens_per_s_min": num_tokens / max(seconds),
+        "tokens_per_s_max": num_tokens / min(seconds),
+        "rounds": len(rounds),
+    }
+
+
+def main() -> None:
+    """Parse, measure, report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=MODELS, default="llama-15m")
+    parser.add_argument("--workload", choices=WORKLOADS, default="loop")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--batch", type=int, default=1, help="requests at once")
+    parser.add_argument("--drafts", type=int, default=4, help="num_speculative_tokens")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = make_model(arguments.model, Path(parent) / "model", dtype=getattr(torch, arguments.dtype))
+        lines = trio.run(measure, folder, arguments)
+    for line in lines:
+        print(json.dumps({"bench": "speculation", **vars(arguments), **line, **machine()}))
+    print(f"\n{'drafts':8}{'tokens/step':>12}{'tokens/s':>10}{'(min-max)':>18}{'accepted':>10}")
+    for line in lines:
+        spread = f"({line['tokens_per_s_min']:.0f}-{line['tokens_per_s_max']:.0f})"
+        accepted = "" if line["accepted"] is None else f"{line['accepted']:.0%}"
+        print(
+            f"{line['speculative']:8}{line['tokens_per_step']:12.2f}{line['tokens_per_s']:10.1f}"
+            f"{spread:>18}{accepted:>10}"
+        )
+
+
+if __name__ == "__main__":
+    main()
