@@ -21,7 +21,7 @@ from tests.simulation.simulate import simulate
 from tests.simulation.story import Ask, Fault, Story
 
 NUM_QUICK, NUM_SLOW = 200, 4000
-NUM_TO_KILL = 600
+NUM_TO_KILL = 1200
 
 
 def violations(seeds: range) -> dict[str, list[str]]:
