@@ -68,9 +68,14 @@ class ClientStream(trio.abc.HalfCloseableStream):
         """As of any stream."""
         await self._transport.wait_send_all_might_not_block()
 
+    @property
+    def can_half_close(self) -> bool:
+        """Whether it can be said that nothing follows while the client goes on speaking; TLS can not."""
+        return isinstance(self._transport, trio.abc.HalfCloseableStream)
+
     async def send_eof(self) -> None:
-        """Say that nothing follows; TLS can not, and says nothing."""
-        if isinstance(self._transport, trio.SocketStream):
+        """Say that nothing follows, where that can be said."""
+        if isinstance(self._transport, trio.abc.HalfCloseableStream):
             await self._transport.send_eof()
         else:
             await trio.lowlevel.checkpoint()

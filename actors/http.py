@@ -14,7 +14,8 @@ hypercorn speaks HTTP/1.1 and calls the ASGI app. Five things are different here
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -178,19 +179,29 @@ class _Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _close(self) -> None:
-        """Close from this side: say that nothing follows, give the client a moment to read, and go."""
-        if self._is_closing:
-            return
-        self._is_closing = True
-        self._room.unpark_all()
-        try:
-            await self._client.send_eof()
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError):
-            pass
+        """Close from this side; not in the caller's task, which may be an app's, and cancelled any moment."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._room.unpark_all()
+            self.start_soon(self._say_goodbye)
+
+    async def _say_goodbye(self) -> None:
+        """Say that nothing follows, give the client a moment to read, and go."""
+        if self._client.can_half_close:
+            with suppress(
+                trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError
+            ):
+                await self._client.send_eof()
+                with trio.move_on_after(LINGER_S):
+                    await self._was_closed.wait()
         else:
-            with trio.move_on_after(LINGER_S):
-                await self._was_closed.wait()
+            with suppress(trio.BrokenResourceError, OSError), trio.move_on_after(LINGER_S):
+                await self._client.aclose()
         self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
+
+    def start_soon(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have something done that belongs to the connection."""
+        self._task_group._nursery.start_soon(work)  # type: ignore[union-attr]
 
 
 class _WebSocketWanted(Exception):
@@ -225,6 +236,7 @@ class _Http11(H11Protocol):
         )
         self._is_upgrade = server.is_upgrade
         self._connection = connection
+        self._ended: object = None
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """No h2c: nobody needs it on this port, and whoever could open it would be past the checks of HTTP/1.1."""
@@ -242,6 +254,14 @@ class _Http11(H11Protocol):
             method=request.method, target=request.target, headers=others, http_version=request.http_version
         )
         await super()._create_stream(plain)
+
+    async def _maybe_recycle(self) -> None:
+        """The response has ended. An app that is told of it may cancel its own task, and nothing here may depend on
+        that one.
+        """
+        if self.stream is not None and self.stream is not self._ended:
+            self._ended = self.stream
+            self._connection.start_soon(super()._maybe_recycle)
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         if not self._connection.is_torn:

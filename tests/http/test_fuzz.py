@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from tests.actors.harness import STEP_S, assert_all_blocks_back
-from tests.http.harness import MODEL, Scene, serving
-from triolet.actors.client_stream import ClientStream
-from triolet.actors.front import is_websocket
-from triolet.actors.http import HttpServer
+from tests.http.harness import MODEL, serving
+from tests.http.memory import connected
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 SAMPLING: dict[str, Any] = {
@@ -134,38 +129,6 @@ def body_of(drawn: random.Random) -> tuple[str, bytes]:
             at = drawn.randrange(len(raw) + 1)
             raw[at : at + drawn.randrange(3)] = drawn.choice(RAW)
     return path, bytes(raw)
-
-
-class _NoSocket:
-    family = 2
-
-    def getpeername(self) -> tuple[str, int]:
-        return ("127.0.0.1", 1)
-
-    getsockname = getpeername
-
-
-class MemoryStream(ClientStream):
-    """A client's stream without a socket."""
-
-    def __init__(self, transport: Any) -> None:
-        super().__init__(transport, write_timeout=5.0)
-
-    @property
-    def socket(self) -> Any:
-        return _NoSocket()
-
-
-@asynccontextmanager
-async def connected(scene: Scene) -> AsyncGenerator[trio.StapledStream[Any, Any]]:
-    """A connection to the app, through all of the server but the sockets."""
-    server = HttpServer(scene.app, is_websocket, head_timeout=10.0)
-    server.config.keep_alive_max_requests = 10**9
-    client, other = trio.testing.memory_stream_pair()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve, MemoryStream(other))
-        yield client
-        nursery.cancel_scope.cancel()
 
 
 async def answer_of(client: Any, path: str, body: bytes) -> tuple[int, bytes]:

@@ -82,6 +82,7 @@ class EventStream(Response):
         events = Events(send)
         with suppress(Gone):
             await until_gone(receive, lambda: self._run(events, scope))
+            await events.end()  # some servers say that the client has gone as soon as the response has ended
 
     async def _run(self, events: Events, scope: Scope) -> None:
         async with trio.open_nursery() as nursery:
@@ -96,7 +97,6 @@ class EventStream(Response):
             if error.status == 500:
                 log_failure(Request(scope), failure)
             await events.send({"error": error.body()})
-        await events.end()
 
     async def _try_to_write(self, events: Events) -> Exception | None:
         try:
