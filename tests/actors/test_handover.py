@@ -29,7 +29,7 @@ from triolet.errors import RequestIdInUse, SnapshotError
 from triolet.ipc.snapshot import SavedAnswer, SavedRequest
 
 
-async def ask(engine: Engine, prompt: list[int], params: SamplingParams, **arguments: Any) -> None:
+async def ask(engine: Engine, prompt: list[int], params: SamplingParams, arguments: dict[str, Any]) -> None:
     await engine.complete(prompt, params, **arguments)
 
 
@@ -39,12 +39,7 @@ async def interrupted(
     """The bytes of what an engine had not finished after a while, in another process."""
     async with fake_engine() as engine, trio.open_nursery() as nursery:
         for number, one in enumerate(params):
-            name = f"r{number}"
-            nursery.start_soon(
-                lambda prompt=[number + 1] * 3, one=one, name=name: ask(
-                    engine, prompt, one, request_id=name, **arguments
-                )
-            )
+            nursery.start_soon(ask, engine, [number + 1] * 3, one, {"request_id": f"r{number}", **arguments})
         await trio.sleep(after_s)
         if grace_s is None:
             snapshot = engine.snapshot()
@@ -116,7 +111,8 @@ async def test_the_first_output_brings_what_there_was_at_once(autojump_clock: Mo
         outputs = (await finished(engine, snapshot_of(saved)))["r"]
     assert outputs[0].outputs[0].token_ids == answer_of([1, 2], 5, 8)
     assert outputs[0].prompt == "A text"
-    assert sum((output.outputs[0].token_ids for output in outputs), ()) == answer_of([1, 2], 5, 20)
+    whole = [token_id for output in outputs for token_id in output.outputs[0].token_ids]
+    assert tuple(whole) == answer_of([1, 2], 5, 20)
     assert len(outputs) > 10
 
 

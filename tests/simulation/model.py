@@ -72,9 +72,11 @@ class FaultyExecutor(FakeExecutor):
             known[start.row_id] = (start, len(start.prompt_token_ids) + len(start.output_token_ids))
         strikes: list[BaseException] = []
         with foreign_errors_kept(strikes.append):
-            return await self._execute(plan)
-        self.world.strikes += [known[row.row_id] for row in plan.rows]
-        raise strikes[0]
+            result = await self._execute(plan)
+        if strikes:
+            self.world.strikes += [known[row.row_id] for row in plan.rows]
+            raise strikes[0]
+        return result
 
     async def _execute(self, plan: StepPlan) -> StepResult:
         world = self.world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
@@ -16,7 +17,7 @@ from tests.simulation.mutation import mutant
 from triolet.actors import supervisor, tokenizer
 from triolet.actors.stream import TokenStream
 from triolet.actors.wiring import Wiring, _empty
-from triolet.core import scheduler
+from triolet.core import ending, reuse, scheduler
 from triolet.core.admission import Admission
 from triolet.core.block_pool import BlockPool
 from triolet.core.collector import OutputCollector
@@ -55,7 +56,7 @@ def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], boo
 
 @mutant("publish unfilled blocks")
 def _publish_unfilled(patch: pytest.MonkeyPatch) -> None:
-    publish = scheduler.publish_computed
+    publish = reuse.publish_computed
 
     def mutated(cache: PrefixCache, sequence: Sequence) -> None:
         num_computed = sequence.num_computed_tokens
@@ -127,10 +128,10 @@ def _wrong_guess_computed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("tokens after the end of an answer belong to it")
 def _tokens_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    commit_tokens = scheduler.commit_tokens
+    commit_tokens = ending.commit_tokens
 
     def mutated(journal: Journal, tokens: Tokens[SampledToken], *arguments: Any) -> Any:
-        grown = {}
+        grown: dict[int, Any] = {}
         for token in tokens:
             grown |= commit_tokens(journal, [token], *arguments)
         return grown
@@ -263,9 +264,9 @@ def _deadline_forgotten(patch: pytest.MonkeyPatch) -> None:
     expire = Scheduler.expire
 
     def mutated(self: Scheduler, now_s: float) -> None:
-        due = {serial for moment_s, serial in self._deadlines if moment_s <= now_s}
+        due = {serial for moment_s, serial in self._deadlines._heap if moment_s <= now_s}
         expire(self, now_s)
-        self._deadlines = [deadline for deadline in self._deadlines if deadline[1] not in due]
+        _forget_deadlines(self, due)
 
     patch.setattr(Scheduler, "expire", mutated)
 
@@ -276,9 +277,15 @@ def _deadline_lost_to_preemption(patch: pytest.MonkeyPatch) -> None:
 
     def mutated(self: Scheduler, victim: Sequence) -> None:
         preempt(self, victim)
-        self._deadlines = [deadline for deadline in self._deadlines if deadline[1] != victim.entry.serial]
+        _forget_deadlines(self, {victim.entry.serial})
 
     patch.setattr(Scheduler, "_preempt", mutated)
+
+
+def _forget_deadlines(scheduler: Scheduler, serials: set[int]) -> None:
+    heap = scheduler._deadlines._heap
+    heap[:] = [deadline for deadline in heap if deadline[1] not in serials]
+    heapq.heapify(heap)
 
 
 @mutant("a queue timeout ends requests that run")
@@ -296,9 +303,9 @@ def _queue_timeout_for_all(patch: pytest.MonkeyPatch) -> None:
 def _place_kept(patch: pytest.MonkeyPatch) -> None:
     give_back = Admission.give_back
 
-    def mutated(self: Admission) -> None:
+    def mutated(self: Admission, num_places: int = 1) -> None:
         if not isinstance(sys.exc_info()[1], trio.Cancelled):
-            give_back(self)
+            give_back(self, num_places)
 
     patch.setattr(Admission, "give_back", mutated)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from tests.actors.harness import VOCAB, LetterCodec
-from tests.core.fake_model import REPETITIVE
+from tests.core.fake_model import CIRCLE, REPETITIVE
 from triolet.core.messages import Tokenize
 from triolet.core.params import RequestOutputKind
 from triolet.core.plan import RowStart
@@ -267,15 +267,23 @@ def _draw_ask(
 
 
 def _repeat(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
-    """Many are answered what they have been answered before, until a token of that ends it."""
+    """Many go round in a circle, which some prompts have begun, until a token of it ends them."""
 
-    def params_of(ask: Ask) -> dict[str, Any]:
-        ending = {"stop_token_ids": (rng.randrange(7),)} if rng.random() < 0.3 else {}
-        if "min_tokens" in ask.params:  # the fake model would have to mask it
-            ending = {}
-        return ask.params | {"seed": REPETITIVE + ask.params["seed"]} | ending
+    def repeat(ask: Ask) -> Ask:
+        params, prompt, offset = (
+            ask.params | {"seed": REPETITIVE + ask.params["seed"]},
+            ask.prompt,
+            rng.randrange(6),
+        )
+        if (
+            rng.random() < 0.3 and "min_tokens" not in params
+        ):  # an ending that the fake model would have to mask
+            params["stop_token_ids"] = (rng.choice(CIRCLE),)
+        if rng.random() < 0.5 and isinstance(prompt, tuple):
+            prompt = tuple(CIRCLE[(offset + place) % 6] for place in range(len(prompt)))
+        return attrs.evolve(ask, params=params, prompt=prompt)
 
-    return tuple(attrs.evolve(ask, params=params_of(ask)) if rng.random() < 0.7 else ask for ask in asks)
+    return tuple(repeat(ask) if rng.random() < 0.7 else ask for ask in asks)
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:
