@@ -20,7 +20,7 @@ from tests.simulation.mutation import all_mutants, planted_mutant
 from tests.simulation.simulate import simulate
 from tests.simulation.story import Ask, Fault, Story
 
-NUM_QUICK, NUM_SLOW = 200, 4000
+NUM_QUICK, NUM_SLOW = 200, 1000  # the simulation itself, in .ci/run, goes through many more
 NUM_TO_KILL = 1200
 
 
@@ -35,7 +35,7 @@ def test_no_seed_breaks_a_rule() -> None:
 
 
 @pytest.mark.slow
-def test_nor_do_thousands() -> None:
+def test_nor_do_more() -> None:
     assert violations(range(NUM_QUICK, NUM_SLOW)) == {}
 
 
