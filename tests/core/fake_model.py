@@ -20,13 +20,14 @@ from triolet.core.plan import PlanRow, RowFailure, RowStart, SampledToken, StepP
 
 POISON = -1
 REPETITIVE = 10**6
+CIRCLE = (1, 4, 6, 5, 2, 0)
 
 
 def next_token(token_ids: Sequence[int], seed: int, vocab_size: int) -> int:
     digest = hashlib.blake2b(array("q", [seed, *token_ids]).tobytes(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     if seed >= REPETITIVE and number % 8:
-        return (token_ids[-1] * 3 + 1) % 7 % vocab_size
+        return (token_ids[-1] * 3 + 1) % 7 % vocab_size  # the CIRCLE's next
     return number % vocab_size
 
 

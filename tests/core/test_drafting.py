@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.fake_model import REPETITIVE, expected_answer
+from tests.core.fake_model import CIRCLE, REPETITIVE, expected_answer
 from tests.core.test_scheduler_walk import VOCAB, Walk, make_config
 from triolet.core.drafting import MAX_FOLLOWED_TOKENS
 from triolet.core.guidance import Constraint, Guidance
@@ -17,8 +17,6 @@ from triolet.core.plan import PlanRow, SampledToken, StepPlan, StepResult
 from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler
 from triolet.core.structured_outputs import StructuredOutputsParams
-
-CIRCLE = (1, 4, 6, 5, 2, 0)  # what the fake model goes round in
 
 
 def make_walk(**fields: Any) -> Walk:

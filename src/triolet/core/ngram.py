@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-WINDOW = 2**15  # deflate's; some 5 MB, at most, beside a row whose KV takes a hundred times as much
+WINDOW = 2**15  # deflate's; at most 7 MB, beside a row whose KV takes a hundred times as much
 LONGEST = 32  # where a whole line has agreed, more of it says nothing new
 MAX_CANDIDATES = 8
 Ngram = tuple[int, ...]
