@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,6 +164,19 @@ def test_a_lost_connection_comes_back_and_the_answer_goes_on(page: Any) -> None:
     assert answers(page)[0].startswith(heard)
     page.keyboard.press("Escape")
     page.wait_for_selector(".turn[data-state=stopped]")
+
+
+def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Server) -> None:
+    with opened(browser, server.url) as page:
+        ask_with(page, **ENDLESS)
+        send(page, "Tell me a story")
+        wait_for_text(page, 5)
+        assert server.metrics()["num_requests_running"] == 1
+        page.close(run_before_unload=False)
+    began = time.monotonic()
+    while server.metrics()['kv_blocks{state="in_use"}']:
+        assert time.monotonic() - began < 5
+        time.sleep(0.05)
 
 
 def test_parameters_go_along(page: Any) -> None:

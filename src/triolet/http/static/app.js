@@ -252,6 +252,9 @@ document.addEventListener("keydown", (event) => {
   find(button).click();
 });
 
+// Whoever leaves wants no more of it; a connection that is only lost is waited for.
+window.addEventListener("pagehide", stop);
+
 for (const suggestion of SUGGESTIONS) {
   const button = element("button", { type: "button", textContent: suggestion });
   button.onclick = () => send(suggestion);
