@@ -101,11 +101,11 @@ class Drafting:
         )
 
     def _may_draft(self, row: Sequence) -> bool:
-        """Whether it has a token to choose after one known one, and nothing but that one bears upon the choice."""
+        """Whether it decodes, and what it may say after its next token is known already."""
         entry = row.entry
         return (
             row.num_pending_tokens == 1
-            and entry.request.constraint is None  # what may come next is known for one token only
+            and entry.request.constraint is None  # its form allows one token at a time
             and not self._caution.suspects.was_struck(entry.serial)
         )
 

@@ -11,7 +11,7 @@ behind.
 Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
-that cheap). A step that preempted so admits nobody.
+that cheap). A step that preempted so admits nobody. What is left of a budget goes into guesses (`core.drafting`).
 
 What the policy is, is the waiting line's to say (`core.waiting`, `core.fairness`): its order, and whether one who
 waits may take the row of one who runs. Who may is let in before the others are served.
