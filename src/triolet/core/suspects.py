@@ -11,7 +11,8 @@ When a request is struck for the second time without having been cleared, those 
 trial. Half of them are computed and all others wait. If the runner crashes, the culprit is in this half; if the half is
 cleared, it is in the other one. Only a request that crashes the runner when it is *alone* in a step, on trial or for
 the second time, is convicted: it fails, and the others complete. Between the first crash and the conviction lie, of n
-requests, at most 1 + log2(n) more crashes. The older half goes first: to succeed costs nothing, and the newcomer is the likelier culprit.
+requests, at most 1 + log2(n) more crashes. The older half goes first: to succeed costs nothing, and the newcomer is the
+likelier culprit.
 
 Crashes in a trial are explained, and so, after a conviction, are those that led to it: they are pardoned, and use up
 nobody's patience. Every one of them makes the trial shorter, so that there is an end to them.
