@@ -167,7 +167,7 @@ async def test_one_of_several_answers_fails_under_the_name_that_the_caller_knows
     autojump_clock: MockClock,
 ) -> None:
     async with fake_engine(PoisonedExecutor()) as engine:
-        with pytest.raises(RequestFailed, match="^request mine failed: it crashes") as caught:
+        with pytest.raises(RequestFailed, match=r"^request mine failed: it crashes") as caught:
             await engine.complete([POISON, 1], SamplingParams(n=3, max_tokens=5, seed=1), request_id="mine")
         assert caught.value.request_id == "mine"
         await trio.sleep(0.1)
