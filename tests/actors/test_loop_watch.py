@@ -52,7 +52,7 @@ async def test_an_engine_says_how_long_the_longest_was() -> None:
 
 @pytest.mark.slow
 def test_with_256_streams_and_a_megabyte_of_prompt_steps_are_short() -> None:
-    """On a busy machine some steps last long because others were given the processor meanwhile."""
+    """In processor time: on a busy machine some steps last long because others were given the processor meanwhile."""
     lines = subprocess.check_output(
         [sys.executable, "benchmarks/loop_hogs.py", "--rounds", "1", "--tokens", "60", "--settle"],
         cwd=ROOT,
@@ -61,4 +61,4 @@ def test_with_256_streams_and_a_megabyte_of_prompt_steps_are_short() -> None:
     ).splitlines()
     for figures in map(json.loads, lines):
         assert figures["task_steps"] > 256 * 60
-        assert figures["over_10_ms"] < figures["task_steps"] / 500
+        assert figures["over_10_ms_of_work"] <= 2

@@ -9,7 +9,6 @@ import pytest
 
 from tests.simulation.mutation import mutant
 from triolet.actors import engine, handover
-from triolet.actors.wiring import Wiring
 from triolet.core.journal import JournalEntry
 from triolet.core.memory_limit import MemoryLimit
 from triolet.core.plan import StepResult
@@ -43,11 +42,6 @@ def _nobody_cleared(patch: pytest.MonkeyPatch) -> None:
 @mutant("who leaves stays on trial")
 def _leavers_stay_on_trial(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Suspects, "ended", lambda self, serial: None)
-
-
-@mutant("the crashes of a trial count")
-def _trials_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Wiring, "take_pardons", lambda self: 0)
 
 
 @mutant("a step without memory counts as computed")
