@@ -128,3 +128,19 @@ def test_a_conversation_with_nano_can_be_interrupted_and_goes_on(tmp_path: Path)
         chat.type("\x04")
         assert chat.expect_exit() == 0
         assert chat.mode() == chat.mode_before
+
+
+def test_bench_prints_the_figures_of_the_work_it_was_given(model: Path) -> None:
+    result = run("bench", "--model", model, *"--num-prompts 3 --input-len 8 --output-len 5 --json".split())
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["output_tokens"] == 15
+    assert figures["concurrency"] == 3
+    assert figures["output_throughput"] == pytest.approx(15 / figures["duration_s"], rel=0.02)
+    assert set(figures["ttft_ms"]) == {"p50", "p90", "p99"}
+
+
+def test_a_prompt_of_the_bench_that_the_model_has_no_room_for_is_refused(model: Path) -> None:
+    result = run("bench", "--model", model, "--input-len", 100_000)
+    assert result.exit_code == 1
+    assert "maximum model length" in result.stderr

@@ -123,3 +123,35 @@ def serve(gateway: GatewayConfig, config: EngineConfig) -> None:
     from triolet.cli.serve import run
 
     run(gateway, config)
+
+
+@main.command(cls=options.SectionedCommand)
+@click.option("--num-prompts", type=click.IntRange(1), default=32, show_default=True, help="Requests in all.")
+@click.option(
+    "--input-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens in a prompt."
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens in an answer."
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1), help="Requests under way together; by default --max-num-seqs."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@options.engine_options
+def bench(
+    num_prompts: int,
+    input_len: int,
+    output_len: int,
+    concurrency: int | None,
+    as_json: bool,
+    config: EngineConfig,
+) -> None:
+    """Measure how fast a model answers on this machine.
+
+    Prompts of random tokens, greedy answers of a fixed length; a short round before warms everything up.
+    """
+    from triolet.cli.bench import Work, run
+
+    together = min(concurrency or config.max_num_seqs, num_prompts)
+    work = Work(num_prompts=num_prompts, input_len=input_len, output_len=output_len, concurrency=together)
+    run(work, config, as_json=as_json)
