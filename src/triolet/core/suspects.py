@@ -48,7 +48,7 @@ class _Suspect:
         mark: computed tokens at which it is cleared.
         num_strikes: crashes it was in.
         num_alone: those in which nobody else was.
-        num_counted: those of them that were not pardoned.
+        num_counted: crashes it was in that were not pardoned.
     """
 
     mark: int = 0
