@@ -17,7 +17,7 @@ from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
 from triolet.wire.errors import WireError, of_exception, unsupported, wrong
-from triolet.wire.requests import Strings
+from triolet.wire.requests import Strings, known_fields, token_biases
 from triolet.wire.strict import structure
 
 MAX_TOP_LOGPROBS = 20
@@ -222,7 +222,7 @@ class GenerationRequest:
         if self.stop is not None:
             given["stop"] = self.stop.values
         if self.logit_bias is not None:
-            given["logit_bias"] = _biases(self.logit_bias)
+            given["logit_bias"] = token_biases(self.logit_bias)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         try:
             if (constraint := self._constraint()) is not None:
@@ -240,7 +240,7 @@ class GenerationRequest:
             return self.response_format.constraint()
         if self.response_format.type != "text":
             raise wrong("response_format", "left out beside structured_outputs", self.response_format.type)
-        return StructuredOutputsParams(**_known(self.structured_outputs))
+        return StructuredOutputsParams(**known_fields(self.structured_outputs))
 
     def refusal(self, error: BaseException) -> WireError:
         """What the client is told about an exception, with the field under the name that it has here."""
@@ -251,27 +251,6 @@ class GenerationRequest:
     def written(self) -> Mapping[str, str]:
         """Names of fields in the Responses protocol, and what they are called here."""
         return _WRITTEN
-
-
-def _known(constraint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a constraint, of which each must be one."""
-    known = {field.name for field in attrs.fields(StructuredOutputsParams)}
-    for name in constraint:
-        if name not in known:
-            raise wrong("structured_outputs", "an object of " + ", ".join(sorted(known)), name)
-    return dict(constraint)
-
-
-def _biases(written: Mapping[str, Any]) -> dict[int, float]:
-    """Token ids as JSON writes them, in strings."""
-    biases = {}
-    for token_id, bias in written.items():
-        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 18):
-            raise wrong("logit_bias", "an object with token ids as keys", token_id)
-        if type(bias) not in (int, float):
-            raise wrong(f"logit_bias.{token_id}", "a number", bias)
-        biases[int(token_id)] = bias
-    return biases
 
 
 # ------------------------------------------------------------------------------------------- answers

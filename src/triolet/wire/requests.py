@@ -267,7 +267,7 @@ class CreateResponse:
         if self.stop is not None:
             given["stop"] = self.stop.values
         if self.logit_bias is not None:
-            given["logit_bias"] = _biases(self.logit_bias)
+            given["logit_bias"] = token_biases(self.logit_bias)
         if self.max_output_tokens is not None:
             given["max_tokens"] = self.max_output_tokens
         if self.wants_logprobs:
@@ -356,7 +356,7 @@ def known_fields(form: Mapping[str, Any]) -> dict[str, Any]:
     return dict(form)
 
 
-def _biases(written: Mapping[str, Any]) -> dict[int, float]:
+def token_biases(written: Mapping[str, Any]) -> dict[int, float]:
     """Token ids as JSON writes them, in strings."""
     biases = {}
     for token_id, bias in written.items():
