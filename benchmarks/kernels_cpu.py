@@ -21,10 +21,10 @@ from typing import Any
 import attrs
 import torch
 
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import paged_attention_cpp
 from triolet.kernels.gathered_attention import gathered_attention
-from triolet.kernels.paged_attention import AttentionMetadata
 from triolet.model.cpu_plan import build_cpu_decoder
 from triolet.model.decoder import build_decoder
 from triolet.model.families import parse_decoder_config

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import triolet
 from triolet import SamplingParams
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.cpu_plan import CpuDecoder
 from triolet.model.kv_cache import allocate_kv_cache
 from triolet.model.load import load_model

@@ -10,11 +10,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.errors import KernelShapeError
 from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import DTYPES, paged_attention_cpp
-from triolet.kernels.gathered_attention import GatherPlan, gathered_attention
+from triolet.kernels.gathered_attention import gathered_attention
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -167,41 +167,6 @@ def _reduce_kernel(
     tl.store(out_ptr + row * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-@attrs.frozen(eq=False, kw_only=True)
-class AttentionMetadata:
-    """Where this step's sequences stand: built once per step, shared by every layer.
-
-    Args:
-        cu_query_lens: [num_seqs + 1] int32; sequence i's tokens are rows cu[i]:cu[i+1] of the step's tensors.
-        seq_lens: [num_seqs] int32, tokens in the cache once this step's are written (last query's position + 1).
-        block_tables: [num_seqs, max_blocks] int32, block ids in order; entries past a sequence's end are never read.
-        slot_mapping: [num_tokens] int64, block_id * block_size + offset for each of this step's tokens;
-            negative = padding.
-        query_lens_host: `diff(cu_query_lens)` as Python ints, so that the host need not wait for the device.
-        seq_lens_host: `seq_lens` as Python ints.
-    """
-
-    cu_query_lens: Tensor
-    seq_lens: Tensor
-    block_tables: Tensor
-    slot_mapping: Tensor
-    query_lens_host: tuple[int, ...]
-    seq_lens_host: tuple[int, ...]
-    _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(
-        factory=dict, init=False, repr=False
-    )
-
-    def gather_plan(self, block_size: int, sliding_window: int | None) -> GatherPlan:
-        """Which slots each sequence reads, and what it masks; made by the first layer that asks."""
-        plan = self._gather_plans.get((block_size, sliding_window))
-        if plan is None:
-            plan = GatherPlan.of(
-                self.query_lens_host, self.seq_lens_host, self.block_tables, block_size, sliding_window
-            )
-            self._gather_plans[block_size, sliding_window] = plan
-        return plan
-
-
 def paged_attention(
     query: Tensor,
     keys: Tensor,
@@ -236,7 +201,7 @@ def paged_attention(
     Source: PagedAttention, arXiv 2309.06180; FlashAttention-2, arXiv 2307.08691; split over keys: Flash-Decoding.
         Moves 2 * query.nbytes and each sequence's keys and values, once per tile of queries.
     """
-    _check(query, keys, values, metadata)
+    metadata.check(query, keys, values)
     if query.is_cuda:
         return paged_attention_triton(
             query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
@@ -400,40 +365,3 @@ def paged_attention_reference(
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(query.dtype)
         start += query_len
     return out
-
-
-def _check(query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> None:
-    if keys.ndim != 4 or keys.shape != values.shape or query.ndim != 3 or query.shape[2] != keys.shape[3]:
-        raise KernelShapeError(
-            "head_dim and the caches' shapes",
-            query=tuple(query.shape), keys=tuple(keys.shape), values=tuple(values.shape),
-        )  # fmt: skip
-    if query.shape[1] % keys.shape[2]:
-        raise KernelShapeError("num_heads and num_kv_heads", query=tuple(query.shape), keys=tuple(keys.shape))
-    if not query.dtype == keys.dtype == values.dtype:
-        raise KernelShapeError("dtype", query=query.dtype, keys=keys.dtype, values=values.dtype)
-    if not query.device == keys.device == values.device == metadata.block_tables.device:
-        raise KernelShapeError(
-            "device", query=query.device, keys=keys.device, block_tables=metadata.block_tables.device
-        )
-    if not (keys.is_contiguous() and values.is_contiguous()) or query.stride(2) != 1:
-        raise KernelShapeError(
-            "strides with contiguous rows", query=query.stride(), keys=keys.stride(), values=values.stride()
-        )
-    num_seqs = len(metadata.query_lens_host)
-    if len(metadata.seq_lens_host) != num_seqs or len(metadata.block_tables) != num_seqs:
-        raise KernelShapeError(
-            "num_seqs",
-            query_lens=num_seqs, seq_lens=len(metadata.seq_lens_host), block_tables=len(metadata.block_tables),
-        )  # fmt: skip
-    tables = metadata.cu_query_lens, metadata.seq_lens, metadata.block_tables
-    if any(table.dtype != torch.int32 or table.stride(-1) != 1 for table in tables):
-        raise KernelShapeError(
-            "int32 and contiguous rows", tables=[(table.dtype, table.stride()) for table in tables]
-        )
-    if len(metadata.cu_query_lens) != num_seqs + 1 or len(metadata.seq_lens) != num_seqs:
-        raise KernelShapeError(
-            "num_seqs", cu_query_lens=len(metadata.cu_query_lens), seq_lens=len(metadata.seq_lens)
-        )
-    if sum(metadata.query_lens_host) > len(query):
-        raise KernelShapeError("num_tokens", query=len(query), query_lens=metadata.query_lens_host)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from triolet.kernels.paged_attention import AttentionMetadata
+    from triolet.kernels.attention_metadata import AttentionMetadata
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Storage types that the kernels know, by the numbers they have in C++."""

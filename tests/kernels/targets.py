@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import HAS_NVIDIA_DRIVER
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 
 
 @attrs.frozen

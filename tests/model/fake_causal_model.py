@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import LayerCache, LayerCacheSpec, ModelSpec
 from triolet.model.noise import uniform_noise
 

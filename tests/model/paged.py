@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import CausalModel, LayerCache
 
 

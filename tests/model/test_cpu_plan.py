@@ -16,8 +16,8 @@ from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import KernelShapeError
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.decoder import pack_linear
-from triolet.kernels.paged_attention import AttentionMetadata
 from triolet.model import cpu_plan
 from triolet.model.cpu_plan import CpuDecoder
 from triolet.model.decoder import Decoder

@@ -18,7 +18,7 @@ from triolet.core.plan import PlanRow, RowFailure, SampledToken, StepPlan
 from triolet.core.request import Request
 from triolet.core.scheduler import SchedulerConfig, SchedulerCounters
 from triolet.errors import InvariantViolated
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import LayerCache
 from triolet.model.sampler import NOT_NUMBERS
 

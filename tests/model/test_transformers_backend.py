@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
 from triolet.model.transformers_attention import AttentionCall, MaskRule, refuse_unsupported_call
 from triolet.model.transformers_backend import load_transformers_model

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triolet.core.plan import PlanRow, RowStart, StepPlan
 from triolet.errors import InvalidParams, InvariantViolated
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.prompt_logprobs import PromptShare
 from triolet.model.sampling_row import SamplingRow
 

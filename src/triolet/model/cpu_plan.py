@@ -19,6 +19,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.decoder import (
     MODEL_DTYPES,
     CppLinear,
@@ -32,7 +33,6 @@ from triolet.kernels.cpu.decoder import (
 )
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import DTYPES
-from triolet.kernels.paged_attention import AttentionMetadata
 from triolet.model.decoder_facts import decoder_facts
 from triolet.model.interface import LayerCache, ModelSpec
 from triolet.model.memory import trim_heap

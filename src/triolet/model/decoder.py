@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.kv_write import kv_write
-from triolet.kernels.paged_attention import AttentionMetadata, paged_attention
+from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
 from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul

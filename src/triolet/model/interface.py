@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from triolet.kernels.paged_attention import AttentionMetadata
+    from triolet.kernels.attention_metadata import AttentionMetadata
 
 
 @attrs.frozen(kw_only=True)

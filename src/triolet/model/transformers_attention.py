@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import UnsupportedModel
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.kv_write import kv_write
-from triolet.kernels.paged_attention import AttentionMetadata, paged_attention
+from triolet.kernels.paged_attention import paged_attention
 from triolet.model.interface import LayerCache, LayerCacheSpec
 
 PAGED_ATTENTION: Final = "triolet_paged"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.checkpoint import Checkpoint
 from triolet.model.config_fields import Fields
 from triolet.model.interface import CausalModel, LayerCache, ModelSpec

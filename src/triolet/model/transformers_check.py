@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import TrioletError, UnsupportedModel
-from triolet.kernels.paged_attention import AttentionMetadata
+from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
 from triolet.model.transformers_attention import (
     INSPECTED_ATTENTION,
