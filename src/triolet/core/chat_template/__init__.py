@@ -12,7 +12,7 @@ from typing import Any
 
 from triolet.core.chat_template.messages import plain_data, plain_messages, plain_tools
 from triolet.core.chat_template.meter import Meter
-from triolet.core.chat_template.sandbox import Program
+from triolet.core.chat_template.program import Program
 from triolet.errors import ChatTemplateError
 
 MAX_SOURCE_CHARS = 250_000

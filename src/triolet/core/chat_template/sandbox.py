@@ -18,25 +18,21 @@ share no state, and may run in several threads.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from types import BuiltinMethodType, CodeType
+from collections.abc import Callable, Iterator
+from types import BuiltinMethodType
 from typing import Any
 
-import attrs
 from jinja2 import nodes
-from jinja2.environment import Template
-from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
-from jinja2.visitor import NodeTransformer
 
 from triolet.core.chat_template import operations
-from triolet.core.chat_template.meter import CHARS_PER_UNIT, LimitReached, Meter
-from triolet.errors import ChatTemplateError
+from triolet.core.chat_template.instrument import CHARGE, COMPARE, SLICE, WEIGH
+from triolet.core.chat_template.meter import LimitReached, Meter
 
 MAX_RANGE = 100_000
 """Longest `range`, as in Jinja's own sandbox."""
@@ -46,11 +42,6 @@ CALL_UNITS = 10
 
 MAX_CALL_DEPTH = 64
 """Deepest recursion of macros; each level takes about 8 of Python's 1000."""
-
-MAX_MESSAGE_CHARS = 1000
-"""What a template says in an error is cut to this."""
-
-FILENAME = "<chat template>"
 
 _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
     (
@@ -73,9 +64,6 @@ _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
     (Macro, frozenset(["arguments", "caller", "catch_kwargs", "catch_varargs", "name"])),
     (Cycler, frozenset(["current", "next", "reset"])),
 )
-
-# Names that no template can spell, so that it can neither replace them nor be in their way.
-_CHARGE, _WEIGH, _COMPARE, _SLICE = "charge!", "weigh!", "compare!", "slice!"
 
 
 class Refusal(TemplateError):
@@ -160,10 +148,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.finalize = self._written
         self._depth = 0
         self.filters = operations.metered_filters(meter)
-        self.filters[_CHARGE] = self._charged
-        self.filters[_WEIGH] = self._weighed
-        self.filters[_COMPARE] = functools.partial(operations.compare, meter)
-        self.filters[_SLICE] = functools.partial(operations.take_slice, meter)
+        self.filters[CHARGE] = self._charged
+        self.filters[WEIGH] = self._weighed
+        self.filters[COMPARE] = functools.partial(operations.compare, meter)
+        self.filters[SLICE] = functools.partial(operations.take_slice, meter)
         self.tests = operations.metered_tests(meter)
         self.globals = {
             "cycler": Cycler,
@@ -283,153 +271,3 @@ def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
         raise TemplateRuntimeError("the name of a filter or test must be a string")
     return name
-
-
-# ---------------------------------------------------------------------------------- instrumentation
-
-
-class _Instrument(NodeTransformer):
-    """Puts charges into bodies that can run more than once, and calls in the place of some operators."""
-
-    def __init__(self) -> None:
-        self._num_nodes = 0
-
-    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        """Count every node, and long texts by their length."""
-        text = getattr(node, "data", getattr(node, "value", None))  # of TemplateData, of Const
-        self._num_nodes += 1 + (len(text) // CHARS_PER_UNIT if isinstance(text, str) else 0)
-        return super().visit(node, *args, **kwargs)
-
-    def _visit_body(self, node: Any) -> Any:
-        before = self._num_nodes
-        self.generic_visit(node)
-        charge = _call(_CHARGE, nodes.Const(self._num_nodes - before), lineno=node.lineno)
-        node.body.insert(0, nodes.ExprStmt(charge, lineno=node.lineno))
-        if (
-            isinstance(node, nodes.For) and node.test is not None
-        ):  # runs for the items that it leaves out, too
-            node.test = nodes.And(charge, node.test, lineno=node.lineno)
-        return node
-
-    visit_For = visit_Macro = visit_CallBlock = _visit_body  # noqa: N815 - Jinja's names
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        operands = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
-        return _call(_COMPARE, node.expr, *operands, lineno=node.lineno)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.nodes = [_call(_WEIGH, part, lineno=node.lineno) for part in node.nodes]
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if not isinstance(node.arg, nodes.Slice):
-            return node
-        bounds = [bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)]
-        return _call(_SLICE, node.node, *bounds, lineno=node.lineno)
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802 - a key and a value of a dict
-        self.generic_visit(node)
-        if not isinstance(node.key, nodes.Const):
-            node.key = _call(_WEIGH, node.key, lineno=node.lineno)
-        return node
-
-    def _refuse(self, node: nodes.Node) -> nodes.Node:
-        raise TemplateSyntaxError(
-            "a chat template can neither use other templates nor be used by them", node.lineno
-        )
-
-    visit_Extends = visit_Include = visit_Import = visit_FromImport = visit_Block = _refuse  # noqa: N815
-
-
-def _call(name: str, value: nodes.Expr, *args: nodes.Expr, lineno: int) -> nodes.Filter:
-    return nodes.Filter(value, name, list(args), [], None, None, lineno=lineno)
-
-
-# ------------------------------------------------------------------------------ compiling and running
-
-
-@attrs.frozen
-class Program:
-    """A compiled, instrumented template.
-
-    Args:
-        code: what Jinja made of it.
-        variables: the names that it reads and does not set itself.
-    """
-
-    code: CodeType
-    variables: frozenset[str]
-
-    @classmethod
-    def compile(cls, source: str, meter: Meter) -> Program:
-        """Compile a template.
-
-        Raises:
-            ChatTemplateError: Jinja or Python can not compile it.
-        """
-        environment = Sandbox(meter)
-        try:
-            tree = environment.parse(source)
-            variables = find_undeclared_variables(tree)
-            tree = _Instrument().visit(tree)
-            tree.set_environment(environment)
-            code = environment.compile(tree, filename=FILENAME)
-        except Exception as error:
-            raise _as_chat_template_error(error, getattr(error, "lineno", None)) from error
-        return cls(code, frozenset(variables))
-
-    def run(
-        self,
-        variables: Mapping[str, Any],
-        *,
-        meter: Meter,
-        max_output_chars: int,
-        strftime_now: Callable[[str], str] | None = None,
-    ) -> str:
-        """Render the template.
-
-        Raises:
-            ChatTemplateError: it failed, refused the messages, or passed a limit.
-        """
-        environment = Sandbox(meter, strftime_now)
-        template = Template.from_code(environment, self.code, environment.make_globals(None))
-        pieces, num_chars = [], 0
-        try:
-            for piece in template.root_render_func(template.new_context(dict(variables))):
-                pieces.append(piece)
-                num_chars += len(piece)
-                if num_chars > max_output_chars:
-                    raise LimitReached(f"its output passed the limit of {max_output_chars} characters")
-        except Exception as error:
-            raise _as_chat_template_error(error, _line_of(error, template)) from error
-        return "".join(pieces)
-
-
-def _line_of(error: Exception, template: Template) -> int | None:
-    """The line of the template where an error arose."""
-    line, frame = None, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == FILENAME:
-            line = template.get_corresponding_lineno(frame.tb_lineno)
-        frame = frame.tb_next
-    return line
-
-
-def _as_chat_template_error(error: Exception, line: int | None) -> ChatTemplateError:
-    """What the caller hears: the template's own words, or what kind of thing went wrong where.
-
-    Texts of other exceptions than those below are kept away: they may hold the text of an object, and its address.
-    """
-    place = "" if line is None else f" in line {line}"
-    if isinstance(error, Refusal):
-        text = f"the chat template refused the messages: {error.message}"
-    elif isinstance(error, LimitReached):
-        text = f"the chat template was stopped{place}: {error}"
-    elif isinstance(error, TemplateError | TypeError | ArithmeticError) and " at 0x" not in str(error):
-        text = f"the chat template failed{place}: {getattr(error, 'message', error)}"
-    else:
-        text = f"the chat template failed{place}: {type(error).__name__}"
-    return ChatTemplateError(text[:MAX_MESSAGE_CHARS], field="chat_template")
