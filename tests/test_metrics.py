@@ -10,8 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, fake_engine
-from triolet import SamplingParams
+from triolet import RequestOutput, SamplingParams
 from triolet.actors.engine import Engine
+from triolet.actors.stream import TokenStream
 from triolet.errors import EngineClosed, InvalidRequest, Overloaded
 from triolet.metrics import Metrics, one_two_five
 
@@ -156,6 +157,27 @@ async def test_each_of_several_answers_is_counted(autojump_clock: MockClock) -> 
         statistics, counted = engine.statistics(), endings(metrics)
     assert (counted["length"], counted["abort"]) == (3, 2)
     assert statistics.num_requests_received == counted.total() == 5
+
+
+async def test_n_and_the_longest_answer_are_counted_once_for_each_prompt(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        metrics = Metrics(engine)
+        await engine.complete([1, 2, 3, 4], SamplingParams(max_tokens=4, n=3))
+        async with engine.generate([1, 2, 3, 4], SamplingParams(max_tokens=50, n=2)) as stream:
+            first = await anext(stream)
+            engine.abort(stream.request_id)
+            longest = max(len(one.token_ids) for one in (*first.outputs, *(await last_of(stream)).outputs))
+        await engine.complete([5, 6], SamplingParams(max_tokens=2))
+        now = values(metrics.render())
+    assert now["triolet:request_params_n_count"] == 3
+    assert now["triolet:request_params_n_sum"] == 3 + 2 + 1
+    assert now["triolet:request_max_num_generation_tokens_count"] == 3
+    assert now["triolet:request_max_num_generation_tokens_sum"] == 4 + longest + 2
+    assert now["triolet:request_generation_tokens_count"] == 6  # the others are of each answer
+
+
+async def last_of(stream: TokenStream) -> RequestOutput:
+    return [output async for output in stream][-1]
 
 
 async def leave_early(engine: Engine, seed: int) -> None:

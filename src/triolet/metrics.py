@@ -34,7 +34,7 @@ _ITL_BUCKETS = (
 _LATENCY_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-_ITERATION_BUCKETS = tuple(2**exponent for exponent in range(15))
+_ITERATION_BUCKETS = (1, *(2**exponent for exponent in range(3, 15)))
 _N_BUCKETS = (1, 2, 5, 10, 20)
 _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
@@ -70,7 +70,7 @@ _SECONDS: Final = {
 _TOKENS: Final = {
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Tokens generated for a request.",
-    "request_max_num_generation_tokens": "Tokens of the longest answer to a request.",
+    "request_max_num_generation_tokens": "Tokens of the longest of the n answers.",
     "request_params_max_tokens": "Tokens that an answer might have had.",
     "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
 }
@@ -134,7 +134,12 @@ class Metrics:
             Counter, "request_success", "Requests that have ended.", "finished_reason", _REASONS
         )
         self._rejections = self._make_by(
-            Counter, "admission_rejections", "Refused requests.", "reason", tuple(_REJECTION_LABELS.values())
+            Counter,
+            "admission_rejections",
+            "Refused requests.",
+            "reason",
+            tuple(_REJECTION_LABELS.values()),
+            common=("model_name",),  # as in vLLM: it is the front that refuses, and not one of its engines
         )
         self._by_source = self._make_by(
             Counter,
@@ -142,6 +147,13 @@ class Metrics:
             "Where the KV of prompts came from.",
             "source",
             ("local_compute", "local_cache_hit"),
+        )
+        self._cached_by_source = self._make_by(
+            Counter,
+            "prompt_tokens_cached_by_source",
+            "Tokens found in the prefix cache, by where it keeps them.",
+            "source",
+            ("device",),
         )
         self._blocks = self._make_by(Gauge, "kv_blocks", "Blocks of the KV cache.", "state", _BLOCK_STATES)
         self._accepted = self._make_by(
@@ -169,11 +181,18 @@ class Metrics:
         return family.labels(**self._labels)
 
     def _make_by(
-        self, kind: Any, name: str, text: str, label: str, values: tuple[str, ...]
+        self,
+        kind: Any,
+        name: str,
+        text: str,
+        label: str,
+        values: tuple[str, ...],
+        common: tuple[str, ...] = LABELS,
     ) -> dict[str, Any]:
         """All values are there from the start: a rate over a series that begins at 1 misses the 1."""
-        family = kind(self._prefix + name, text, (*LABELS, label), registry=self.registry)
-        return {str(value): family.labels(**self._labels, **{label: str(value)}) for value in values}
+        family = kind(self._prefix + name, text, (*common, label), registry=self.registry)
+        labels = {name: self._labels[name] for name in common}
+        return {str(value): family.labels(**labels, **{label: str(value)}) for value in values}
 
     def _make_histograms(self, max_model_len: int) -> dict[str, Any]:
         token_buckets = one_two_five(max_model_len)
@@ -229,13 +248,14 @@ class Metrics:
         seen = {
             "request_prompt_tokens": finished.num_prompt_tokens,
             "request_generation_tokens": num_tokens,
-            "request_max_num_generation_tokens": num_tokens,
             "request_params_max_tokens": finished.max_tokens,
-            "request_params_n": finished.n,
             "request_num_preemptions": metrics.num_preemptions,
             "request_prefill_kv_computed_tokens": finished.num_prompt_tokens - finished.num_cached_tokens,
             "e2e_request_latency_seconds": finished.e2e_latency,
         }
+        if finished.is_last:
+            longest = max(answer.metrics.num_generation_tokens for answer in finished.answers)
+            seen |= {"request_max_num_generation_tokens": longest, "request_params_n": finished.n}
         if metrics.scheduled_ts:
             seen["request_queue_time_seconds"] = metrics.queued_time
         if num_tokens:
@@ -268,6 +288,8 @@ class Metrics:
             ("long_task_steps", "num_long_task_steps"),
         ):
             self._counters[name].inc(getattr(now, field) - (getattr(before, field) if before else 0))
+        num_hits = now.prefix_cache_hits - (before.prefix_cache_hits if before else 0)
+        self._cached_by_source["device"].inc(num_hits)
         for reason, total in now.num_requests_ended.items():
             self._success[str(reason)].inc(
                 total - (before.num_requests_ended.get(reason, 0) if before else 0)

@@ -32,6 +32,7 @@ def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ..
             request_id=f"{index}_{request.request_id}",
             parent_id=request.request_id,
             index=index,
+            num_answers=request.params.n,
             params=silent if index else params,
             seed=_wrapped(request.seed + index) if params.seed is not None or index == 0 else draw_seed(),
             # Its turn has come when the first one's has.

@@ -83,8 +83,12 @@ class Feed:
             num_prompt_tokens=len(request.prompt_token_ids),
             num_cached_tokens=self.entry.num_cached_tokens,
             max_tokens=request.max_tokens,
-            n=request.params.n,
+            n=request.num_answers,
             e2e_latency=now_s - request.arrival_s,
+            request_id=request.parent_id or request.request_id,
+            temperature=request.params.temperature,
+            top_p=request.params.top_p,
+            trace_headers=request.trace_headers,
         )
 
     def _rebuilt(self) -> OutputText:

@@ -6,6 +6,7 @@ import attrs
 
 from triolet.core.guidance import Constraint
 from triolet.core.params import SamplingParams
+from triolet.core.trace_headers import TraceHeaders
 
 
 @attrs.frozen(kw_only=True)
@@ -25,10 +26,12 @@ class Request:
         priority: lower runs first under the `priority` policy.
         parent_id: of the request with n > 1 that this one gives one of the answers to.
         index: of that answer.
+        num_answers: to the prompt, this one included.
         stream_interval: tokens from one output of the stream to the next.
         constraint: what bounds the form of the answer.
         client: whom admission and fairness count it for.
         cache_salt: requests share cached blocks only with requests of the same salt.
+        trace_headers: names and values of the headers that say which trace it belongs to.
         arrival_s: when it was admitted, monotonic seconds.
         deadline_s: when it ends whatever it has, monotonic seconds; infinity for never.
         queue_deadline_s: when it ends if it has not been scheduled yet, monotonic seconds.
@@ -45,10 +48,12 @@ class Request:
     priority: int = 0
     parent_id: str | None = None
     index: int = 0
+    num_answers: int = 1
     stream_interval: int = 1
     constraint: Constraint | None = None
     client: str | None = None
     cache_salt: str | None = None
+    trace_headers: TraceHeaders = ()
     arrival_s: float = 0.0
     deadline_s: float = float("inf")
     queue_deadline_s: float = float("inf")

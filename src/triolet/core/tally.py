@@ -17,6 +17,7 @@ from types import MappingProxyType
 import attrs
 
 from triolet.core.outputs import FinishReason, RequestMetrics
+from triolet.core.trace_headers import TraceHeaders
 
 REJECTED = "rejected"
 
@@ -31,8 +32,14 @@ class FinishedRequest:
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
         max_tokens: answer tokens that it might have had.
-        n: answers that were asked for.
+        n: answers that were asked for; each of them is accepted, and ends, as a request.
         e2e_latency: from its arrival to its end.
+        request_id: as the caller knows it, one for all n.
+        temperature: of its parameters.
+        top_p: likewise.
+        trace_headers: of the trace that it belongs to.
+        is_last: whether it is the last of the n to end.
+        others: the other n - 1, if it is.
     """
 
     finish_reason: FinishReason
@@ -42,6 +49,17 @@ class FinishedRequest:
     max_tokens: int
     n: int
     e2e_latency: float
+    request_id: str = ""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    trace_headers: TraceHeaders = ()
+    is_last: bool = True
+    others: tuple[FinishedRequest, ...] = ()
+
+    @property
+    def answers(self) -> tuple[FinishedRequest, ...]:
+        """All n, in the order in which they ended, once they have; before that only this one."""
+        return (*self.others, self)
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +96,7 @@ class Tally:
     def __init__(self) -> None:
         self.num_received = 0
         self._endings: Counter[str] = Counter()
+        self._partly: dict[tuple[str, float], list[FinishedRequest]] = {}  # ended answers of several
         self._clear()
 
     def _clear(self) -> None:
@@ -112,7 +131,18 @@ class Tally:
     def ended(self, finished: FinishedRequest) -> None:
         """An accepted one has ended."""
         self._endings[finished.finish_reason] += 1
-        self._finished.append(finished)
+        self._finished.append(finished if finished.n == 1 else self._with_others(finished))
+
+    def _with_others(self, finished: FinishedRequest) -> FinishedRequest:
+        """One of several answers; what is to be said of all of them is said with the last."""
+        # An id may be taken again before the last answer of the request that had it was told to be over.
+        key = finished.request_id, finished.metrics.queued_ts
+        others = self._partly.setdefault(key, [])
+        if len(others) + 1 < finished.n:
+            others.append(attrs.evolve(finished, is_last=False))
+            return others[-1]
+        del self._partly[key]
+        return attrs.evolve(finished, others=tuple(others))
 
     def step(self, num_tokens: int) -> None:
         """A step has computed that many tokens."""
