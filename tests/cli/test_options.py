@@ -55,7 +55,7 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
     ("arguments", "message"),
     [
         (["chat", "-q", "hi", "--top-p", "7"], "top_p must be in (0, 1], got 7.0."),
-        (["chat", "-q", "hi", "--temperature", "nan"], "temperature must be finite, got nan."),
+        (["chat", "-q", "hi", "--temperature", "nan"], "temperature must be a finite number, got nan."),
         (["chat", "-q", "hi", "--temperature", "warm"], "'warm' is not a valid float"),
         (["chat", "-q", "  "], "the question must not be empty"),
         (["chat", "-q", "hi", "--system", "@no/such/file"], "--system must name a readable text file"),

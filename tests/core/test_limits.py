@@ -24,7 +24,7 @@ def refusal(config: EngineConfig = DEFAULTS, vocab_size: int = 151_936, **fields
     ("field", "limit", "make"),
     [
         ("stop", "max_stop_strings", lambda count: ["a"] * count),
-        ("bad_words", "max_bad_words", lambda count: ["a"] * count),
+        ("bad_words", "max_bad_words", lambda count: list(map(str, range(count)))),
         ("logit_bias", "max_logit_bias", lambda count: dict.fromkeys(range(count), 1.0)),
     ],
 )

@@ -7,8 +7,10 @@ short enough that a request can not fill the memory with it; an engine's own lim
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 import attrs
 
@@ -18,6 +20,7 @@ MAX_ENTRIES = 65_536  # of any list or mapping
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_STOP_STRING_CHARS = 4_096
 MAX_STOP_CHARS = 16_384  # of all stop strings: a matcher takes some 300 bytes for each
+NUMBERS_WITHOUT_RANGE = ("temperature", "repetition_penalty")  # they are told to be finite before all else
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
@@ -31,30 +34,37 @@ def refuse(field: str, sentence: str, got: object) -> InvalidParams:
 
 def finite(name: str, value: object) -> float:
     """A finite number, as a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refuse(name, "must be a number", value)
+    plain = number(name, value)
     try:
-        number = float(value)
+        converted = float(plain)
     except OverflowError:
-        raise refuse(name, "must be finite", value) from None
-    if not math.isfinite(number):
-        raise refuse(name, "must be finite", value)
-    return number
+        raise refuse(name, "must be a finite number", value) from None
+    if not math.isfinite(converted):
+        raise refuse(name, "must be a finite number", value)
+    return converted
+
+
+def number(name: str, value: object) -> float:
+    """A number, those of numpy among them; perhaps not a finite one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | numbers.Real):
+        raise refuse(name, "must be a number", value)
+    return value if isinstance(value, int | float) else float(value)
 
 
 def int64(name: str, value: object) -> int:
-    """A whole number of 64 bits."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """A whole number of 64 bits, those of numpy among them."""
+    if isinstance(value, bool) or not isinstance(value, int | numbers.Integral):
         raise InvalidParams(f"{name} must be an integer, got {type(value).__name__}", field=name, got=value)
-    if not MIN_INT64 <= value <= MAX_INT64:
+    if not MIN_INT64 <= (whole := int(value)) <= MAX_INT64:
         raise refuse(name, "must fit in 64 bits", value)
-    return value
+    return whole
 
 
 def _number(value: Any, field: attrs.Attribute[Any]) -> float:
-    """A finite number as it came: a message about its range shows what the caller wrote."""
-    finite(field.name, value)
-    return cast("float", value)
+    """A number as it came: the message about its range shows what the caller wrote, also where that is not finite."""
+    if field.name in NUMBERS_WITHOUT_RANGE:
+        finite(field.name, value)
+    return number(field.name, value)
 
 
 def _integer(value: Any, field: attrs.Attribute[Any]) -> int:
@@ -95,18 +105,18 @@ def strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[
 
 
 def _num_logprobs(name: str, value: int | None) -> int | None:
-    if isinstance(value, bool):  # the API of OpenAI asks like this
-        return 1 if value else None
+    if isinstance(value, bool):  # True is one, and False none but the chosen token's, as in vLLM
+        return int(value)
     return None if value is None else int64(name, value)
 
 
 def logprobs(value: int | None) -> int | None:
-    """How many log-probabilities; True is one."""
+    """How many log-probabilities; True is one, and False 0."""
     return _num_logprobs("logprobs", value)
 
 
 def prompt_logprobs(value: int | None) -> int | None:
-    """How many log-probabilities; True is one."""
+    """How many log-probabilities; True is one, and False 0."""
     return _num_logprobs("prompt_logprobs", value)
 
 
@@ -150,11 +160,15 @@ def stop(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(name: str, value: object, limit: int = MAX_ENTRIES) -> tuple[int, ...]:
-    """Token ids, each once; the vocabulary is not known here."""
-    listed = items(name, value, limit)
-    if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in listed):
+    """Token ids, each once, from a list or a set; the vocabulary is not known here."""
+    listed = items(name, tuple(value) if isinstance(value, AbstractSet) else value, limit)
+    if not all(map(_is_token_id, listed)):
         raise refuse(name, "must contain only integers", value)
-    return tuple(dict.fromkeys(listed))
+    return tuple(dict.fromkeys(map(int, listed)))
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int | numbers.Integral) and not isinstance(value, bool)
 
 
 def stop_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
@@ -173,7 +187,7 @@ def logprob_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def bad_words(value: Sequence[str] | None) -> tuple[str, ...]:
-    """Texts, none of them empty."""
+    """Texts, none of them empty, each once."""
     if value is None:
         return ()
     words = items("bad_words", value)
@@ -189,7 +203,7 @@ def bad_words(value: Sequence[str] | None) -> tuple[str, ...]:
         raise refuse(
             "bad_words", f"must contain words of at most {MAX_STOP_STRING_CHARS} characters", longest
         )
-    return words
+    return tuple(dict.fromkeys(words))
 
 
 def logit_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
@@ -200,21 +214,32 @@ def logit_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
         raise refuse("logit_bias", "must be a mapping from token id to bias", value)
     if len(value) > MAX_ENTRIES:
         raise too_many("logit_bias", MAX_ENTRIES, len(value))
-    if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in value):
+    if not all(map(_is_token_id, value)):
         raise refuse("logit_bias", "must have integer token ids as keys", list(value))
-    return {token_id: finite("logit_bias", bias) for token_id, bias in value.items()}
+    return {int(token_id): finite("logit_bias", bias) for token_id, bias in value.items()}
 
 
 def clamped_logit_bias(value: Mapping[Any, Any] | None) -> dict[int, float] | None:
     """As the API of OpenAI has it: keys may be texts of numbers, and biases are cut to [-100, 100]."""
     if not isinstance(value, Mapping):
         return logit_bias(value)
-    try:
-        named = {key if isinstance(key, int) else int(key): bias for key, bias in value.items()}
-    except (TypeError, ValueError):
-        raise refuse("logit_bias", "must have integer token ids as keys", list(value)) from None
+    if wrong := [key for key in value if not _names_token_id(key)]:
+        raise InvalidParams(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {shown(wrong)}",
+            field="logit_bias",
+            got=wrong,
+        )
+    named = {key if isinstance(key, bool) else int(key): bias for key, bias in value.items()}
     biases = logit_bias(named) or {}
     return {token_id: min(max(bias, -100.0), 100.0) for token_id, bias in biases.items()}
+
+
+def _names_token_id(key: Any) -> bool:
+    try:
+        int(key)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def nothing_for_plugins(value: Mapping[str, Any] | None) -> None:

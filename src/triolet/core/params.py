@@ -20,7 +20,6 @@ from triolet.core.repetition import repetition_detection as _repetition_detectio
 from triolet.core.structured_outputs import StructuredOutputsParams, structured_outputs
 from triolet.errors import InvalidParams, shown
 
-GREEDY_BELOW = 1e-5  # a temperature below this is 0: vLLM's _SAMPLING_EPS
 MIN_TEMPERATURE = 1e-2  # smaller positive ones overflow the division; vLLM raises them to this, too
 MAX_N = 16_384  # vLLM's VLLM_MAX_N_SEQUENCES
 FLOAT_FIELDS = (
@@ -31,6 +30,11 @@ FLOAT_FIELDS = (
     "top_p",
     "min_p",
 )
+NOT_OFFERED = (
+    *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
+    *("routed_experts_prompt_start", "trace_decode_token_ids"),
+)
+"""Of vLLM's `from_optional`."""
 
 
 class RequestOutputKind(enum.Enum):
@@ -134,27 +138,29 @@ class SamplingParams:
 
     def __new__(cls, **fields: Any) -> Self:
         """Refuse an unknown field in vLLM's words, which programs look for."""
-        known = {field.name for field in attrs.fields(cls)}
-        if unknown := next((name for name in fields if name not in known), None):
-            raise TypeError(f"Unexpected keyword argument {unknown!r}")
+        _refuse_unknown(cls, fields)
         return super().__new__(cls)
 
     @classmethod
     def from_optional(cls, *, logit_bias: Mapping[Any, Any] | None = None, **fields: Any) -> Self:
         """From the fields of a request, where None means nothing was said; arguments are those of the class.
 
-        `logit_bias` may have texts as keys, and its values are cut to [-100, 100].
+        `logit_bias` may have texts as keys, and its values are cut to [-100, 100]. What vLLM has and this engine
+        does not is let through as long as it has no value.
         """
-        said = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
+        offered = {name: value for name, value in fields.items() if value or name not in NOT_OFFERED}
+        _refuse_unknown(cls, offered)
+        said = {name: value for name, value in offered.items() if value is not None or name == "max_tokens"}
         return cls(logit_bias=checks.clamped_logit_bias(logit_bias), **said)
 
     def __attrs_post_init__(self) -> None:
-        if self.seed == -1:  # vLLM's word for "draw one"
-            object.__setattr__(self, "seed", None)
+        for field in ("seed", "thinking_token_budget"):  # vLLM's words for "draw one" and "no end"
+            if getattr(self, field) == -1:
+                object.__setattr__(self, field, None)
         self._check_penalties()
         self._check_sampling()
         self._check_lengths()
-        if self.temperature < GREEDY_BELOW:
+        if self.temperature == 0.0:
             if self.n > 1:
                 raise refuse("n", "must be 1 when using greedy sampling", self.n)
             # Greedy ignores the filters; saying so here lets equal requests compare equal.
@@ -201,8 +207,13 @@ class SamplingParams:
         for field in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, field)) is not None and count < -1:
                 raise refuse(field, "must be non-negative or -1", count)
-        if self.thinking_token_budget is not None and self.thinking_token_budget < -1:
-            raise refuse("thinking_token_budget", "must be non-negative or -1", self.thinking_token_budget)
+        if self.thinking_token_budget is not None and self.thinking_token_budget < 0:
+            raise InvalidParams(
+                "`thinking_token_budget` must be a non-negative integer or -1 for unlimited. "
+                f"Got {shown(self.thinking_token_budget)}.",
+                field="thinking_token_budget",
+                got=self.thinking_token_budget,
+            )
         if self.stream_interval is not None and self.stream_interval < 1:
             raise refuse("stream_interval", "must be at least 1", self.stream_interval)
         if self.stop and not self.detokenize:
@@ -230,7 +241,8 @@ class SamplingParams:
         Args:
             vocab_size: number of token ids of the model.
         Raises:
-            InvalidParams: an id is not in [0, vocab_size), or no id at all is allowed.
+            InvalidParams: an id is not in [0, vocab_size); no id at all is allowed; `logprobs` is another number than
+                that of the `logprob_token_ids`.
         """
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParams(
@@ -238,17 +250,28 @@ class SamplingParams:
                 field="allowed_token_ids",
                 got=self.allowed_token_ids,
             )
-        for field, token_ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids or ()),
-            ("logprob_token_ids", self.logprob_token_ids),
-            ("logit_bias", self.logit_bias or ()),
-        ):
-            for token_id in token_ids:
-                if not 0 <= token_id < vocab_size:
-                    raise InvalidParams(
-                        f"{field} contains out-of-vocab token id! All must be in [0, {vocab_size}), "
-                        f"got {shown(token_id)}.",
-                        field=field,
-                        got=token_id,
-                    )
+        for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
+            self._check_token_ids(field, vocab_size)
+        num_named = len(self.logprob_token_ids)
+        if num_named and self.logprobs not in (None, num_named):
+            raise InvalidParams(
+                f"When both logprobs and logprob_token_ids are set, logprobs must equal len(logprob_token_ids). "
+                f"Got logprobs={self.logprobs}, len(logprob_token_ids)={num_named}.",
+                field="logprob_token_ids",
+                got=num_named,
+            )
+
+    def _check_token_ids(self, field: str, vocab_size: int) -> None:
+        wrong = [token_id for token_id in getattr(self, field) or () if not 0 <= token_id < vocab_size]
+        if not wrong:
+            return
+        sentence = f"token_id(s) {shown(wrong)} in {field} contain out-of-vocab token ids."
+        if field == "allowed_token_ids":
+            sentence = f"allowed_token_ids contains out-of-vocab token id! Got {shown(wrong)}."
+        raise InvalidParams(f"{sentence} Vocabulary size: {vocab_size}", field=field, got=wrong)
+
+
+def _refuse_unknown(cls: type[SamplingParams], fields: Mapping[str, object]) -> None:
+    known = {field.name for field in attrs.fields(cls)}
+    if unknown := next((name for name in fields if name not in known), None):
+        raise TypeError(f"Unexpected keyword argument {unknown!r}")

@@ -15,7 +15,7 @@ REPETITION_DETECTED = "repetition_detected"
 """The stop_reason of an answer that was ended for it."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class RepetitionDetectionParams:
     """When an answer counts as going round in circles: its end is the same tokens, several times in a row.
 
@@ -36,15 +36,22 @@ class RepetitionDetectionParams:
         for field in ("max_pattern_size", "min_pattern_size", "min_count"):
             int64(field, getattr(self, field))
         if not 0 <= self.min_pattern_size <= self.max_pattern_size:
-            raise refuse(
-                "min_pattern_size",
-                f"must be in [0, max_pattern_size={self.max_pattern_size}]",
-                self.min_pattern_size,
+            raise InvalidParams(
+                "max_pattern_size, min_pattern_size must be >=0, with min_pattern_size <= max_pattern_size. "
+                f"Set both to 0 to disable repetitive pattern detection. Got {self.max_pattern_size} and "
+                f"{self.min_pattern_size}.",
+                field="min_pattern_size",
+                got=self.min_pattern_size,
             )
         if self.max_pattern_size > MAX_PATTERN_SIZE:
             raise refuse("max_pattern_size", f"must be at most {MAX_PATTERN_SIZE}", self.max_pattern_size)
         if self.max_pattern_size and self.min_count < 2:
-            raise refuse("min_count", "must be at least 2", self.min_count)
+            raise InvalidParams(
+                "min_count must be >= 2 to detect repetitive patterns in engine output. If you do not wish to detect "
+                "repetitive patterns, set max_pattern_size to 0.",
+                field="min_count",
+                got=self.min_count,
+            )
 
 
 def repetition_detection(

@@ -117,9 +117,13 @@ class TextTokenizer:
             bare = tuple(self.encode(word.lstrip(), add_special_tokens=False))
             spaced = tuple(self.encode(" " + word.lstrip(), add_special_tokens=False))
             if not bare:
-                raise InvalidPrompt(f"bad_words must have tokens, got {word!r}", field="bad_words", got=word)
+                raise InvalidPrompt(
+                    f"bad_words entries must tokenize to at least one token, got {word!r}",
+                    field="bad_words",
+                    got=word,
+                )
             sequences[bare] = None
-            if spaced[0] != bare[0] and len(spaced) == len(bare):
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 sequences[spaced] = None
         return tuple(sequences)
 
