@@ -49,7 +49,8 @@ Decode = Callable[[Sequence[int]], str]
 class IncrementalDetokenizer:
     """The text of one answer, piece by piece, no piece ending inside a character.
 
-    All pieces together, that of `flush` included, are what the answer's tokens add to the text of the prompt.
+    All pieces together, that of `flush` included, are what the answer's tokens add to the text of the prompt, but for a
+    character that the answer's end cut in two: that is left out, as in vLLM.
 
     Args:
         decode: the tokenizer's decoder, a pure function. It may skip special tokens or show them; it must not tidy
@@ -81,10 +82,12 @@ class IncrementalDetokenizer:
         return self._show(_without_tail(self._text, keep=len(self._shown)))
 
     def flush(self) -> str:
-        """No token will follow: return the text that might have been the beginning of a character."""
+        """No token will follow: return the text that waited for a character's end. The character, which has none, is
+        not shown: its tokens are the answer's, and its text is nothing.
+        """
         if not self._text.startswith(self._shown):
             self._begin_anew()
-        return self._show(self._text)
+        return self._show(_without_tail(self._text, keep=len(self._shown)))
 
     def _has_no_text(self, token_id: int) -> bool:
         """Whether a token that changed nothing is neither a byte amid a character nor the space that a text loses."""

@@ -45,7 +45,7 @@ class Feed:
         hold_back: HoldBack = "exact",
     ) -> Feed:
         """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
-        decode = _decoder(codec, skip_special_tokens=False)
+        decode = decoder(codec, skip_special_tokens=False)
         collector = OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time)
         return cls(entry, collector, codec, hold_back)
 
@@ -96,7 +96,7 @@ class Feed:
         params = request.params
         codec = self.codec if params.detokenize else None
         text = OutputText(
-            _decoder(
+            decoder(
                 codec,
                 skip_special_tokens=params.skip_special_tokens,
                 is_spaced=params.spaces_between_special_tokens,
@@ -112,7 +112,8 @@ class Feed:
         return text
 
 
-def _decoder(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Decode:
+def decoder(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Decode:
+    """What turns the tokens of a request into text; see `SamplingParams` for its arguments."""
     if codec is None:
         return lambda token_ids: ""
 
