@@ -138,4 +138,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # The kernel hands out zero pages when they are first touched, so a cache that is never full never takes its whole
     # size, and is there at once: torch.zeros writes it all, which takes seconds for 4 GiB.
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A step that decodes reads every block of every sequence, each somewhere else: with pages of 4 KiB most of
+        # the time goes into finding them.
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
