@@ -68,7 +68,10 @@ def test_wrong_values_are_value_errors_too(error: type[Exception]) -> None:
     [
         (
             PromptTooLong(101, 100),
-            "prompt must be shorter than the maximum model length of 100 tokens; got 101 tokens",
+            (
+                "The decoder prompt (length 101) plus the number of requested output tokens (at least 1) is longer "
+                "than the maximum model length of 100"
+            ),
         ),
         (RequestIdInUse("a"), "request_id must not belong to a live request; got 'a'"),
         (ConfigError("block_size", "a power of 2", 3), "block_size must be a power of 2; got 3"),

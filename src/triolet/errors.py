@@ -78,8 +78,8 @@ class PromptTooLong(InvalidPrompt):
 
     def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
         super().__init__(
-            f"prompt must be shorter than the maximum model length of {max_model_len} tokens; "
-            f"got {num_prompt_tokens} tokens",
+            f"The decoder prompt (length {num_prompt_tokens}) plus the number of requested output tokens (at least 1) "
+            f"is longer than the maximum model length of {max_model_len}",
             field="prompt",
             got=num_prompt_tokens,
         )

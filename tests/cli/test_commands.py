@@ -131,7 +131,7 @@ def test_timings_of_one_answer_go_to_stderr(run: RUN) -> None:
         (["chat", "-q", "hi", "-m", "missing"], "missing: neither a folder with a config.json"),
         (
             ["chat", "-q", "this is too long"],
-            "prompt must be shorter than the maximum model length of 1024 tokens",
+            "is longer than the maximum model length of 1024",
         ),
         (["generate", "-p", "kill the engine"], "the engine gave up after 3 crashes"),
     ],

@@ -143,7 +143,9 @@ class Trio:
         self.journal = Journal()
         asked = SamplingParams(n=3, output_kind=kind, seed=1)
         self.entries = [self.journal.open(one) for one in fan_out(make_request(params=asked), lambda: 0)]
-        self.collectors = [OutputCollector(entry, str) for entry in self.entries]
+        self.collectors = [
+            OutputCollector(entry, lambda token_id, before: str(token_id)) for entry in self.entries
+        ]
         self.answers = Answers(self.collectors)
 
     def say(self, index: int, text: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -43,7 +44,9 @@ def answer(kind: RequestOutputKind = CUMULATIVE, *, logprobs: int | None = None,
     journal = Journal()
     params = SamplingParams(output_kind=kind, logprobs=logprobs)
     entry = journal.open(make_request((1, 2, 3), params=params, **fields))
-    return Answer(journal, entry, OutputCollector(entry, lambda token_id: f"<{token_id}>", arrival_time=1e9))
+    return Answer(
+        journal, entry, OutputCollector(entry, lambda token_id, before: f"<{token_id}>", arrival_time=1e9)
+    )
 
 
 # --------------------------------------------------------------------------------- output kinds
@@ -294,7 +297,7 @@ def test_an_output_keeps_what_it_had() -> None:
 def test_a_cumulative_stream_copies_no_tokens_and_describes_each_logprob_once() -> None:
     decoded: list[int] = []
 
-    def decode(token_id: int) -> str:
+    def decode(token_id: int, before: Sequence[int]) -> str:
         decoded.append(token_id)
         return "x"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.core.make import make_request, next_token
 from triolet.core.feed import Feed
 from triolet.core.journal import Journal
+from triolet.core.logprobs import Logprob
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.outputs import CompletionOutput, FinishReason
 from triolet.core.params import RequestOutputKind, SamplingParams
@@ -120,8 +121,8 @@ def test_a_model_without_a_tokenizer_gives_tokens_and_no_text() -> None:
     assert [
         position[token].decoded_token for position, token in zip(completion.logprobs, (0, 1), strict=True)
     ] == [
-        "",
-        "",
+        None,
+        None,
     ]
 
 
@@ -146,13 +147,13 @@ def test_special_tokens_that_are_shown_may_stand_without_spaces(fields: dict[str
     assert tale.text().strip() == text
 
 
-def test_an_answer_that_is_not_detokenized_has_its_tokens_described_all_the_same() -> None:
+def test_an_answer_that_is_not_detokenized_has_log_probabilities_without_texts_as_in_vllm() -> None:
     tale = story(detokenize=False, logprobs=0)
     tale.say("b")
     completion = tale.read()
     assert (completion.text, completion.token_ids) == ("", (1,))
     assert completion.logprobs is not None
-    assert completion.logprobs[0][1].decoded_token == "b"
+    assert completion.logprobs[0][1] == Logprob(-1.0, 1, None)
 
 
 # --------------------------------------------------------------------------- what ends the answer

@@ -58,10 +58,14 @@ def test_a_key_that_nobody_reads_is_refused_by_name(beside: dict[str, object]) -
 
 
 @pytest.mark.parametrize("prompt", ["", {"prompt": ""}])
-def test_an_empty_text_is_no_prompt(prompt: object) -> None:
-    error = refusal(prompt)
-    assert str(error) == "prompt must not be empty; got ''"
-    assert (error.field, error.got) == ("prompt", "")
+def test_an_empty_text_is_a_prompt_since_its_tokenizer_may_begin_all_texts_with_a_token(
+    prompt: object,
+) -> None:
+    assert parse_prompt(prompt) == ParsedPrompt(content="")
+
+
+def test_a_key_without_a_value_is_no_key() -> None:
+    assert parse_prompt({"prompt": "a", "multi_modal_data": None}) == ParsedPrompt(content="a")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_the_callers_list_may_change_afterwards() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "error"),
     [
-        (0, InvalidPrompt("prompt must not be empty; got no tokens")),
+        (0, InvalidPrompt("The decoder prompt cannot be empty")),
         (1, None),
         (7, None),
         (8, PromptTooLong(8, 8)),
@@ -142,7 +146,9 @@ def test_a_token_id_outside_the_vocabulary_is_named(wrong: int) -> None:
     check_prompt([0, 9], vocab_size=10, max_model_len=8)
     with pytest.raises(InvalidPrompt) as caught:
         check_prompt([0, wrong, 9], vocab_size=10, max_model_len=8)
-    assert str(caught.value) == f"prompt_token_ids must be in [0, 10); got {shown(wrong)}"
+    assert str(caught.value) == (
+        f"Token id {shown(wrong)} is out of vocabulary; prompt_token_ids must be in [0, 10)"
+    )
     assert (caught.value.field, caught.value.got) == ("prompt_token_ids", wrong)
 
 

@@ -76,12 +76,8 @@ def test_the_streamed_text_is_the_text_of_the_json(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "line"),
     [
-        (["-p", ""], 1, "triolet: error: prompt must not be empty"),
-        (
-            ["-p", "x" * 600],
-            1,
-            "triolet: error: prompt must be shorter than the maximum model length of 256 tokens",
-        ),
+        (["-p", ""], 1, "triolet: error: The decoder prompt cannot be empty"),
+        (["-p", "x" * 600], 1, "triolet: error: The decoder prompt (length "),
         (["-p", "x", "--max-model-len", "100000"], 2, "--max-model-len must be at most 256"),
     ],
 )

@@ -18,12 +18,14 @@ def split_prompt(
         prompt_token_ids: the ids, if they came on their own.
         cache_salt: the salt, if it came on its own.
     Raises:
-        InvalidPrompt: two salts, or neither text nor ids.
+        InvalidPrompt: two salts, one that is no text, or neither text nor ids.
     """
     if isinstance(prompt, Mapping) and "cache_salt" in prompt:
         if cache_salt is not None:
             raise InvalidPrompt("cache_salt must be given once", field="cache_salt", got=cache_salt)
         prompt, cache_salt = {k: v for k, v in prompt.items() if k != "cache_salt"}, prompt["cache_salt"]
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise InvalidPrompt("cache_salt must be a string", field="cache_salt", got=cache_salt)
     if prompt_token_ids is None:
         return prompt, cache_salt
     if prompt is not None and not isinstance(prompt, str):

@@ -12,7 +12,7 @@ from typing import TypeVar
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.logprobs import DecodeToken, FlatColumns, FlatLogprobs, Position, described
+from triolet.core.logprobs import FlatColumns, FlatLogprobs, Position, described
 from triolet.core.outputs import (
     CompletionOutput,
     FinishReason,
@@ -22,6 +22,7 @@ from triolet.core.outputs import (
 )
 from triolet.core.params import RequestOutputKind
 from triolet.core.prefix import Prefix
+from triolet.core.token_text import MAX_BEFORE, DecodeToken
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class OutputCollector:
 
     Args:
         entry: the request in the journal; its tokens are read from here.
-        decode_token: text of one token id, for logprobs.
+        decode_token: text of one token, for logprobs.
         arrival_time: wall clock, seconds since the epoch.
     """
 
@@ -153,7 +154,9 @@ class OutputCollector:
         if params.wants_logprobs:
             for position in entry.output_logprobs[len(self._logprobs) : self._num_tokens]:
                 has_ranks = not params.logprob_token_ids
-                self._logprobs.append(described(position, self.decode_token, has_ranks=has_ranks))
+                place = len(self._logprobs)
+                before = entry.output_token_ids[max(0, place - MAX_BEFORE) : place]
+                self._logprobs.append(described(position, self.decode_token, before, has_ranks=has_ranks))
                 if params.flat_logprobs:
                     self._columns.append(self._logprobs[-1])
                 self._cumulative_logprob += position.logprobs[0]
@@ -166,7 +169,11 @@ class OutputCollector:
         if self._kind is RequestOutputKind.DELTA and self._was_taken:
             return None
         if self._prompt_logprobs is None:
-            positions = (described(position, self.decode_token) for position in entry.prompt_logprobs)
+            prompt = entry.request.prompt_token_ids
+            positions = (
+                described(position, self.decode_token, prompt[max(1, place - MAX_BEFORE) : place])
+                for place, position in enumerate(entry.prompt_logprobs, start=1)
+            )
             listed = (None, *positions)
             self._prompt_logprobs = FlatLogprobs.of(listed) if params.flat_logprobs else listed
         return self._prompt_logprobs

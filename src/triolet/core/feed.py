@@ -15,6 +15,7 @@ from triolet.core.journal import JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.stop import HoldBack
 from triolet.core.tally import FinishedRequest
+from triolet.core.token_text import no_text, token_decoder
 
 
 @attrs.define(eq=False)
@@ -45,8 +46,9 @@ class Feed:
         hold_back: HoldBack = "exact",
     ) -> Feed:
         """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
-        decode = decoder(codec, skip_special_tokens=False)
-        collector = OutputCollector(entry, lambda token_id: decode([token_id]), arrival_time)
+        has_text = codec is not None and entry.request.params.detokenize
+        decode_token = token_decoder(decoder(codec, skip_special_tokens=False)) if has_text else no_text
+        collector = OutputCollector(entry, decode_token, arrival_time)
         return cls(entry, collector, codec, hold_back)
 
     def forget_text(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 import attrs
 
 from triolet.core.plan import TokenLogprobs
 from triolet.core.prefix import Prefix
+from triolet.core.token_text import DecodeToken
 
 
 @attrs.frozen
@@ -18,7 +19,7 @@ class Logprob:
     Args:
         logprob: natural logarithm; or what `logprobs_mode` says.
         rank: 1 for the likeliest; None where it was not computed.
-        decoded_token: the token's text.
+        decoded_token: the token's text (see `core.token_text`); None with `detokenize=False`.
     """
 
     logprob: float
@@ -29,22 +30,24 @@ class Logprob:
 Position = dict[int, Logprob]
 """By token id, the chosen token (or, in a prompt, the token that stands there) first."""
 
-DecodeToken = Callable[[int], str]
 
-
-def described(position: TokenLogprobs, decode_token: DecodeToken, *, has_ranks: bool = True) -> Position:
+def described(
+    position: TokenLogprobs, decode_token: DecodeToken, before: Sequence[int] = (), *, has_ranks: bool = True
+) -> Position:
     """What a runner said of a position, with ranks and texts.
 
     Args:
         position: the token that is there, then others.
-        decode_token: text of one token id.
+        decode_token: text of one token.
+        before: tokens that stand before the position; the last few are enough.
         has_ranks: whether the others are the likeliest, in falling order.
     """
     (chosen_id, chosen), *others = zip(position.token_ids, position.logprobs, strict=True)
-    entries = {chosen_id: Logprob(chosen, position.rank, decode_token(chosen_id))}
+    entries = {chosen_id: Logprob(chosen, position.rank, decode_token(chosen_id, before))}
     for rank, (token_id, logprob) in enumerate(others, start=1):
         if token_id not in entries:
-            entries[token_id] = Logprob(logprob, rank if has_ranks else None, decode_token(token_id))
+            text = decode_token(token_id, before)
+            entries[token_id] = Logprob(logprob, rank if has_ranks else None, text)
     return entries
 
 

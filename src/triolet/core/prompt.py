@@ -37,17 +37,17 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
     """Tell the forms apart.
 
     Raises:
-        InvalidPrompt: it has none of them, or is empty.
+        InvalidPrompt: it has none of them.
     """
     match prompt:
         case str():
-            return ParsedPrompt(content=_not_empty(prompt))
+            return ParsedPrompt(content=prompt)
         case {"prompt_token_ids": token_ids, **others}:
             text = _known_text(others)
             return ParsedPrompt(token_ids=_token_ids(token_ids), text=text)
         case {"prompt": str(text), **others}:
             _refuse_keys(others)
-            return ParsedPrompt(content=_not_empty(text))
+            return ParsedPrompt(content=text)
         case [Mapping(), *_]:
             return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
         case {"messages": _}:
@@ -80,6 +80,7 @@ def _known_text(others: Mapping[Any, Any]) -> str | None:
 
 
 def _refuse_keys(others: Mapping[Any, Any]) -> None:
+    others = {key: value for key, value in others.items() if value is not None}
     if others:
         keys = ", ".join(shown(key) for key in list(others)[:3])
         raise InvalidPrompt(
@@ -87,12 +88,6 @@ def _refuse_keys(others: Mapping[Any, Any]) -> None:
             field="prompt",
             got=list(others),
         )
-
-
-def _not_empty(text: str) -> str:
-    if not text:
-        raise InvalidPrompt("prompt must not be empty; got ''", field="prompt", got=text)
-    return text
 
 
 def _token_ids(token_ids: object) -> tuple[int, ...]:
@@ -124,14 +119,14 @@ def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: in
         PromptTooLong: it leaves no room for an answer.
     """
     if not token_ids:
-        raise InvalidPrompt("prompt must not be empty; got no tokens", field="prompt", got=())
+        raise InvalidPrompt("The decoder prompt cannot be empty", field="prompt", got=())
     if len(token_ids) >= max_model_len:
         raise PromptTooLong(len(token_ids), max_model_len)
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise InvalidPrompt(
-            f"prompt_token_ids must be in [0, {vocab_size}); got {shown(wrong)}",
+            f"Token id {shown(wrong)} is out of vocabulary; prompt_token_ids must be in [0, {vocab_size})",
             field="prompt_token_ids",
             got=wrong,
         )

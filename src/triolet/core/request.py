@@ -60,6 +60,13 @@ class Request:
 
     @property
     def ending_token_ids(self) -> frozenset[int]:
-        """Ids that end the answer, and are therefore masked while it has fewer than `min_tokens` tokens."""
+        """Ids that end the answer."""
         eos = () if self.params.ignore_eos else self.eos_token_ids
         return frozenset(eos) | frozenset(self.params.stop_token_ids)
+
+    @property
+    def masked_token_ids(self) -> frozenset[int]:
+        """Ids that are masked while the answer has fewer than `min_tokens` tokens: as in vLLM the end of sequence is
+        among them also if it is ignored.
+        """
+        return frozenset(self.eos_token_ids) | frozenset(self.params.stop_token_ids)
