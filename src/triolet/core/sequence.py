@@ -21,7 +21,6 @@ class Sequence:
         num_computed_tokens: tokens whose KV is present.
         num_scheduled_tokens: tokens given to the step in flight, with those of the draft; 0 between steps.
         draft_token_ids: what the step in flight tries beyond the known tokens.
-        last_step: number of the last step that it had a part in.
         num_charged_tokens: tokens that its client has paid for, or that were free.
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
@@ -35,7 +34,6 @@ class Sequence:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     draft_token_ids: tuple[int, ...] = ()
-    last_step: int = 0
     num_charged_tokens: int = 0
     block_table: list[int] = attrs.field(factory=list)
     num_planned_blocks: int = 0
@@ -67,10 +65,9 @@ class Sequence:
         self.block_table, self.block_hashes = block_ids, hashes
         self.num_computed_tokens = num_cached_tokens
 
-    def schedule(self, num_tokens: int, step_id: int) -> None:
+    def schedule(self, num_tokens: int) -> None:
         """It has a part in the step that is being planned."""
         self.num_scheduled_tokens, self.draft_token_ids = num_tokens, ()
-        self.last_step = step_id
 
     def end_step(self) -> tuple[int, int]:
         """What it had a part in is done, and what came of it is in the journal.
