@@ -171,6 +171,31 @@ async def test_required_gives_calls_of_functions_that_there_are(folder: Path, se
         assert "".join(pieces) == end.arguments
 
 
+@pytest.mark.parametrize("is_strict", [True, False])
+async def test_a_call_that_the_model_begins_follows_the_schema_of_a_strict_tool(
+    folder: Path, is_strict: bool
+) -> None:
+    tool = {"type": "function", "strict": is_strict, **WEATHER["function"]}  # type: ignore[dict-item]
+    async with opened(folder, tool_parser="llama3_json", reasoning_parser="none") as engine:
+        plan = plan_tools([tool, CLOCK], tool_parser=engine.tool_parser, parallel_tool_calls=False)
+        # Random weights would begin none: they are made to like the bracket that does, in this format.
+        likes_brackets = params(
+            structured_outputs=plan.structured_outputs, logit_bias={ord("{") - ord("!"): 100.0}
+        )
+        output = await engine.complete({"messages": MESSAGES, **QUIET}, likes_brackets)
+        parser = plan.parser(output.prompt)
+        ends = [
+            event for event in (*parser.feed(output.text), *parser.finish()) if isinstance(event, ToolCallEnd)
+        ]
+        if not is_strict:
+            assert (ends, output.text) == ([], "{" * 200)
+            return
+        [end] = ends
+        assert (end.is_valid, output.finish_reason) == (True, FinishReason.STOP)
+        if end.name == "get_weather":
+            assert json.loads(end.arguments)["days"] in (1, 3, 7)
+
+
 # ------------------------------------------------------------------------------------------- thinking
 
 

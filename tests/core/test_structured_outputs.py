@@ -76,9 +76,20 @@ def test_exactly_one_kind_must_be_given() -> None:
             {"structural_tag": {"structures": [{"begin": "f", "schema": {}, "end": ""}], "triggers": ["<"]}},
             "structures that begin with one of its triggers, got 'f'",
         ),
+        ({"tool_calls": {}}, "tool_calls must have a format of hermes, llama3_json, mistral, got None"),
+        ({"tool_calls": {"format": []}}, "tool_calls must have a format of"),
+        ({"tool_calls": {"format": "hermes", "tools": []}}, "tool_calls must have parallel, true or false"),
+        (
+            {"tool_calls": {"format": "hermes", "tools": [], "parallel": True}},
+            "tool_calls must have a list of tools, not empty",
+        ),
+        (
+            {"tool_calls": {"format": "hermes", "tools": [{"name": "f"}], "parallel": True}},
+            "tool_calls must have tools of name and parameters",
+        ),
         (
             {"regex": "a", "whitespace_pattern": " "},
-            "whitespace_pattern is about json, json_object and structural_tag only",
+            "whitespace_pattern is about json, json_object, structural_tag, tool_calls only",
         ),
         ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace is about json"),
         ({"json_object": True, "disable_additional_properties": True}, "properties is about json only"),

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+from triolet.core.structured_outputs import CALL_FORMATS
 from triolet.core.tools import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -250,9 +251,26 @@ def test_a_wrong_tool_is_refused_by_name(tools: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("sometimes", "tool_choice must be none, auto, required or a function's name, got 'sometimes'"),
+        ("sometimes", "tool_choice must be none, auto, required, allowed_tools or a function's name, got"),
         ({"type": "function", "function": {"name": "nobody"}}, "tool_choice must name one of the tools"),
-        ({"type": "allowed_tools"}, "tool_choice.type must be 'function'"),
+        ({"type": "mcp"}, "tool_choice.type must be 'function'"),
+        ({"type": "allowed_tools"}, "tool_choice.mode must be auto or required, got None"),
+        ({"type": "allowed_tools", "allowed_tools": 3}, "tool_choice.mode must be auto or required"),
+        ({"type": "allowed_tools", "mode": "none", "tools": [WEATHER]}, "tool_choice.mode must be auto"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.tools must be a list of tools"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": "all"}, "tool_choice.tools must be a list"),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [5]},
+            r"tool_choice.tools\[0\] must be a mapping",
+        ),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [WEATHER, {"type": "function", "name": "x"}]},
+            r"tool_choice.tools\[1\] must name one of the tools, got 'x'",
+        ),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
+            r"tool_choice.tools\[0\].type must be 'function', got 'mcp'",
+        ),
         ([], "tool_choice must be none"),
     ],
 )
@@ -284,6 +302,67 @@ def test_auto_looks_for_calls_and_forces_nothing() -> None:
     assert plan.template_tools is not None
     assert [tool["function"]["name"] for tool in plan.template_tools] == ["get_weather", "get_time"]
     assert read(plan.parser(), "[TOOL_CALLS]get_time[ARGS]{}") == call(0, "get_time", "{}")
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        {"mode": "auto", "tools": [{"type": "function", "name": "get_time"}]},
+        {
+            "allowed_tools": {
+                "mode": "auto",
+                "tools": [{"type": "function", "function": {"name": "get_time"}}],
+            }
+        },
+    ],
+)
+def test_the_model_hears_of_allowed_tools_alone(allowed: dict[str, Any]) -> None:
+    choice = {"type": "allowed_tools", **allowed}
+    plan = plan_tools([WEATHER, CLOCK], choice, tool_parser="llama3_json")
+    assert plan.template_tools is not None
+    assert [tool["function"]["name"] for tool in plan.template_tools] == ["get_time"]
+    assert plan.structured_outputs is None
+    forbidden = '{"name": "get_weather", "parameters": {}}'
+    assert read(plan.parser(), forbidden) == [TextPiece(forbidden)]
+    assert read(plan.parser(), '{"name": "get_time", "parameters": {}}') == call(0, "get_time", "{}")
+
+
+def test_one_of_the_allowed_tools_can_be_required() -> None:
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "get_time"}],
+    }
+    plan = plan_tools([WEATHER, CLOCK], choice, tool_parser="none")
+    assert plan.structured_outputs is not None
+    schema = json.loads(plan.structured_outputs.json or "")
+    assert [item["properties"]["name"] for item in schema["items"]["anyOf"]] == [{"const": "get_time"}]
+
+
+def test_a_strict_tool_binds_calls_to_schemas_and_leaves_the_choice_to_the_model() -> None:
+    strict = {"name": "f", "strict": True, "parameters": {"properties": {"x": {"type": "integer"}}}}
+    plan = plan_tools([strict, CLOCK], tool_parser="hermes", parallel_tool_calls=False)
+    assert plan.structured_outputs is not None
+    assert json.loads(plan.structured_outputs.tool_calls or "") == {
+        "format": "hermes",
+        "tools": [
+            {"name": "f", "parameters": strict["parameters"]},
+            {"name": "get_time", "parameters": {"type": "object"}},
+        ],
+        "parallel": False,
+    }
+    assert not plan.is_forced
+    assert read(plan.parser(), "No call.") == [TextPiece("No call.")]
+    assert read(plan.parser(), '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>') == call(
+        0, "f", '{"x": 1}'
+    )
+    assert plan_tools([{**strict, "strict": False}], tool_parser="hermes").structured_outputs is None
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_time"}]}
+    assert plan_tools([strict, CLOCK], allowed, tool_parser="hermes").structured_outputs is None
+
+
+def test_every_format_of_calls_has_a_grammar() -> None:
+    assert set(CALL_FORMATS) == set(TOOL_FORMATS)
 
 
 def test_a_call_can_be_forced_of_a_model_that_can_not_be_told_of_tools() -> None:

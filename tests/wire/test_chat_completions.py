@@ -135,6 +135,27 @@ def test_a_forced_call_is_a_constraint_and_leaves_no_room_for_another() -> None:
     assert error.param == "tool_choice"
 
 
+def test_strict_tools_bind_calls_and_leave_room_for_a_form_of_the_whole_answer() -> None:
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    bound = params_of("hermes", tools=[strict]).structured_outputs
+    assert bound is not None and bound.kind == "tool_calls"
+    assert params_of("hermes", tools=[TOOL]).structured_outputs is None
+    whole = params_of("hermes", tools=[strict], response_format={"type": "json_object"}).structured_outputs
+    assert whole is not None and whole.kind == "json_object"
+
+
+def test_some_of_the_tools_are_allowed() -> None:
+    other = {"type": "function", "function": {"name": "forget"}}
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "forget"}}]}
+    request = ChatRequest.of(
+        body(tools=[TOOL, other], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    )
+    prompt = request.prompt(request.plan("hermes"))
+    assert [tool["function"]["name"] for tool in prompt["tools"]] == ["forget"]
+    error = refused(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert error.param == "tool_choice.tools[0]"
+
+
 def test_a_developer_is_a_system_to_the_template() -> None:
     request = ChatRequest.of(body(messages=[{"role": "developer", "content": "x"}]))
     assert request.prompt(request.plan()) == [{"role": "system", "content": "x"}]

@@ -404,6 +404,33 @@ def test_a_chat_that_is_sent_again_has_the_calls_of_one_answer_in_one_message() 
             {"tools": [ADD], "tool_choice": {"type": "function", "name": "add"}},
             {"json": '{"type": "object"}'},
         ),
+        (
+            {"tools": [{**ADD, "strict": True}], "parallel_tool_calls": False},
+            {
+                "tool_calls": '{"format": "hermes", "tools": [{"name": "add", "parameters": {"type": "object"}}], '
+                '"parallel": false}'
+            },
+        ),
+        (
+            {"tools": [{**ADD, "strict": True}], "text": {"format": {"type": "json_object"}}},
+            {"json_object": True},
+        ),
+        (
+            {
+                "tools": [{**ADD, "name": "sub"}, ADD],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "add"}],
+                },
+                "parallel_tool_calls": False,
+            },
+            {
+                "json": '{"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "object", "properties": '
+                '{"name": {"const": "add"}, "parameters": {"type": "object"}}, "required": ["name", "parameters"], '
+                '"additionalProperties": false}]}, "maxItems": 1}'
+            },
+        ),
     ],
 )
 def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form: dict[str, object]) -> None:
@@ -424,6 +451,10 @@ def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+            "tool_choice.tools",
+        ),
         ({"structured_outputs": {"nothing": 1}}, "structured_outputs"),
         (
             {"structured_outputs": {"choice": ["a"]}, "text": {"format": {"type": "json_object"}}},

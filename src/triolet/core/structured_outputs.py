@@ -21,7 +21,9 @@ MAX_CHOICES = 4_096
 MAX_TEXT_CHARS = 2**20
 """Longest text of any kind that is looked at; the engine's own limit is `max_grammar_bytes`."""
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
+JSON_KINDS = ("json", "json_object", "structural_tag", "tool_calls")
+CALL_FORMATS = ("hermes", "llama3_json", "mistral")
 DEFAULT_MAX_BYTES = 2**17
 
 
@@ -95,6 +97,28 @@ def _check_structural_tag(tag: Any) -> None:
             raise _wrong("structural_tag", "must have structures that begin with one of its triggers", begin)
 
 
+def _tool_calls(value: Any) -> str | None:
+    text = _json(value, attrs.fields(StructuredOutputsParams).tool_calls, "calls of tools")
+    if text is not None:
+        _check_tool_calls(json_text.loads(text))
+    return text
+
+
+def _check_tool_calls(calls: Any) -> None:
+    fields: dict[str, Any] = calls if isinstance(calls, dict) else {}
+    tools, call_format = fields.get("tools"), fields.get("format")
+    if not isinstance(call_format, str) or call_format not in CALL_FORMATS:
+        raise _wrong("tool_calls", "must have a format of " + ", ".join(CALL_FORMATS), call_format)
+    if not isinstance(fields.get("parallel"), bool):
+        raise _wrong("tool_calls", "must have parallel, true or false", fields.get("parallel"))
+    if not _is_list_of(tools, dict):
+        raise _wrong("tool_calls", "must have a list of tools, not empty", tools)
+    for tool in tools or ():
+        name, parameters = tool.get("name"), tool.get("parameters")
+        if not isinstance(name, str) or not name or not isinstance(parameters, dict):
+            raise _wrong("tool_calls", "must have tools of name and parameters", tool)
+
+
 def _is_list_of(value: object, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, kind) for item in value)
 
@@ -161,7 +185,7 @@ def _strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list
 @attrs.frozen(kw_only=True, field_transformer=_strict_plain_fields)
 class StructuredOutputsParams:
     """The form that an answer must have: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`,
-    `structural_tag`.
+    `structural_tag`, `tool_calls`.
 
     Args:
         json: a JSON schema, as data or as text; kept as text.
@@ -175,6 +199,9 @@ class StructuredOutputsParams:
         structural_tag: text with structures in it, `{"structures": [{"begin": ..., "schema": ..., "end": ...}],
             "triggers": [...]}`, as data or as text: where the text says a trigger, one of the structures that begin
             with it follows.
+        tool_calls: text in which every call of a tool follows a schema, `{"format": ..., "tools": [{"name": ...,
+            "parameters": {...}}], "parallel": ...}`, as data or as text: calls are written in the format of that
+            name, and are at most one unless `parallel`. `triolet.core.tools.plan_tools` makes it of strict tools.
 
     Raises:
         InvalidParams: names the field, the rule and what came.
@@ -189,6 +216,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = attrs.field(default=None, converter=_structural_tag)
+    tool_calls: str | None = attrs.field(default=None, converter=_tool_calls)
 
     def __attrs_post_init__(self) -> None:
         kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -209,10 +237,8 @@ class StructuredOutputsParams:
         if self.disable_additional_properties and self.json is None:
             raise _wrong("disable_additional_properties", "is about json only", True)
         for field in ("disable_any_whitespace", "whitespace_pattern"):
-            if getattr(self, field) and self.kind not in ("json", "json_object", "structural_tag"):
-                raise _wrong(
-                    field, "is about json, json_object and structural_tag only", getattr(self, field)
-                )
+            if getattr(self, field) and self.kind not in JSON_KINDS:
+                raise _wrong(field, f"is about {', '.join(JSON_KINDS)} only", getattr(self, field))
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise _wrong("whitespace_pattern", "contradicts disable_any_whitespace", self.whitespace_pattern)
 
@@ -224,7 +250,8 @@ class StructuredOutputsParams:
     @property
     def num_bytes(self) -> int:
         """Size of what is to be compiled, bytes."""
-        texts = [self.json, self.regex, self.grammar, self.structural_tag, self.whitespace_pattern]
+        texts = [self.json, self.regex, self.grammar, self.structural_tag, self.tool_calls]
+        texts.append(self.whitespace_pattern)
         texts += self.choice or ()
         return sum(len(text.encode()) for text in texts if text)
 

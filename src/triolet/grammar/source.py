@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.grammar.tool_calls import SpecialToken, tool_calls_source
 
 # As people and programs write it. A model may go on for ever where any amount is allowed.
 WHITESPACE_PATTERN = r"[ ]|\r?\n[ \t]{0,16}"
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-
-
-SpecialToken = Callable[[str], int | None]
 
 
 def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken) -> str:
@@ -42,6 +40,10 @@ def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken)
             return _json_source(schema, params)
         case "structural_tag":
             return _tagged_source(json.loads(params.structural_tag or ""), params, special_token)
+        case "tool_calls":
+            calls = json.loads(params.tool_calls or "")
+            json_rule = partial(_json_rule, params=params)
+            return LLMatcher.grammar_from_lark(tool_calls_source(calls, json_rule, special_token))
         case "json_object":
             return _json_source({"type": "object"}, params)
         case "regex":
@@ -89,9 +91,12 @@ def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: Spe
 
 
 def _structure(structure: Any, begin: str, params: StructuredOutputsParams) -> str:
-    schema = {**structure["schema"], "x-guidance": _json_options(params)}
-    parts = [json.dumps(begin) if begin else "", "%json " + json.dumps(schema)]
+    parts = [json.dumps(begin) if begin else "", _json_rule(structure["schema"], params)]
     return " ".join([*parts, json.dumps(structure["end"]) if structure["end"] else ""])
+
+
+def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _json_options(params)})
 
 
 def closed(schema: Any) -> Any:

@@ -149,7 +149,8 @@ class ChatRequest(GenerationRequest):
             if self.max_tokens is not None and self.max_tokens != self.max_completion_tokens:
                 raise wrong("max_tokens", "left out beside max_completion_tokens", self.max_tokens)
             chosen["max_tokens"] = self.max_completion_tokens
-        if plan.structured_outputs is not None:
+        # An answer that is all of another form has no place for calls, strict or not.
+        if plan.structured_outputs is not None and (plan.is_forced or not self.asks_for_form):
             chosen["structured_outputs"] = plan.structured_outputs
         if not plan.skip_special_tokens and self.skip_special_tokens is None:
             chosen["skip_special_tokens"] = False

@@ -24,6 +24,7 @@ _WIRE_NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
+    "structured_outputs.tool_calls": "tools",
 }
 
 

@@ -235,6 +235,11 @@ class GenerationRequest:
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
+    @property
+    def asks_for_form(self) -> bool:
+        """Whether all of the answer is to have a form."""
+        return self.structured_outputs is not None or self.response_format.type != "text"
+
     def _constraint(self) -> StructuredOutputsParams | None:
         if self.structured_outputs is None:
             return self.response_format.constraint()

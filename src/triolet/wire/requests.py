@@ -284,7 +284,7 @@ class CreateResponse:
     def _form(self, plan: ToolPlan) -> StructuredOutputsParams | None:
         """The form that the answer must have: by its tools, by `text.format` or by `structured_outputs`."""
         asked = {
-            "tool_choice": plan.structured_outputs,
+            "tool_choice": plan.structured_outputs if plan.is_forced else None,
             "text.format": self.text.form(),
             "structured_outputs": None
             if self.structured_outputs is None
@@ -294,7 +294,8 @@ class CreateResponse:
         if len(forms) > 1:
             first, second, *_ = forms
             raise wrong(second, f"left out beside {first}, which asks for a form of its own", "both")
-        return next(iter(forms.values()), None)
+        # An answer that is all of another form has no place for calls, strict or not.
+        return next(iter(forms.values()), plan.structured_outputs)
 
 
 @attrs.frozen(kw_only=True)

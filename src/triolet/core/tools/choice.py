@@ -5,6 +5,9 @@
     required  at least one call: the answer is a JSON list of them, by a grammar made from the tools
     a name    that function is called: the answer is its arguments, by a grammar made from its parameters
 
+`allowed_tools` is auto or required with some of the tools: the model hears of those alone. Under auto, tools that are
+`strict` bind the answer to a form: free text, in which every call follows the schemas.
+
 Schema and messages are vLLM's, as far as it has them.
 """
 
@@ -19,89 +22,39 @@ from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools.answer import AnswerParser
 from triolet.core.tools.detection import NO_TOOLS
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
-from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
+from triolet.core.tools.formats import SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
+from triolet.core.tools.functions import FunctionTool, parse_tools, wrong
 from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningSplitter
-from triolet.errors import InvalidRequest, UnsupportedFeature, shown
-
-MAX_TOOLS = 128
-
-
-@attrs.frozen(kw_only=True)
-class FunctionTool:
-    """A function that the model may call.
-
-    Args:
-        name: letters, digits, `_`, `-` and `.`.
-        description: what it is for.
-        parameters: JSON schema of its arguments.
-        strict: the arguments must follow the schema.
-    """
-
-    name: str
-    description: str | None = None
-    parameters: Mapping[str, Any] = attrs.field(factory=dict)
-    strict: bool | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
-        function: dict[str, Any] = {"name": self.name, "parameters": dict(self.parameters)}
-        if self.description is not None:
-            function["description"] = self.description
-        return {"type": "function", "function": function}
+from triolet.core.tools.schemas import calls_schema, object_schema, strict_calls
+from triolet.errors import UnsupportedFeature, shown
 
 
-def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
-    """Tools as they stand in a request, in the form of Chat Completions or of Responses.
-
-    Args:
-        tools: a list of `{"type": "function", "function": {"name": ...}}` or `{"type": "function", "name": ...}`.
-    Raises:
-        InvalidRequest: names the place and the rule.
-        UnsupportedFeature: a tool that is no function.
-    """
-    if tools is None:
-        return ()
-    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise _wrong("tools", "must be a list", tools)
-    if len(tools) > MAX_TOOLS:
-        raise _wrong("tools", f"must have at most {MAX_TOOLS} entries", len(tools))
-    parsed = tuple(_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
-    names = [tool.name for tool in parsed]
-    for name in names:
-        if names.count(name) > 1:
-            raise _wrong("tools", "must have names of their own", name)
-    return parsed
+def _parse_allowed(choice: object, tools: Sequence[FunctionTool]) -> tuple[object, Sequence[FunctionTool]]:
+    """Mode and tools of `allowed_tools`, as Chat Completions or Responses write it; any other choice as it is."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return choice, tools
+    allowed = choice.get("allowed_tools", choice)
+    mode, listed = (allowed.get(name) if isinstance(allowed, Mapping) else None for name in ("mode", "tools"))
+    if mode not in ("auto", "required"):
+        raise wrong("tool_choice.mode", "must be auto or required", mode)
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not listed:
+        raise wrong("tool_choice.tools", "must be a list of tools, not empty", listed)
+    names = {_named(tool, f"tool_choice.tools[{place}]", tools).name for place, tool in enumerate(listed)}
+    return mode, [tool for tool in tools if tool.name in names]
 
 
-def _parse_tool(tool: object, field: str) -> FunctionTool:
-    if isinstance(tool, FunctionTool):
-        return tool
-    if not isinstance(tool, Mapping):
-        raise _wrong(field, "must be a mapping", tool)
-    if (kind := tool.get("type", "function")) != "function":
-        raise UnsupportedFeature(
-            f"{field}.type must be 'function', got {shown(kind)}", field=f"{field}.type", got=kind
-        )
-    function = tool.get("function", tool)
-    if not isinstance(function, Mapping):
-        raise _wrong(f"{field}.function", "must be a mapping", function)
-    name, description = function.get("name"), function.get("description")
-    parameters, strict = function.get("parameters"), function.get("strict")
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not _is_plain(name):
-        raise _wrong(
-            f"{field}.name", f"must have 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' or '.'", name
-        )
-    if description is not None and not isinstance(description, str):
-        raise _wrong(f"{field}.description", "must be a string", description)
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise _wrong(f"{field}.parameters", "must be a JSON schema", parameters)
-    if strict is not None and not isinstance(strict, bool):
-        raise _wrong(f"{field}.strict", "must be true or false", strict)
-    return FunctionTool(name=name, description=description, parameters=parameters or {}, strict=strict)
-
-
-def _is_plain(name: str) -> bool:
-    return all((char.isalnum() and char.isascii()) or char in "_-." for char in name)
+def _named(choice: object, field: str, tools: Sequence[FunctionTool]) -> FunctionTool:
+    """The tool that `{"type": "function", "name": ...}` means, the name perhaps within `function`."""
+    if not isinstance(choice, Mapping):
+        raise wrong(field, "must be a mapping", choice)
+    if (kind := choice.get("type")) != "function":
+        raise UnsupportedFeature(f"{field}.type must be 'function', got {shown(kind)}", field=field, got=kind)
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    raise wrong(field, "must name one of the tools", name)
 
 
 def _parse_choice(choice: object, tools: Sequence[FunctionTool]) -> str | FunctionTool:
@@ -110,20 +63,11 @@ def _parse_choice(choice: object, tools: Sequence[FunctionTool]) -> str | Functi
         return "auto" if tools else "none"
     if choice in ("none", "auto", "required"):
         if choice == "required" and not tools:
-            raise _wrong("tool_choice", "must be none or auto where there are no tools", choice)
+            raise wrong("tool_choice", "must be none or auto where there are no tools", choice)
         return str(choice)
     if not isinstance(choice, Mapping):
-        raise _wrong("tool_choice", "must be none, auto, required or a function's name", choice)
-    if (kind := choice.get("type")) != "function":
-        raise UnsupportedFeature(
-            f"tool_choice.type must be 'function', got {shown(kind)}", field="tool_choice", got=kind
-        )
-    function = choice.get("function", choice)
-    name = function.get("name") if isinstance(function, Mapping) else None
-    for tool in tools:
-        if tool.name == name:
-            return tool
-    raise _wrong("tool_choice", "must name one of the tools", name)
+        raise wrong("tool_choice", "must be none, auto, required, allowed_tools or a function's name", choice)
+    return _named(choice, "tool_choice", tools)
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +77,7 @@ class ToolPlan:
     Args:
         template_tools: for the chat prompt, `{"messages": ..., "tools": plan.template_tools}`; None for none, also
             where the model can not be told of them.
-        structured_outputs: for `SamplingParams`; None where nothing is forced.
+        structured_outputs: for `SamplingParams`; None where calls are the model's own business.
         skip_special_tokens: for `SamplingParams`; False where the marks of calls are special tokens.
         tool_parser: name of the format that calls are looked for in; None where none are, or where they are forced.
     """
@@ -158,10 +102,15 @@ class ToolPlan:
             splitter = ReasoningSplitter(marks, is_open=marks.is_open_after(prompt or ""))
         return AnswerParser(splitter, self._format())
 
+    @property
+    def is_forced(self) -> bool:
+        """The answer is nothing but calls."""
+        return self.structured_outputs is not None and self.tool_parser is None
+
     def _format(self) -> ToolFormat | None:
         if self._named is not None:
             return ArgumentsFormat(self._named)
-        if self.structured_outputs is not None:
+        if self.is_forced:
             return CallListFormat()
         return TOOL_FORMATS[self.tool_parser](self._names) if self.tool_parser else None
 
@@ -178,12 +127,14 @@ def plan_tools(
 
     Args:
         tools: see `parse_tools`; None or an empty list for none.
-        tool_choice: `none`, `auto`, `required` or `{"type": "function", "function": {"name": ...}}` (or with the name
-            beside the type); by default `auto` where there are tools.
+        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name": ...}}` or `{"type":
+            "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}` (or both with what is within beside the
+            type); by default `auto` where there are tools.
         tool_parser: the model's format of calls (`Engine.tool_parser`); `none` for a model that can not be told of
             tools, whose calls can only be forced; None if the format is not known.
         reasoning_parser: the model's marks of reasoning (`Engine.reasoning_parser`).
-        parallel_tool_calls: False: `required` asks for exactly one call. Otherwise the model decides.
+        parallel_tool_calls: False: `required` asks for exactly one call, and strict tools are called at most once.
+            Otherwise the model decides.
     Raises:
         InvalidRequest: a wrong tool or choice.
         UnsupportedFeature: a tool that is no function; `auto` and a model whose format of calls is not known.
@@ -193,9 +144,10 @@ def plan_tools(
         ("reasoning_parser", reasoning_parser, tuple(REASONING_FORMATS)),
     ):
         if name is not None and name not in known:
-            raise _wrong(field, f"must be one of {', '.join(known)}", name)
-    functions = parse_tools(tools)
-    choice = _parse_choice(tool_choice, functions)
+            raise wrong(field, f"must be one of {', '.join(known)}", name)
+    functions: Sequence[FunctionTool] = parse_tools(tools)
+    allowed, functions = _parse_allowed(tool_choice, functions)
+    choice = _parse_choice(allowed, functions)
     if choice == "none":
         return ToolPlan(
             template_tools=None,
@@ -204,12 +156,7 @@ def plan_tools(
             tool_parser=None,
             reasoning=reasoning_parser,
         )
-    forced = None
-    if isinstance(choice, FunctionTool):
-        forced = StructuredOutputsParams(json=_object_schema(choice))
-    elif choice == "required":
-        forced = StructuredOutputsParams(json=_calls_schema(functions, parallel_tool_calls))
-    elif functions and tool_parser in (None, NO_TOOLS):
+    if choice == "auto" and functions and tool_parser in (None, NO_TOOLS):
         problem = (
             "its chat template has no place for tools" if tool_parser else "how it writes calls is not known"
         )
@@ -219,12 +166,12 @@ def plan_tools(
             field="tool_choice",
             got=tool_choice,
         )
-    is_auto = forced is None and bool(functions)
+    is_auto = choice == "auto" and bool(functions)
     return ToolPlan(
         template_tools=None
         if tool_parser == NO_TOOLS
         else tuple(map(FunctionTool.for_template, functions)) or None,
-        structured_outputs=forced,
+        structured_outputs=_form(choice, functions, tool_parser, parallel_tool_calls),
         skip_special_tokens=not (is_auto and tool_parser in SPECIAL_MARKS),
         tool_parser=tool_parser if is_auto else None,
         names=tuple(tool.name for tool in functions),
@@ -233,46 +180,17 @@ def plan_tools(
     )
 
 
-# ------------------------------------------------------------------------------------------- schemas
-
-
-def _object_schema(tool: FunctionTool) -> dict[str, Any]:
-    """The schema of a function's arguments: an object, with or without properties."""
-    return dict(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
-
-
-def _calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[str, Any]:
-    """A list of calls. Definitions that parameters refer to as `#/$defs/...` move to the top, where they are found."""
-    calls: list[dict[str, Any]] = []
-    definitions: dict[tuple[str, str], Any] = {}
-    for tool in tools:
-        schema = _object_schema(tool)
-        for keyword in ("$defs", "definitions"):
-            own = schema.pop(keyword, None)
-            for name, definition in own.items() if isinstance(own, Mapping) else ():
-                if definitions.setdefault((keyword, name), definition) != definition:
-                    raise _wrong(
-                        "tools",
-                        f"must agree on the {keyword} that they share by name",
-                        f"{tool.name}: {name}",
-                    )
-        calls.append(_call_schema(tool.name, schema))
-    whole: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not may_be_several:
-        whole["maxItems"] = 1
-    for (keyword, name), definition in definitions.items():
-        whole.setdefault(keyword, {})[name] = definition
-    return whole
-
-
-def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "parameters": parameters},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
-
-
-def _wrong(field: str, sentence: str, got: object) -> InvalidRequest:
-    return InvalidRequest(f"{field} {sentence}, got {shown(got)}", field=field, got=got)
+def _form(
+    choice: str | FunctionTool,
+    functions: Sequence[FunctionTool],
+    tool_parser: str | None,
+    may_be_several: bool,
+) -> StructuredOutputsParams | None:
+    """The form of the answer, if its calls have one."""
+    if isinstance(choice, FunctionTool):
+        return StructuredOutputsParams(json=object_schema(choice))
+    if choice == "required":
+        return StructuredOutputsParams(json=calls_schema(functions, may_be_several))
+    if any(function.strict for function in functions):
+        return StructuredOutputsParams(tool_calls=strict_calls(functions, tool_parser, may_be_several))
+    return None

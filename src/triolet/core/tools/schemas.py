@@ -1,0 +1,57 @@
+"""Schemas that calls of tools are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triolet.core.tools.functions import FunctionTool, wrong
+
+
+def object_schema(tool: FunctionTool) -> dict[str, Any]:
+    """The schema of a function's arguments: an object, with or without properties."""
+    return dict(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+
+
+def strict_calls(
+    tools: Sequence[FunctionTool], tool_parser: str | None, may_be_several: bool
+) -> dict[str, Any]:
+    """See `StructuredOutputsParams.tool_calls`; a tool that is not strict takes any object."""
+    listed = [
+        {"name": tool.name, "parameters": object_schema(tool) if tool.strict else {"type": "object"}}
+        for tool in tools
+    ]
+    return {"format": tool_parser, "tools": listed, "parallel": may_be_several}
+
+
+def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[str, Any]:
+    """A list of calls. Definitions that parameters refer to as `#/$defs/...` move to the top, where they are found."""
+    calls: list[dict[str, Any]] = []
+    definitions: dict[tuple[str, str], Any] = {}
+    for tool in tools:
+        schema = object_schema(tool)
+        for keyword in ("$defs", "definitions"):
+            own = schema.pop(keyword, None)
+            for name, definition in own.items() if isinstance(own, Mapping) else ():
+                if definitions.setdefault((keyword, name), definition) != definition:
+                    raise wrong(
+                        "tools",
+                        f"must agree on the {keyword} that they share by name",
+                        f"{tool.name}: {name}",
+                    )
+        calls.append(_call_schema(tool.name, schema))
+    whole: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not may_be_several:
+        whole["maxItems"] = 1
+    for (keyword, name), definition in definitions.items():
+        whole.setdefault(keyword, {})[name] = definition
+    return whole
+
+
+def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
