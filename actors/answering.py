@@ -62,6 +62,8 @@ async def _make_answer(
         client=request.client or owner,
         deadline=None if request.timeout is None else trio.current_time() + request.timeout,
         cache_salt=salt_of(request.cache_salt, owner),
+        trace_headers=request.trace_headers,
+        owner=owner,
     )
     async with stream:
         tell(answer.begin())

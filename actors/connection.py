@@ -105,7 +105,8 @@ class Connection:
         while True:
             raw = await self._socket.get_message()
             await self._outbox.room_for_answer()
-            self._apply(self._conversation.receive(await self._understood(raw), _now()))
+            event = (await self._understood(raw)).traced_by(self._socket.trace_headers)
+            self._apply(self._conversation.receive(event, _now()))
 
     async def _understood(self, raw: str | bytes) -> ClientEvent:
         models, params_of = self._service.models, self._service.params

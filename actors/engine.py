@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -19,18 +20,21 @@ from triolet.actors.handover import check_snapshot, resumed, take_snapshot
 from triolet.actors.health import check_health
 from triolet.actors.loop_watch import LoopWatch
 from triolet.actors.reporting import Reporting, StatLogger
+from triolet.actors.request_table import live_requests
 from triolet.actors.resolving import open_streams, resolve
 from triolet.actors.stream import TokenStream
 from triolet.actors.submission import Submission, check_type, counted_admission, seconds
+from triolet.actors.tracing import kept_headers, open_tracing
 from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
 from triolet.core.endings import Endings
+from triolet.core.live_request import LiveRequest
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt, parse_prompt
-from triolet.core.statistics import EngineStatistics
+from triolet.core.statistics import EngineStatistics, statistics_of
 from triolet.core.supervision import CrashReport
 from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
@@ -60,6 +64,9 @@ class Engine:
         self._was_death_told = False
         self._reporting = Reporting(wiring.journal.tally, self.statistics, writes_log=config.log_stats)
         wiring.report = self._reporting.report
+        self._tracing = open_tracing(config)
+        if self._tracing is not None:
+            self.add_stat_logger(self._tracing)
 
     # ---------------------------------------------------------------------------------------- facts
 
@@ -104,28 +111,11 @@ class Engine:
         """Counts that belong together, taken now."""
         wiring, scheduler = self._wiring, self._wiring.scheduler
         assert scheduler is not None
-        pool, counters, num_live = scheduler.pool, wiring.counters, len(wiring.journal)
-        num_running = scheduler.num_running if wiring.is_scheduling else 0
-        return EngineStatistics(
-            num_requests_running=num_running,
-            num_requests_waiting=num_live - num_running,
-            num_requests_live=num_live,
-            kv_blocks_total=pool.num_blocks,
-            kv_blocks_free=pool.num_free,
-            kv_blocks_cached=pool.num_cached,
-            kv_blocks_in_use=pool.num_in_use,
-            kv_blocks_quarantined=pool.num_quarantined,
-            num_preemptions=counters.num_preemptions,
+        return statistics_of(
+            scheduler,
+            wiring.counters,
+            num_running=scheduler.num_running if wiring.is_scheduling else 0,
             num_restarts=self._num_restarts,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            steps=counters.num_steps_done,
-            num_requests_received=wiring.journal.tally.num_received,
-            num_requests_ended=wiring.journal.tally.endings,
-            spec_decode_num_drafts=counters.num_drafts,
-            spec_decode_num_draft_tokens=counters.num_draft_tokens,
-            spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
-            spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
             longest_task_step_s=self._loop_watch.longest_s,
             num_long_task_steps=self._loop_watch.num_long,
         )
@@ -184,6 +174,10 @@ class Engine:
             return self._endings.get(request_id, trio.current_time())
         return submission.status()
 
+    def requests(self, owner: str | None = None) -> tuple[LiveRequest, ...]:
+        """Everything that waits or runs, or this owner's part of it, in the order of arrival. Never waits."""
+        return live_requests(self._submissions.values(), self._wiring, owner)
+
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget the KV of everything that is not in use: no later request finds any of it.
 
@@ -209,6 +203,8 @@ class Engine:
         queue_timeout: float | None = None,
         lora: None = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        owner: str | None = None,
     ) -> TokenStream:
         """A stream of the answer to a prompt, to be entered with `async with`; nothing is queued before that.
 
@@ -223,6 +219,8 @@ class Engine:
             queue_timeout: seconds that it may wait to be scheduled.
             lora: not offered yet.
             cache_salt: prefixes are shared only between requests of the same salt.
+            trace_headers: `traceparent` and `tracestate` of the trace that it belongs to; by default the caller's span.
+            owner: whose it is, for `requests`; a server's key, where `client` is what a request says of itself.
         Raises:
             InvalidRequest: a wrong argument. Entering the stream raises what only the model and the engine's state
                 can tell: `InvalidRequest`, `Overloaded`, `EngineClosed`, `EngineDead`.
@@ -233,7 +231,7 @@ class Engine:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
         if request_id is not None:
             check_type("request_id", request_id, str, "a string")
-        for field, text in (("client", client), ("cache_salt", cache_salt)):
+        for field, text in (("client", client), ("cache_salt", cache_salt), ("owner", owner)):
             if text is not None:
                 check_type(field, text, str, "a string")
         check_type("priority", priority, int, "an integer")
@@ -253,6 +251,8 @@ class Engine:
                 deadline_s=deadline_s,
                 queue_timeout_s=queue_timeout_s,
                 cache_salt=cache_salt,
+                trace_headers=kept_headers(trace_headers, self._tracing),
+                owner=owner,
             ),
         )
 
@@ -316,7 +316,7 @@ class Engine:
         self.config.request_limits.check(params, self.model_info.vocab_size)
         was_let_in = submission.saved is not None
         admission.reserve(trio.current_time(), params.n, was_let_in=was_let_in)
-        self._submissions[request_id] = submission
+        self._submissions[request_id], submission.began_s = submission, trio.current_time()
         self._resumed.discard(request_id)
         try:
             with submission.admission:

@@ -50,7 +50,7 @@ def look_at(submission: Submission, wiring: Wiring) -> RequestProgress:
     first = submission.entries[0]
     num_prompt_tokens = len(first.request.prompt_token_ids)
     was_let_in = first.scheduled_s is not None or first.finish_reason is not None
-    position, num_computed = wiring.scheduler.whereabouts(first.serial) if wiring.scheduler else (0, 0)
+    position, num_computed, _ = wiring.scheduler.whereabouts(first.serial) if wiring.scheduler else (0, 0, 0)
     progress = RequestProgress(
         status=submission.status(),
         queue_position=0 if was_let_in else position,

@@ -58,20 +58,31 @@ async def run_engine(
     load_codec = load_codec or make_codec_loader(config, wiring)
     tree = plant_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
     failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            await nursery.start(_keep_alive, engine, tree)
-            with engine._loop_watch.installed():
-                yield engine
-        except BaseException as error:  # raised again below, without the nursery's group around it
-            failure = error
-        engine.shut_down()
-        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(_keep_alive, engine, tree)
+                with engine._loop_watch.installed():
+                    yield engine
+            except BaseException as error:  # raised again below, without the nursery's group around it
+                failure = error
+            engine.shut_down()
+            nursery.cancel_scope.cancel()
+    finally:
+        await _send_last_spans(engine)
     if wiring.scheduler is not None:
         wiring.scheduler.abandon_step()
     if failure is not None:
         raise failure
     engine._check_death_told()
+
+
+async def _send_last_spans(engine: Engine) -> None:
+    """Within seconds: whoever leaves the engine waits for that, cancelled or not."""
+    if engine._tracing is not None:
+        engine.tell_stat_loggers()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(engine._tracing.close)
 
 
 @trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine

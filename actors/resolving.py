@@ -69,6 +69,7 @@ async def resolve(
         constraint=constraint,
         client=submission.client,
         cache_salt=submission.cache_salt,
+        trace_headers=submission.trace_headers,
         arrival_s=arrival_s,
         deadline_s=min(submission.deadline_s, ambient_deadline_s),
         queue_deadline_s=arrival_s + submission.queue_timeout_s,

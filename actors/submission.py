@@ -17,6 +17,7 @@ from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
 from triolet.core.request_progress import RequestProgress
 from triolet.core.tally import Tally
+from triolet.core.trace_headers import TraceHeaders
 from triolet.errors import InvalidRequest, Overloaded, shown
 from triolet.ipc.snapshot import SavedRequest
 
@@ -26,12 +27,15 @@ class Submission:
     """A call of `generate`, before and after its admission.
 
     Args:
+        trace_headers: of the trace that it belongs to.
+        owner: who may see it in the table of requests, beside the program itself.
         streams: of its answers, by index, once they are in the journal.
         answers: what its reader takes from, once there are streams.
         was_aborted: somebody aborted it before that.
         progress: as it was last shown.
         admission: around the wait before that; cancelled when the engine takes nothing new any more.
         saved: what another engine had answered of it.
+        began_s: when its admission began, monotonic seconds.
     """
 
     prompt: ParsedPrompt
@@ -42,12 +46,15 @@ class Submission:
     deadline_s: float
     queue_timeout_s: float
     cache_salt: str | None
+    trace_headers: TraceHeaders = ()
+    owner: str | None = None
     streams: tuple[Stream, ...] = ()
     answers: Answers | None = None
     was_aborted: bool = False
     progress: RequestProgress | None = None
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     saved: SavedRequest | None = None
+    began_s: float = 0.0
 
     @property
     def is_live(self) -> bool:

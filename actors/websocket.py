@@ -21,6 +21,8 @@ from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 from wsproto.frame_protocol import CloseReason
 
+from triolet.core.trace_headers import TraceHeaders, pick_trace_headers
+
 RECEIVE_BYTES = 2**16
 KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's own name for it
 SEND_BYTES = 2**14  # a client that takes this much is reading
@@ -67,6 +69,11 @@ class Handshake:
     def header(self, name: str) -> str | None:
         """The value of a header; None if there is none."""
         return self._headers.get(name)
+
+    @property
+    def trace_headers(self) -> TraceHeaders:
+        """Of the trace that the connection belongs to."""
+        return pick_trace_headers(self._headers)
 
     @property
     def authorization(self) -> str | None:
@@ -121,6 +128,8 @@ class ServerSocket(WebSocketConnection):
         self.sending_since: float | None = None
         """Since when the client has taken nothing of what is being sent to it; None while nothing is."""
         self._is_sending = trio.lowlevel.ParkingLot()
+        self.trace_headers: TraceHeaders = ()
+        """Of the request for a WebSocket."""
         self.ended = trio.Event()
         """Set when nothing is read from the network any more."""
 
@@ -138,8 +147,12 @@ class ServerSocket(WebSocketConnection):
             if error.event_hint is not None:
                 await self._send(error.event_hint)
             return None
-        requests = (event for event in self._wsproto.events() if isinstance(event, Request))
-        return next((Handshake(WebSocketRequest(self, request)) for request in requests), None)
+        for event in self._wsproto.events():
+            if isinstance(event, Request):
+                handshake = Handshake(WebSocketRequest(self, event))
+                self.trace_headers = handshake.trace_headers
+                return handshake
+        return None
 
     async def run(self) -> None:
         """Read from the network, once the client was let in; everything else needs this beside it."""

@@ -20,6 +20,7 @@ from triolet.cli.options import CHOICES, SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
 from triolet.config import EngineConfig
 from triolet.config_gateway import GatewayConfig
+from triolet.core.live_request import LiveRequest
 from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.core.statistics import EngineStatistics
@@ -161,6 +162,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "RequestOutput": lambda: _fields(RequestOutput),
     "CompletionOutput": lambda: _fields(CompletionOutput),
     "RequestMetrics": lambda: _fields(RequestMetrics),
+    "LiveRequest": lambda: _fields(LiveRequest),
     "EngineStatistics": lambda: _fields(EngineStatistics),
     "errors": _errors,
     "sampling_flags": _sampling_flags,

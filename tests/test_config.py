@@ -39,7 +39,7 @@ CHOICES = {
     "tool_parser": TOOL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
 }
-TEXTS = ("model", "tokenizer", "revision", "served_model_name")
+TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
 FLAGS = ("enable_prefix_caching", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
@@ -119,6 +119,7 @@ FIELDS: dict[str, Any] = {
     "served_model_name": "mine",
     "step_timeout": 2.5,
     "log_stats": False,
+    "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
     "trust_remote_code": True,
 }
 

@@ -45,6 +45,7 @@ LAYERS = {
     "grammar": Layer("attrs llguidance", "ipc core errors"),
     "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
     "metrics": Layer("prometheus_client", "core errors"),
+    "tracing": Layer("opentelemetry", "core"),
     "http": Layer("attrs starlette trio", "triolet actors wire metrics core config_gateway errors"),
     # The program of the runner's process: what `actors` is to the engine's, without Trio.
     "worker": Layer("attrs", "ipc model core config errors"),
@@ -61,6 +62,7 @@ EXCEPTIONS = {
     "triolet.actors.grammars": words("triolet.grammar"),  # follows grammars here, in tests
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.model_runner": words("triolet.model triolet.nano"),  # starts the runner
+    "triolet.actors.tracing": words("triolet.tracing"),  # starts it, where it is wanted
     "triolet.actors.gateway": words("trio_websocket"),
     "triolet.actors.connection": words("trio_websocket"),
     "triolet.actors.websocket": words("trio_websocket wsproto"),

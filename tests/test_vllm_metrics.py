@@ -113,8 +113,8 @@ def registered(metrics: Metrics) -> dict[str, Family]:
         assert isinstance(one, MetricWrapperBase)
         labels = one._labelnames
         has_values = len(labels) > 1 and labels[-1] != "engine"
-        found[one._name.removeprefix("vllm:")] = Family(
-            one._type,
+        found[str(one._name).removeprefix("vllm:")] = Family(
+            str(one._type),
             labels,
             frozenset(values[-1] for values in one._metrics) if has_values else frozenset(),
             tuple(map(float, one._kwargs["buckets"])) if isinstance(one, Histogram) else (),

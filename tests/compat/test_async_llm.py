@@ -199,7 +199,7 @@ async def test_a_salt_may_come_in_the_prompt(autojump_clock: MockClock) -> None:
 
 async def test_what_has_a_value_and_is_not_honoured_is_refused(autojump_clock: MockClock) -> None:
     async with face() as llm:
-        for name in ("lora_request", "trace_headers", "prompt_adapter_request", "tokenization_kwargs"):
+        for name in ("lora_request", "prompt_adapter_request", "tokenization_kwargs"):
             given: dict[str, Any] = {name: {"a": "b"}}
             with pytest.raises(UnsupportedFeature, match=name):
                 llm.generate(PROMPT, SHORT, "r", **given)

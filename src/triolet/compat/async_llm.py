@@ -9,7 +9,7 @@ An engine lives as long as its scope: nothing is started before it, and nothing 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -243,6 +243,7 @@ class AsyncLLM:
         deadline: float | None = None,
         queue_timeout: float | None = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         **vllm_only: object,
     ) -> Generation:
         """The outputs of one request, to be entered with `async with`, or iterated as they are; see `Generation`.
@@ -255,7 +256,7 @@ class AsyncLLM:
             priority: lower goes first under the `priority` policy.
             data_parallel_rank: 0, or none.
             client: see `Engine.generate`, like the arguments that follow.
-            **vllm_only: such as `lora_request`, `trace_headers`: refused unless they have no value.
+            **vllm_only: such as `lora_request`: refused unless they have no value.
         """
         refuse_given(vllm_only)
         check_rank(data_parallel_rank)
@@ -272,6 +273,7 @@ class AsyncLLM:
                 deadline=deadline,
                 queue_timeout=queue_timeout,
                 cache_salt=salt,
+                trace_headers=trace_headers,
             )
         )
         self._generations.add(generation)
@@ -370,8 +372,8 @@ class AsyncLLM:
         return await _told(("generate",))
 
     async def is_tracing_enabled(self) -> bool:
-        """False: no traces are exported."""
-        return await _told(False)
+        """Whether spans are exported: `otlp_traces_endpoint` is set."""
+        return await _told(self._config.otlp_traces_endpoint is not None)
 
     async def is_sleeping(self) -> bool:
         """False: it can not be put to sleep."""

@@ -6,6 +6,7 @@ what the actors add is concurrency, supervision and cancellation, and nothing th
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol, Self, cast
 import attrs
 
 from triolet.actors.reporting import Reporting, StatLogger
+from triolet.actors.tracing import kept_headers, open_tracing
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.guided import GrammarsHere
 from triolet.compat.prompts import split_prompt
@@ -35,7 +37,7 @@ from triolet.core.params import SamplingParams
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
-from triolet.core.statistics import EngineStatistics
+from triolet.core.statistics import EngineStatistics, statistics_of
 from triolet.core.stop import HoldBack
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 
@@ -117,6 +119,10 @@ class LLMEngine:
         self._serials: dict[str, list[int]] = {}
         self._reporting = Reporting(self._journal.tally, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
+        self._tracing = open_tracing(config)
+        if self._tracing is not None:
+            self.add_stat_logger(self._tracing)
+            atexit.register(self._tracing.close)
         for factory in stat_loggers or ():
             self.add_stat_logger(factory(config, 0))
 
@@ -164,6 +170,7 @@ class LLMEngine:
         data_parallel_rank: int | None = None,
         client: str | None = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         **vllm_only: object,
     ) -> str:
         """Queue a request; its outputs come from `step()`.
@@ -179,7 +186,9 @@ class LLMEngine:
         check_rank(data_parallel_rank)
         check_request_id(request_id)
         try:
-            self._admit(request_id, prompt, params, priority, client, cache_salt)
+            carried = kept_headers(trace_headers, self._tracing)
+            facts = {"priority": priority, "client": client, "trace_headers": carried}
+            self._admit(request_id, prompt, params, cache_salt, **facts)
         except BaseException as error:
             self._journal.tally.rejected(error.limit if isinstance(error, Overloaded) else None)
             raise
@@ -190,9 +199,8 @@ class LLMEngine:
         request_id: str,
         prompt: Any,
         params: SamplingParams | None,
-        priority: int,
-        client: str | None,
         cache_salt: str | None,
+        **facts: Any,
     ) -> None:
         if request_id in self._answers:
             raise RequestIdInUse(request_id)
@@ -202,7 +210,7 @@ class LLMEngine:
             content, salt = split_prompt(prompt, None, cache_salt)
             params = params or self._info.generation.sampling_params()
             request = self._resolver.resolve(request_id, content, params, now_s)
-            request = attrs.evolve(request, priority=priority, client=client, cache_salt=salt)
+            request = attrs.evolve(request, cache_salt=salt, **facts)
             self._admission.check_tokens(now_s)
         finally:
             self._admission.give_back()
@@ -378,25 +386,7 @@ class LLMEngine:
 
     def statistics(self) -> EngineStatistics:
         """See `Engine.statistics`."""
-        scheduler, counters, num_live = self._scheduler, self._counters, len(self._journal)
-        pool = scheduler.pool
-        return EngineStatistics(
-            num_requests_running=scheduler.num_running,
-            num_requests_waiting=num_live - scheduler.num_running,
-            num_requests_live=num_live,
-            kv_blocks_total=pool.num_blocks,
-            kv_blocks_free=pool.num_free,
-            kv_blocks_cached=pool.num_cached,
-            kv_blocks_in_use=pool.num_in_use,
-            kv_blocks_quarantined=pool.num_quarantined,
-            num_preemptions=counters.num_preemptions,
-            num_restarts=0,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            steps=counters.num_steps_done,
-            num_requests_received=self._journal.tally.num_received,
-            num_requests_ended=self._journal.tally.endings,
-        )
+        return statistics_of(self._scheduler, self._counters, num_running=self._scheduler.num_running)
 
     def cache_config(self) -> Mapping[str, object]:
         """How the KV cache is laid out."""

@@ -17,7 +17,6 @@ NO_PROFILER = "there is no profiler to start; py-spy and torch.profiler work fro
 NO_WORKERS = "the model's process takes no foreign calls"
 NO_OTHER_CACHES = "there are no caches of images or encoders"
 NO_WEIGHTS = "weights are read once, when the engine starts"
-NO_TRACING = "no traces are exported"
 NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat messages"
 
 METHODS: Mapping[str, str] = {
@@ -59,7 +58,6 @@ PARAMETERS: Mapping[str, str] = {
     "client_index": "one engine has one process",
     "aggregate_engine_logging": "there is one engine",
     "lora_request": NO_LORA,
-    "trace_headers": NO_TRACING,
     "prompt_adapter_request": "vLLM has dropped it",
     "prefix_pos": "vLLM has dropped it",
     "arrival_time": "a request arrives when it is made",

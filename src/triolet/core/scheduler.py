@@ -191,12 +191,12 @@ class Scheduler:
         elif guidance.is_over:
             self._finish(sequence, FinishReason.STOP)
 
-    def whereabouts(self, serial: int) -> tuple[int, int]:
-        """How many go before this request while it waits, as far as is known, and how many tokens are computed."""
+    def whereabouts(self, serial: int) -> tuple[int, int, int]:
+        """How many go before this request while it waits, as far as is known, its computed tokens, and its blocks."""
         if (sequence := self._sequences.get(serial)) is None:
-            return len(self._waiting), 0  # it is about to be queued
-        is_running = sequence.row_id is not None
-        return 0 if is_running else self._waiting.position(sequence), sequence.num_computed_tokens
+            return len(self._waiting), 0, 0  # it is about to be queued
+        position = 0 if sequence.row_id is not None else self._waiting.position(sequence)
+        return position, sequence.num_computed_tokens, len(sequence.block_table)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget what was computed, if no block is in use; else, on demand, once all that run were sent to wait.

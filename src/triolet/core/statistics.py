@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from triolet.core.scheduler import Scheduler, SchedulerCounters
 
 
 @attrs.frozen(kw_only=True)
@@ -59,3 +63,46 @@ class EngineStatistics:
     # Of the machine more than of the engine: two snapshots are equal if the same has happened.
     longest_task_step_s: float = attrs.field(default=0.0, eq=False)
     num_long_task_steps: int = attrs.field(default=0, eq=False)
+
+
+def statistics_of(
+    scheduler: Scheduler,
+    counters: SchedulerCounters,
+    *,
+    num_running: int,
+    num_restarts: int = 0,
+    longest_task_step_s: float = 0.0,
+    num_long_task_steps: int = 0,
+) -> EngineStatistics:
+    """The counts of an engine, from whoever keeps them.
+
+    Args:
+        scheduler: knows the blocks and the journal.
+        counters: what all schedulers of the engine have counted.
+        num_running: requests with a row; none while no scheduler lives.
+        num_restarts: see `EngineStatistics`, like the others.
+    """
+    pool, journal = scheduler.pool, scheduler.journal
+    return EngineStatistics(
+        num_requests_running=num_running,
+        num_requests_waiting=len(journal) - num_running,
+        num_requests_live=len(journal),
+        kv_blocks_total=pool.num_blocks,
+        kv_blocks_free=pool.num_free,
+        kv_blocks_cached=pool.num_cached,
+        kv_blocks_in_use=pool.num_in_use,
+        kv_blocks_quarantined=pool.num_quarantined,
+        num_preemptions=counters.num_preemptions,
+        num_restarts=num_restarts,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        steps=counters.num_steps_done,
+        num_requests_received=journal.tally.num_received,
+        num_requests_ended=journal.tally.endings,
+        spec_decode_num_drafts=counters.num_drafts,
+        spec_decode_num_draft_tokens=counters.num_draft_tokens,
+        spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
+        spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
+        longest_task_step_s=longest_task_step_s,
+        num_long_task_steps=num_long_task_steps,
+    )

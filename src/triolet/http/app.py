@@ -16,7 +16,7 @@ from triolet.http.chat import chat_completions
 from triolet.http.completions import completions
 from triolet.http.errors import answer_error, answer_http_error
 from triolet.http.guard import Guard
-from triolet.http.operations import health, metrics, model, models, version
+from triolet.http.operations import health, metrics, model, models, requests, version
 from triolet.http.page import page, static
 from triolet.http.responses import delete_response, get_response, no_websocket, responses
 from triolet.http.service import Service
@@ -58,6 +58,7 @@ def create_app(
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/requests", requests),
             Route("/v1/responses", no_websocket, methods=["GET"]),
             Route("/v1/responses/{id}", get_response, methods=["GET"]),
             Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import triolet
 from triolet.errors import EngineDead, EngineUnhealthy
-from triolet.http.service import Service, service_of
+from triolet.http.service import Service, owner_of, service_of
 from triolet.metrics import CONTENT_TYPE
 from triolet.wire.errors import WireError, model_not_found
 
@@ -34,6 +35,15 @@ async def metrics(request: Request) -> Response:
 async def version(request: Request) -> Response:
     """Of triolet."""
     return JSONResponse({"version": triolet.__version__})
+
+
+async def requests(request: Request) -> Response:
+    """What waits and runs; with keys, what was asked for with this one."""
+    service = service_of(request)
+    live = service.engine.requests(owner_of(request))
+    return JSONResponse(
+        {"object": "list", "data": [{"object": "request", **attrs.asdict(one)} for one in live]}
+    )
 
 
 async def models(request: Request) -> Response:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triolet.actors.answering import make_answer
+from triolet.core.trace_headers import pick_trace_headers
 from triolet.http.errors import error_response, log_failure
 from triolet.http.reading import read_json, until_gone
 from triolet.http.service import Service, deadline_of, owner_of, service_of
@@ -39,6 +40,7 @@ async def responses(request: Request) -> Response:
         raise unsupported("resumable", "resumable is not supported without a gateway")
     if (deadline_s := deadline_of(request, body.timeout)) is not None:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
+    body = body.traced_by(pick_trace_headers(request.headers))
     params = service.answering.params(body)
     before = previous_messages(body.previous_response_id, owner, service.answering.store)
     answer = service.answering.answer(body, params, before, int(time.time()))

@@ -86,6 +86,8 @@ class Service:
         }
 
 
+            "trace_headers": request.headers,
+            "owner": owner_of(request),
 def service_of(request: Request) -> Service:
     """The app's."""
     service: Service = request.app.state.service

@@ -18,6 +18,7 @@ from cattrs.gen import make_dict_structure_fn
 from triolet.core.outputs import FinishReason
 from triolet.core.params import SamplingParams
 from triolet.core.plan import TokenLogprobs
+from triolet.core.trace_headers import TraceHeaders
 from triolet.errors import SnapshotError
 
 VERSION: Final = 1
@@ -56,6 +57,7 @@ class SavedRequest:
         priority: see `Engine.generate`.
         client: likewise.
         cache_salt: likewise.
+        trace_headers: likewise.
         time_left_s: until its deadline, seconds; None if it has none.
         queue_time_left_s: until its queue timeout, seconds; None if it has none, or has been scheduled.
     """
@@ -68,6 +70,7 @@ class SavedRequest:
     priority: int = 0
     client: str | None = None
     cache_salt: str | None = None
+    trace_headers: TraceHeaders = ()
     time_left_s: float | None = None
     queue_time_left_s: float | None = None
 

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from triolet.core.params import SamplingParams
+from triolet.core.trace_headers import TraceHeaders
 from triolet.wire.errors import WireError, model_not_found, wrong
 from triolet.wire.jsons import parse_object
 from triolet.wire.requests import (
@@ -46,6 +47,12 @@ class ClientEvent:
     body: Body | None = None
     params: SamplingParams | None = None
     error: WireError | None = None
+
+    def traced_by(self, headers: TraceHeaders) -> ClientEvent:
+        """The same with the trace headers of the connection, where it starts an answer and brings none itself."""
+        if not isinstance(self.body, CreateResponse):
+            return self
+        return attrs.evolve(self, body=self.body.traced_by(headers))
 
 
 def read_event(

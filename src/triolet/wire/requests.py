@@ -15,6 +15,7 @@ from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan, plan_tools
+from triolet.core.trace_headers import TraceHeaders, pick_trace_headers
 from triolet.errors import InvalidRequest
 from triolet.wire.errors import of_exception, unsupported, wrong
 from triolet.wire.items import Input, Message
@@ -24,6 +25,7 @@ LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a t
 MAX_TOP_LOGPROBS = 20
 MAX_STREAM_ID_CHARS = 256
 MAX_METADATA_ENTRIES = 16
+_METADATA_PREFIX = "ws_request_header_"  # Codex's, for what is a header of each request elsewhere
 _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 # Fields that go into `SamplingParams` under their own names.
@@ -127,6 +129,8 @@ class CreateResponse:
         cache_salt: prefixes are shared only between requests of the same salt.
         chat_template_kwargs: further values for the chat template.
         structured_outputs: the form that the answer must have, by vLLM's names.
+        client_metadata: what a client says of itself; here only where it carries trace headers, as Codex's does.
+        trace_headers: of the trace that it belongs to; by default those of the connection.
     """
 
     model: str
@@ -179,6 +183,8 @@ class CreateResponse:
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: Mapping[str, Any] | None = None
+    client_metadata: Any = None
+    trace_headers: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> CreateResponse:
@@ -193,6 +199,14 @@ class CreateResponse:
         request = structure(payload, cls)
         request._check()
         return request
+
+    def traced_by(self, headers: TraceHeaders) -> CreateResponse:
+        """The same with the trace headers of what it came over, if it brings none itself."""
+        if isinstance(self.client_metadata, Mapping):  # no wrong one is a reason to refuse anything
+            headers = pick_trace_headers(self.client_metadata, _METADATA_PREFIX) or headers
+        if self.trace_headers is not None:
+            headers = pick_trace_headers(self.trace_headers)
+        return attrs.evolve(self, trace_headers=dict(headers))
 
     def _check(self) -> None:
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
