@@ -16,6 +16,12 @@ from triolet.core.tally import IterationStats, Tally
 
 LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL
 
+LINE = (
+    "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
+    "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%"
+)
+DRAFTS = ", Draft acceptance rate: %.1f%% (%d of %d tokens)"
+
 logger = logging.getLogger("triolet.statistics")
 
 
@@ -37,6 +43,7 @@ class LogLine:
     def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._num_prompt_tokens = self._num_generation_tokens = 0
+        self._drafted = 0, 0  # tokens that came true, and that were tried, up to the last line
         self._statistics: EngineStatistics | None = None
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
@@ -50,17 +57,27 @@ class LogLine:
         now = self._statistics
         if now is None:
             return
+        line, drafted = LINE, tuple[float, ...]()
+        if now.spec_decode_num_accepted_tokens_per_pos:
+            line, drafted = LINE + DRAFTS, self._take_drafted(now)
         logger.info(
-            "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
-            "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
+            line,
             self._num_prompt_tokens / self._interval_s,
             self._num_generation_tokens / self._interval_s,
             now.num_requests_running,
             now.num_requests_waiting,
             100 * now.kv_blocks_in_use / now.kv_blocks_total,
             100 * now.prefix_cache_hits / max(1, now.prefix_cache_queries),
+            *drafted,
         )
         self._num_prompt_tokens = self._num_generation_tokens = 0
+
+    def _take_drafted(self, now: EngineStatistics) -> tuple[float, int, int]:
+        """What came of drafts since the last line: per cent that came true, and how many of how many that is."""
+        accepted, tried = now.spec_decode_num_accepted_tokens, now.spec_decode_num_draft_tokens
+        (accepted_before, tried_before), self._drafted = self._drafted, (accepted, tried)
+        num_accepted, num_tried = accepted - accepted_before, tried - tried_before
+        return 100 * num_accepted / max(1, num_tried), num_accepted, num_tried
 
     def forget(self) -> None:
         """There was no work for a while: the next line is about what comes."""

@@ -160,3 +160,17 @@ async def test_requests_share_blocks_only_with_the_same_salt(autojump_clock: Moc
             for salt in ("alice", "bob", None, "alice")
         ]
     assert found == [0, 0, 0, 16]
+
+
+async def test_an_output_says_how_much_of_its_prompt_was_written_to_the_prefix_cache(
+    autojump_clock: MockClock,
+) -> None:
+    async with fake_engine() as engine:  # blocks of 4
+        found = [await engine.complete(prompt, SHORT) for prompt in ([1] * 10, [1] * 10, [1] * 14, [2] * 3)]
+        async with engine.generate([3] * 9, SHORT) as stream:
+            first = await anext(stream)
+    counts = [(output.num_cached_tokens, output.num_cache_creation_tokens) for output in found]
+    assert counts == [(0, 8), (8, 0), (8, 4), (0, 0)]
+    assert (first.num_cached_tokens, first.num_cache_creation_tokens) == (0, 8)
+    async with fake_engine(enable_prefix_caching=False) as engine:
+        assert (await engine.complete([1] * 10, SHORT)).num_cache_creation_tokens == 0

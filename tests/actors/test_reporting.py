@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import attrs
 import pytest
@@ -10,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, Panic, answer_of, fake_engine
+from tests.core.fake_model import REPETITIVE
 from triolet import EngineStatistics, SamplingParams
 from triolet.core.tally import IterationStats
 
@@ -87,6 +89,39 @@ async def test_a_line_is_logged_every_ten_seconds_while_busy_and_none_while_idle
         await engine.complete([1, 2, 3], SamplingParams(max_tokens=900))
         assert len(lines(caplog)) == 5
     assert "Avg generation throughput: 100.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs" in lines(caplog)[1]
+
+
+async def test_the_line_tells_what_came_of_drafts_since_the_last_one(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="triolet.statistics")
+    executor = FakeExecutor(num_blocks=1024, block_size=4)
+    params = SamplingParams(max_tokens=3900, seed=REPETITIVE)
+    tried = accepted = 0
+    async with fake_engine(executor, speculative="ngram", prompt_lookup_min=2) as engine:
+        while len(lines(caplog)) < 2:
+            await engine.complete([1, 4, 6, 5, 2, 0] * 2, params)
+            engine.tell_stat_loggers()
+        statistics = engine.statistics()
+    for line in lines(caplog):
+        match = re.search(r"Draft acceptance rate: ([\d.]+)% \((\d+) of (\d+) tokens\)$", line)
+        assert match is not None
+        rate, right, all_tried = float(match[1]), int(match[2]), int(match[3])
+        assert 0 < right <= all_tried
+        assert rate == pytest.approx(100 * right / all_tried, abs=0.06)
+        tried, accepted = tried + all_tried, accepted + right
+    assert tried <= statistics.spec_decode_num_draft_tokens
+    assert accepted <= statistics.spec_decode_num_accepted_tokens
+
+
+async def test_without_speculation_the_line_says_nothing_of_drafts(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="triolet.statistics")
+    async with fake_engine(FakeExecutor(num_blocks=1024, block_size=4)) as engine:
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=1100))
+    [line] = lines(caplog)
+    assert "Draft" not in line
 
 
 async def test_a_step_longer_than_the_interval_costs_lines_and_does_not_bunch_them(

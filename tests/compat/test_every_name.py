@@ -119,7 +119,7 @@ def test_a_parameter_is_taken_or_refused_by_name(function: Any, name: str) -> No
             RequestOutput,
             (
                 "request_id prompt prompt_token_ids prompt_logprobs outputs finished metrics lora_request "
-                "num_cached_tokens"
+                "num_cached_tokens num_cache_creation_tokens kv_transfer_params encoder_prompt encoder_prompt_token_ids"
             ),
         ),
         (

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from tests.actors.harness import LetterCodec, answer_of, model_info
-from tests.core.fake_model import FakeModel
+from tests.core.fake_model import REPETITIVE, FakeModel
 from tests.source_tree import ROOT, SRC
 from triolet.compat import LLM, LLMEngine, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
@@ -211,7 +211,7 @@ class Barred:
 
 sys.meta_path.insert(0, Barred())
 
-from tests.core.fake_model import FakeModel
+from tests.core.fake_model import REPETITIVE, FakeModel
 from triolet.compat import LLM, LLMEngine, SamplingParams
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
@@ -354,6 +354,9 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
         ({"enable_lora": True}, UnsupportedFeature),
         ({"quantization": "awq"}, UnsupportedFeature),
         ({"enable_log_requests": True}, UnsupportedFeature),
+        ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, UnsupportedFeature),
+        ({"speculative_config": {"model": "a/draft", "num_speculative_tokens": 3}}, UnsupportedFeature),
+        ({"speculative_config": "ngram"}, ConfigError),
         ({"no_such_thing": 1}, ConfigError),
     ],
 )
@@ -362,3 +365,45 @@ def test_an_argument_that_is_not_honoured_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=next(iter(arguments))):
         AsyncEngineArgs(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        (None, {}),
+        ({"method": "ngram", "num_speculative_tokens": 3}, {"prompt_lookup_min": 5}),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}, {"prompt_lookup_min": 4}),
+        (
+            {"model": "[ngram]", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+            {"prompt_lookup_min": 2},
+        ),
+    ],
+)
+def test_speculation_by_ngrams_is_taken_by_vllms_names(given: Any, fields: dict[str, Any]) -> None:
+    expected = {"speculative": "ngram", "num_speculative_tokens": 3, **fields} if fields else {}
+    assert EngineArgs(speculative_config=given).config == EngineConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"num_speculative_tokens": None}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"prompt_lookup_max": 2, "prompt_lookup_min": 3}, "prompt_lookup_max"),
+        ({"prompt_lookup_max": "4"}, "prompt_lookup_m"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
+    ],
+)
+def test_a_wrong_value_of_a_speculation_is_named(more: dict[str, Any], field: str) -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 3, **more}
+    with pytest.raises((ConfigError, UnsupportedFeature), match=field):
+        EngineArgs(speculative_config=given)
+
+
+def test_an_engine_that_speculates_counts_what_came_of_it() -> None:
+    speculating = make_engine(speculative="ngram", prompt_lookup_min=2)
+    circle = {"prompt_token_ids": [1, 4, 6, 5, 2, 0] * 2}
+    speculating.add_request("r", circle, seeded(REPETITIVE, max_tokens=40))
+    assert run(speculating).keys() == {"r"}
+    assert speculating.statistics().spec_decode_num_accepted_tokens > 0

@@ -47,6 +47,7 @@ def output(
     num_tokens: int = 1,
     logprobs: bool = False,
     num_cached_tokens: int = 0,
+    num_cache_creation_tokens: int = 0,
 ) -> RequestOutput:
     positions = tuple({7: Logprob(-0.1, 1, "Hi"), 8: Logprob(-2.5, 2, "Ho")} for _ in range(num_tokens))
     completion = CompletionOutput(
@@ -64,6 +65,7 @@ def output(
         finished=reason is not None,
         metrics=RequestMetrics(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=2.0, last_token_ts=3.0),
         num_cached_tokens=num_cached_tokens,
+        num_cache_creation_tokens=num_cache_creation_tokens,
     )
 
 

@@ -50,10 +50,12 @@ def test_an_answer_is_told_in_order_and_each_event_is_one_that_the_sdk_knows() -
 
 def test_the_usage_counts_prompt_cached_and_answer_tokens() -> None:
     subject = answer()
-    [*_, last] = subject.add(output("Hi", FinishReason.STOP, num_tokens=4, num_cached_tokens=2), NOW)
+    [*_, last] = subject.add(
+        output("Hi", FinishReason.STOP, num_tokens=4, num_cached_tokens=2, num_cache_creation_tokens=1), NOW
+    )
     assert last["response"]["usage"] == {
         "input_tokens": 3,
-        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 1},
         "output_tokens": 4,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 7,

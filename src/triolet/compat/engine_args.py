@@ -9,6 +9,7 @@ from typing import Any, Final
 import attrs
 
 from triolet.compat.refusals import refuse
+from triolet.compat.speculation import speculation_fields
 from triolet.config import EngineConfig
 from triolet.errors import ConfigError
 
@@ -38,10 +39,8 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "distributed_executor_backend": (None,),
         "skip_tokenizer_init": (False,),
         "enable_sleep_mode": (False,),
-        "speculative_config": (None,),
         "hf_overrides": (None,),
         "limit_mm_per_prompt": (None,),
-        "otlp_traces_endpoint": (None,),
     }
 )
 DROPPED: Final[Mapping[str, str]] = MappingProxyType(
@@ -95,6 +94,7 @@ class EngineArgs:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
         if fields.get("seed") is None:
             fields.pop("seed", None)
+        fields |= speculation_fields(fields.pop("speculative_config", None))
         if disable_log_stats:
             fields["log_stats"] = False
         self.config = EngineConfig.create(EngineConfig(model=model), **fields)
@@ -114,7 +114,7 @@ class EngineArgs:
     def from_cli_args(cls, args: object) -> EngineArgs:
         """From the attributes of an `argparse.Namespace`; those that an engine does not have are not looked at."""
         known = {field.name for field in attrs.fields(EngineConfig)} | {*RENAMED, *FIXED, *DROPPED}
-        known |= {"disable_log_stats", "enable_log_requests"}
+        known |= {"disable_log_stats", "enable_log_requests", "speculative_config"}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
 
     def create_engine_config(self) -> EngineConfig:

@@ -114,6 +114,7 @@ class OutputCollector:
             finished=self._finish_reason is not None,
             metrics=self.metrics(),
             num_cached_tokens=self.entry.num_cached_tokens,
+            num_cache_creation_tokens=self.entry.num_cache_creation_tokens,
             prompt_logprobs=self._described_prompt(),
         )
         self._num_taken = self._num_tokens

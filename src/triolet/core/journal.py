@@ -37,6 +37,8 @@ class JournalEntry:
         epoch: of its present stay.
         leader_serial: number of the entry whose first token this one waited for; 0 if there is none.
         guidance: what may come next, as far as is known; only of requests with a constraint.
+        num_cached_tokens: of the prompt, found in the prefix cache when it was first let in.
+        num_cache_creation_tokens: of the prompt, computed for it, and others can find them there.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they are known, if they were asked for.
     """
 
@@ -52,6 +54,7 @@ class JournalEntry:
     stop_reason: int | str | None = None
     failure: str | None = None
     num_cached_tokens: int = 0
+    num_cache_creation_tokens: int = 0
     num_preemptions: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None

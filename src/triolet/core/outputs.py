@@ -159,6 +159,7 @@ class RequestOutput:
         finished: whether this is the last output.
         metrics: times and counts.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        num_cache_creation_tokens: prompt tokens that were computed, and whose KV others find there now.
         prompt_logprobs: per token of the prompt, if they were asked for: in the first output with DELTA, in each with
             the other kinds.
         lora_request: None: LoRA is not offered yet.
@@ -174,6 +175,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    num_cache_creation_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     lora_request: None = None
     encoder_prompt: None = None

@@ -57,3 +57,7 @@ def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
         parent = sequence.block_hashes[-1] if index else cache.root(entry.request.cache_salt)
         content = entry.tokens(index * size, (index + 1) * size)
         sequence.block_hashes.append(cache.publish(sequence.block_table[index], parent, content))
+    num_published = min(len(sequence.block_hashes), len(entry.request.prompt_token_ids) // size) * size
+    entry.num_cache_creation_tokens = max(
+        entry.num_cache_creation_tokens, num_published - entry.num_cached_tokens
+    )

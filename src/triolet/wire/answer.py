@@ -336,9 +336,10 @@ class Answer:
         cached = self._last_output.num_cached_tokens
         return {
             "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": min(self._num_reasoning_tokens, num_output)},
+        written = self._last_output.num_cache_creation_tokens
             "total_tokens": num_input + num_output,
         }
 
