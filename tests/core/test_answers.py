@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from triolet.core.journal import Journal
 from triolet.core.outputs import FinishReason, RequestOutput
 from triolet.core.param_checks import MAX_INT64
 from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.plan import PromptLogprobs, TokenLogprobs
 from triolet.core.request import Request
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -139,10 +141,11 @@ def test_the_last_block_is_computed_again_if_the_prompt_fills_it(is_cached: bool
 class Trio:
     """Three answers on their way to one reader."""
 
-    def __init__(self, kind: RequestOutputKind) -> None:
+    def __init__(self, kind: RequestOutputKind, **params: Any) -> None:
         self.journal = Journal()
-        asked = SamplingParams(n=3, output_kind=kind, seed=1)
-        self.entries = [self.journal.open(one) for one in fan_out(make_request(params=asked), lambda: 0)]
+        asked = SamplingParams(n=3, output_kind=kind, seed=1, **params)
+        request = make_request((7, 8), params=asked)
+        self.entries = [self.journal.open(one) for one in fan_out(request, lambda: 0)]
         self.collectors = [
             OutputCollector(entry, lambda token_id, before: str(token_id)) for entry in self.entries
         ]
@@ -205,6 +208,33 @@ def test_a_final_output_has_all_answers_by_index() -> None:
     [output] = trio.read()
     assert [(answer.index, answer.text) for answer in output.outputs] == [(0, "a"), (1, "b"), (2, "c")]
     assert output.finished
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        # as recorded from vLLM 0.32.0: what was told already is an empty list there, and not None
+        (DELTA, {0: [2, 0], 1: [2, 0], 2: [2, 0]}),
+        (CUMULATIVE, {0: [2, 2], 1: [2, 2], 2: [2, 2]}),
+        (FINAL_ONLY, {0: [2]}),
+    ],
+)
+def test_each_answers_outputs_tell_the_log_probabilities_of_the_prompt(
+    kind: RequestOutputKind, told: dict[int, list[int]]
+) -> None:
+    trio = Trio(kind, prompt_logprobs=0)
+    first = trio.entries[0]
+    first.add_prompt_logprobs(PromptLogprobs(first.epoch, 1, (TokenLogprobs((8,), (-1.0,), 1),)))
+    counts: dict[int, list[int]] = {}
+    for is_last in (False, True):
+        for index in range(3):
+            trio.say(index, "a")
+            if is_last:
+                trio.end(index)
+        for output in trio.read():
+            assert output.prompt_logprobs is not None
+            counts.setdefault(output.outputs[0].index, []).append(len(output.prompt_logprobs))
+    assert counts == told
 
 
 def test_an_answer_that_failed_is_known_to_the_reader() -> None:

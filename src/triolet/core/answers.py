@@ -27,9 +27,10 @@ class Answers:
     def __init__(self, collectors: Sequence[OutputCollector]) -> None:
         self._collectors = tuple(collectors)
         self._only = collectors[0] if len(collectors) == 1 else None  # the common case, asked for every token
-        kind = collectors[0].entry.request.params.output_kind
-        self._comes_at_once = kind is RequestOutputKind.FINAL_ONLY
+        self._kind = collectors[0].entry.request.params.output_kind
+        self._comes_at_once = self._kind is RequestOutputKind.FINAL_ONLY
         self._turn = 0
+        self._prompt_told: set[int] = set()  # to which answers' readers
 
     @property
     def failed(self) -> JournalEntry | None:
@@ -60,11 +61,21 @@ class Answers:
         outputs = [collector.take() for collector in self._collectors]
         return attrs.evolve(outputs[0], outputs=tuple(output.outputs[0] for output in outputs))
 
+    def _with_prompt(self, output: RequestOutput) -> RequestOutput:
+        """The log-probabilities of the prompt, which are computed once, in the outputs of each answer."""
+        index = output.outputs[0].index
+        prompt_logprobs = self._collectors[0].prompt_logprobs() if index else None
+        if prompt_logprobs is None:
+            return output
+        is_told = self._kind is RequestOutputKind.DELTA and index in self._prompt_told
+        self._prompt_told.add(index)
+        return attrs.evolve(output, prompt_logprobs=[] if is_told else prompt_logprobs)
+
     def _take_next(self) -> RequestOutput:
         """From the next collector in turn that has something."""
         turns = [*self._collectors[self._turn :], *self._collectors[: self._turn]]
         place = next(place for place, collector in enumerate(turns) if collector.has_output())
         self._turn = (self._turn + place + 1) % len(turns)
-        output = turns[place].take()
+        output = self._with_prompt(turns[place].take())
         is_last = all(c.finish_reason is not None and not c.has_output() for c in self._collectors)
         return output if output.finished == is_last else attrs.evolve(output, finished=is_last)

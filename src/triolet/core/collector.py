@@ -163,7 +163,13 @@ class OutputCollector:
                 self._cumulative_logprob += position.logprobs[0]
 
     def _described_prompt(self) -> PromptLogprobs | None:
-        """Once all of them are known; with DELTA only once."""
+        """Once all of them are known; with DELTA they come once, and nothing is new of them later."""
+        prompt_logprobs = self.prompt_logprobs()
+        has_news = self._kind is not RequestOutputKind.DELTA or not self._was_taken
+        return prompt_logprobs if prompt_logprobs is None or has_news else []
+
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Log-probabilities of the prompt; None if they were not asked for, or are not all known."""
         entry, params = self.entry, self.entry.request.params
         if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
             return None
