@@ -246,6 +246,13 @@ class EngineConfig:
     log_stats: bool = option(
         "Log a line about the last ten seconds, as long as there is work.", default=True, validator=flag
     )
+    otlp_traces_endpoint: str | None = option(
+        # None: a trace is worth nothing without somebody who collects it.
+        "URL to which a span for each request is sent, with OpenTelemetry over HTTP, such as "
+        "http://localhost:4318/v1/traces; needs the extra otel.",
+        default=None,
+        validator=text(optional=True),
+    )
     trust_remote_code: bool = option(
         "Let a model folder run Python code of its own.", default=False, validator=flag
     )
@@ -259,13 +266,6 @@ class EngineConfig:
         """
         if unknown := sorted(fields.keys() - {field.name for field in attrs.fields(cls)}):
             known = ", ".join(field.name for field in attrs.fields(cls))
-    otlp_traces_endpoint: str | None = option(
-        # None: a trace is worth nothing without somebody who collects it.
-        "URL to which a span for each request is sent, with OpenTelemetry over HTTP, such as "
-        "http://localhost:4318/v1/traces; needs the extra otel.",
-        default=None,
-        validator=text(optional=True),
-    )
             raise ConfigError(unknown[0], f"a field of EngineConfig ({known})", fields[unknown[0]])
         return attrs.evolve(config or cls(), **fields)
 
