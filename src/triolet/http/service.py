@@ -83,11 +83,11 @@ class Service:
             "client": body.client or owner_of(request),
             "cache_salt": salt_of(body.cache_salt, owner_of(request)),
             "deadline": deadline_of(request, body.timeout),
+            "trace_headers": request.headers,
+            "owner": owner_of(request),
         }
 
 
-            "trace_headers": request.headers,
-            "owner": owner_of(request),
 def service_of(request: Request) -> Service:
     """The app's."""
     service: Service = request.app.state.service

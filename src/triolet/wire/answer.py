@@ -334,12 +334,12 @@ class Answer:
             return None
         num_input, num_output = len(self._last_output.prompt_token_ids), self._num_output_tokens
         cached = self._last_output.num_cached_tokens
+        written = self._last_output.num_cache_creation_tokens
         return {
             "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": min(self._num_reasoning_tokens, num_output)},
-        written = self._last_output.num_cache_creation_tokens
             "total_tokens": num_input + num_output,
         }
 
