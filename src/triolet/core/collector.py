@@ -154,9 +154,9 @@ class OutputCollector:
         entry, params = self.entry, self.entry.request.params
         if params.wants_logprobs:
             for position in entry.output_logprobs[len(self._logprobs) : self._num_tokens]:
-                has_ranks = not params.logprob_token_ids
                 place = len(self._logprobs)
                 before = entry.output_token_ids[max(0, place - MAX_BEFORE) : place]
+                has_ranks = not params.logprob_token_ids
                 self._logprobs.append(described(position, self.decode_token, before, has_ranks=has_ranks))
                 if params.flat_logprobs:
                     self._columns.append(self._logprobs[-1])
@@ -172,8 +172,6 @@ class OutputCollector:
         """Log-probabilities of the prompt; None if they were not asked for, or are not all known."""
         entry, params = self.entry, self.entry.request.params
         if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
-            return None
-        if self._kind is RequestOutputKind.DELTA and self._was_taken:
             return None
         if self._prompt_logprobs is None:
             prompt = entry.request.prompt_token_ids
