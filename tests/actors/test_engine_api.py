@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,9 +11,17 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints, wait_all_tasks_blocked
 
-from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
+from tests.actors.harness import (
+    STEP_S,
+    FakeExecutor,
+    LetterCodec,
+    answer_of,
+    assert_all_blocks_back,
+    fake_engine,
+)
 from triolet import SamplingParams
 from triolet.actors.engine import Engine
+from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.outputs import FinishReason, RequestStatus
 from triolet.errors import (
     InvalidPrompt,
@@ -239,6 +248,34 @@ async def test_a_prompt_leaves_room_for_one_token_at_least(autojump_clock: MockC
         output = await engine.complete([1, 2], SamplingParams(max_tokens=None, seed=1))
         assert output.outputs[0].token_ids == answer_of([1, 2], 1, limit - 2)
         assert_all_blocks_back(engine)
+
+
+async def test_a_text_is_answered_like_its_token_ids(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        token_ids = [ord(letter) - 65 for letter in "HELLO"]
+        found = [await engine.complete(prompt, LONG) for prompt in ("HELLO", token_ids)]
+    assert found[0].outputs == found[1].outputs
+    assert found[0].prompt_token_ids == found[1].prompt_token_ids == tuple(token_ids)
+
+
+async def test_a_prompt_of_twenty_megabytes_delays_nobody_s_tokens(autojump_clock: MockClock) -> None:
+    others_have_read = threading.Event()
+
+    class PatientCodec(LetterCodec):
+        def tokenize(self, message: Tokenize) -> Tokenized:
+            assert others_have_read.wait(30), "somebody waits for this prompt"
+            return Tokenized("", (1,) * 5000, ())
+
+    async def ask_much() -> None:
+        with pytest.raises(PromptTooLong):
+            await engine.complete("A" * 20 * 10**6, LONG)
+
+    async with fake_engine(codec=PatientCodec(), runner="thread") as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(ask_much)
+        await trio.sleep(STEP_S)
+        output = await engine.complete([1, 2, 3], LONG)
+        others_have_read.set()
+    assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, len(output.outputs[0].token_ids))
 
 
 # --------------------------------------------------------------------------------------- looking on
