@@ -16,11 +16,15 @@ constexpr int AMX_INPUTS = 64 / sizeof(T);  // numbers in a tile's row
 #include <sys/syscall.h>
 #include <unistd.h>
 
+inline bool amx_granted = false;  // see triolet_use_amx
+
+INLINE bool amx_usable() { return amx_granted; }
+
 // Linux lends the tiles' registers only to a process that asks.
-INLINE bool amx_usable() {
+INLINE bool ask_for_amx(bool wanted) {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
-  static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
-  return granted;
+  amx_granted = wanted && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+  return amx_granted;
 }
 
 // This thread's tiles, for as long as the object lives; others may set them up in their own way before and after.
@@ -85,6 +89,7 @@ static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, int columns
 #else
 
 INLINE bool amx_usable() { return false; }
+INLINE bool ask_for_amx(bool) { return false; }
 template <class X, class W, class Sum>
 INLINE void amx_product(const X*, ptrdiff_t, const W*, int, int, int, Sum*) {}
 

@@ -329,7 +329,7 @@ INLINE int rows_per_piece(int query_len, int group) {
 }
 
 template <class T>
-static void attend(const AttentionRows<T>& work, Scratch& scratch) {
+void attend(const AttentionRows<T>& work, Scratch& scratch) {
   if (!has_few_rows(work.query_len, work.group)) {
     const int vectors = (work.num_rows + LANES - 1) / LANES;
     if (vectors == 1) return attend_many<1>(work, scratch);

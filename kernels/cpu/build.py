@@ -1,8 +1,9 @@
-"""Compile the C++ kernels on the machine that runs them: once, a few seconds, kept in the user's cache.
+"""Compile the C++ kernels: ahead of time, into a wheel; or at first use, a few seconds, kept in the user's cache.
 
-Compiling here rather than shipping a binary is what lets the sources choose the widest vectors at compile time, and it
-needs nothing but a C++17 compiler: no torch headers, only a plain C interface. What was built is found again by a hash
-of the sources, the compiler, its flags and the CPU; another CPU, or a newer triolet, builds its own.
+It needs nothing but a C++17 compiler: no torch headers, only a plain C interface, and no library but the C library.
+A library is compiled for one kind of CPU (targets.py). What a wheel brings is found by a hash of the sources that lie
+beside it, so that sources which were changed are compiled; what was compiled here, by one that has the compiler and its
+flags in it as well.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,10 @@ from pathlib import Path
 
 import attrs
 
+from triolet.kernels.cpu.targets import NATIVE, X86_TARGETS, Target, cpu_facts
+
 SOURCES = Path(__file__).parent
+SHIPPED = "shipped"  # folder beside the sources, in wheels only
 SLOW_S = 1.0  # a start-up that pauses longer than this says why
 TIMEOUT_S = (
     300.0  # a compiler that hangs must not hang the engine with it; a slow machine takes tens of seconds
@@ -34,6 +36,8 @@ _FLAGS = (
     # the order of sums, stay as written: there is no -ffast-math.
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
+# The C++ library goes in, and does not show: what a wheel brings runs beside whichever one a machine has.
+_LINK_FLAGS = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 
 
 class BuildError(Exception):
@@ -42,18 +46,13 @@ class BuildError(Exception):
 
 @attrs.frozen
 class Toolchain:
-    """What decides about the binary, beside the sources.
+    """A C++ compiler.
 
     Args:
         compiler: path of g++ or clang++.
-        target: the flag that names the CPU to compile for.
-        openmp: the OpenMP runtime that is loaded already, torch's own. Two of them in one process would each keep
-            threads that spin for work, on the same cores. None = that of the compiler.
     """
 
     compiler: Path
-    target: str = "-march=native"
-    openmp: Path | None = None
 
     @classmethod
     def find(cls) -> Toolchain:
@@ -66,41 +65,48 @@ class Toolchain:
         found = next(filter(None, map(shutil.which, (named, "g++", "clang++", "c++"))), None)
         if found is None:
             raise BuildError("there is no C++ compiler (g++ or clang++, or the one that CXX names)")
-        target = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-        return cls(Path(found).resolve(), target, _loaded_openmp())
+        return cls(Path(found).resolve())
 
-    def key(self, sources: Sequence[Path]) -> str:
-        """A name for what these sources become: 24 hexadecimal digits."""
+    def accepts(self, target: Target) -> bool:
+        """Whether the compiler knows the target's flags; one that is older than the CPU may not."""
+        command = [str(self.compiler), *target.flags, "-E", "-x", "c++", os.devnull]
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        return done.returncode == 0
+
+    def key(self, target: Target) -> str:
+        """A name for what the sources become: 24 hexadecimal digits."""
         stat = self.compiler.stat()  # stands for the compiler's version, without the time to ask it
-        facts = (*_FLAGS, str(self.compiler), str(stat.st_size), str(stat.st_mtime_ns), self.target)
-        digest = hashlib.sha256("\0".join((*facts, str(self.openmp), _cpu())).encode())
-        for source in sources:
-            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        return digest.hexdigest()[:24]
+        facts = [*_FLAGS, *_LINK_FLAGS, str(self.compiler), str(stat.st_size), str(stat.st_mtime_ns)]
+        facts += target.flags
+        if target == NATIVE:
+            facts += cpu_facts()
+        return _sources_hash("\0".join(facts))
 
-    def compile(self, sources: Sequence[Path], target: Path, folder: Path) -> None:
-        """Make the library `target`, with intermediate files in `folder`; all sources at once.
+    def compile(self, targets: Sequence[tuple[Target, Path]], folder: Path) -> None:
+        """Make a library for each target at the path beside it, with intermediate files in `folder`.
 
         Raises:
             BuildError: the compiler refused.
         """
-        objects = [folder / f"{source.stem}.o" for source in sources]
-        commands = [
-            [str(self.compiler), *_FLAGS, self.target, "-fopenmp", "-c", str(source), "-o", str(made)]
-            for source, made in zip(sources, objects, strict=True)
-        ]
-        _run_together(commands)
-        openmp = "-fopenmp" if self.openmp is None else str(self.openmp)
-        _run_together([[str(self.compiler), "-shared", *map(str, objects), "-o", str(target), openmp]])
+        compiler, sources = str(self.compiler), sorted(SOURCES.glob("*.cpp"))
+        compiles, links = [], []
+        for number, (target, library) in enumerate(targets):
+            objects = [str(folder / f"{number}-{source.stem}.o") for source in sources]
+            for source, made in zip(sources, objects, strict=True):
+                compiles.append([compiler, *_FLAGS, *target.flags, "-c", str(source), "-o", made])
+            links.append([compiler, *objects, "-o", str(library), *_link_flags()])
+        _run_all(compiles)
+        _run_all(links)
 
 
-def build(toolchain: Toolchain | None = None, *, cache: Path | None = None) -> Path:
-    """The library for this machine, compiled now if it is not in the cache.
+def build(target: Target, toolchain: Toolchain | None = None, *, cache: Path | None = None) -> Path:
+    """The library for a target, compiled now if it is not in the cache.
 
     Starts that come at once build it once: the others wait. A build that was interrupted leaves nothing behind that a
     later one could take for a library.
 
     Args:
+        target: what to compile for.
         toolchain: None = what `Toolchain.find` finds.
         cache: folder to keep it in; None = `cache_folder()`.
 
@@ -112,18 +118,38 @@ def build(toolchain: Toolchain | None = None, *, cache: Path | None = None) -> P
     """
     toolchain = toolchain or Toolchain.find()
     cache = cache or cache_folder()
-    sources = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
-    library = cache / f"kernels-{toolchain.key(sources)}.so"
+    library = cache / f"kernels-{target.library}-{toolchain.key(target)}.so"
     if library.exists():
         return library
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _lock(library.with_suffix(".lock")):
             if not library.exists():  # another process may have built it while this one waited
-                _compile_into(library, toolchain, [source for source in sources if source.suffix == ".cpp"])
+                _compile_into(library, target, toolchain)
     except OSError as error:
         raise BuildError(f"{error}; XDG_CACHE_HOME names the folder that compiled kernels go to") from error
     return library
+
+
+def shipped(target: Target) -> Path | None:
+    """The library that a wheel has brought for a target; None where it brought none, or for other sources."""
+    path = SOURCES / SHIPPED / _shipped_name(target)
+    return path if path.exists() else None
+
+
+def build_shipped(folder: Path) -> list[Path]:
+    """Compile what a wheel brings: a library for every kind of x86-64.
+
+    Args:
+        folder: where to put them.
+
+    Raises:
+        BuildError: there is no compiler, or it failed.
+    """
+    libraries = {target.library: (target, folder / _shipped_name(target)) for target in X86_TARGETS}
+    with tempfile.TemporaryDirectory() as scratch:
+        Toolchain.find().compile(tuple(libraries.values()), Path(scratch))
+    return [path for _, path in libraries.values()]
 
 
 def cache_folder() -> Path:
@@ -132,10 +158,26 @@ def cache_folder() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "triolet"
 
 
-def _compile_into(library: Path, toolchain: Toolchain, sources: Sequence[Path]) -> None:
+def _shipped_name(target: Target) -> str:
+    return f"kernels-{target.library}-{_sources_hash()}.so"
+
+
+def _sources_hash(facts: str = "") -> str:
+    """24 hexadecimal digits that change with the sources, or with the facts."""
+    digest = hashlib.sha256(facts.encode())
+    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _link_flags() -> tuple[str, ...]:
+    return _LINK_FLAGS if sys.platform == "linux" else ("-shared", "-pthread")
+
+
+def _compile_into(library: Path, target: Target, toolchain: Toolchain) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
-        toolchain.compile(sources, made, Path(folder))
+        toolchain.compile([(target, made)], Path(folder))
         made.replace(library)
 
 
@@ -151,53 +193,44 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _run_together(commands: Sequence[Sequence[str]]) -> None:
-    """Run commands side by side; after a second, say what takes so long."""
-    running = [
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for command in commands
-    ]
+def _run_all(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands side by side, as many as there are processors; after a second, say what takes so long."""
+    waiting, running = list(commands), list[subprocess.Popen[bytes]]()
+    began, announced = time.monotonic(), False
     try:
-        began, announced = time.monotonic(), False
-        for command, process in zip(commands, running, strict=True):
-            announced = _wait(process, began, announced)
-            if process.returncode:
-                said = process.stdout.read().decode(errors="replace") if process.stdout else ""
-                first = next((line for line in said.splitlines() if "error" in line), said[:200])
-                raise BuildError(f"{Path(command[0]).name} failed with {process.returncode}: {first.strip()}")
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                running.append(_start(waiting.pop(0)))
+            announced = _say_what_takes_long(began, announced)
+            for process in [process for process in running if process.poll() is not None]:
+                running.remove(process)
+                _check(process)
+            time.sleep(0.02)
     finally:
         for process in running:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.communicate()
 
 
-def _wait(process: subprocess.Popen[bytes], began: float, announced: bool) -> bool:
-    while process.poll() is None:
-        waited = time.monotonic() - began
-        if waited > SLOW_S and not announced:
-            sys.stderr.write("triolet: compiling the CPU kernels for this machine; this happens once\n")
-            announced = True
-        if waited > TIMEOUT_S:
-            raise BuildError(f"the compiler took more than {TIMEOUT_S:.0f} s")
-        time.sleep(0.02)
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def _check(process: subprocess.Popen[bytes]) -> None:
+    """One that has ended may not have failed."""
+    said = process.communicate()[0].decode(errors="replace")
+    if process.returncode:
+        first = next((line for line in said.splitlines() if "error" in line), said[:200])
+        raise BuildError(f"the compiler failed with {process.returncode}: {first.strip()}")
+
+
+def _say_what_takes_long(began: float, announced: bool) -> bool:
+    waited = time.monotonic() - began
+    if waited > SLOW_S and not announced:
+        sys.stderr.write("triolet: compiling the CPU kernels for this machine; this happens once\n")
+        announced = True
+    if waited > TIMEOUT_S:
+        raise BuildError(f"the compiler took more than {TIMEOUT_S:.0f} s")
     return announced
-
-
-def _loaded_openmp() -> Path | None:
-    try:
-        mapped = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    found = re.search(r"(/\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so[^/\s]*)$", mapped, re.MULTILINE)
-    return Path(found[1]) if found else None
-
-
-def _cpu() -> str:
-    """What the CPU can do, in words that change when it does."""
-    try:
-        processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    kept = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    return "\n".join(line for line in processor.splitlines() if line.startswith(kept))

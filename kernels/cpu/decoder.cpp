@@ -9,8 +9,12 @@
 
 #include "attention_step.h"
 #include "choice.h"
-#include "quantised.h"
+#include "grouped.h"
 #include "team.h"
+
+// paged_attention.cpp has them.
+extern template void attend(const AttentionRows<float>&, Scratch&);
+extern template void attend(const AttentionRows<BFloat16>&, Scratch&);
 
 // These four are mirrored in decoder.py, field by field.
 struct Layer {
@@ -58,8 +62,7 @@ struct Workspace {
   bool only_decodes = true;     // one token and one piece for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
-  uint8_t* bytes;                             // rows of what enters a product of bytes
-  float* byte_scales;                         // [tokens]
+  ByteRows bytes;                             // of what enters a product of bytes
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -93,7 +96,8 @@ struct Workspace {
     const size_t wide = model.hidden + qkv_width();
     const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
     const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
-    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 1) + 8 * 16);
+    const size_t scales = ByteRows::num_scales(static_cast<int>(widest));
+    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) + 9 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -105,8 +109,9 @@ struct Workspace {
     queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
     mixed = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
-    bytes = reinterpret_cast<uint8_t*>(take(rows * widest));
-    byte_scales = take(rows * sizeof(float));
+    bytes.numbers = reinterpret_cast<uint8_t*>(take(rows * widest));
+    bytes.scales = take(rows * scales * sizeof(float));
+    bytes.lifts = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
   }
 };
 
@@ -135,30 +140,30 @@ class Worker {
 
   template <class Use>
   void product(const Linear& linear, const T* x, int num_rows, Use use) {
-    const ByteRows bytes = linear.scales ? as_bytes(x, linear.num_in, num_rows) : ByteRows{};
+    const ByteRows bytes = linear.bits ? as_bytes(linear, x, num_rows) : ByteRows{};
     stage(num_rows ? linear.num_panels() : 0, [&](int panel) {
       auto use_here = [&](int row, const float* sums) { use(row, panel, sums); };
-      if (linear.scales)
-        panel_product(linear, panel, bytes, num_rows, use_here);
-      else
-        panel_product(linear, panel, x, linear.num_in, num_rows, use_here);
+      switch (linear.bits) {
+        case 4: return grouped_panel_product(linear, panel, bytes, num_rows, use_here);
+        case 8: return panel_product(linear, panel, bytes, num_rows, use_here);
+        default: return panel_product(linear, panel, x, linear.num_in, num_rows, use_here);
+      }
     });
   }
 
   // Rows as bytes: each thread's own, if they are few.
-  ByteRows as_bytes(const T* x, int width, int num_rows) {
-    auto convert = [&](int row, uint8_t* bytes, float* scales) {
-      scales[row] = quantise_row(x + static_cast<ptrdiff_t>(row) * width, width, bytes + static_cast<ptrdiff_t>(row) * width);
-    };
+  ByteRows as_bytes(const Linear& linear, const T* x, int num_rows) {
+    const ptrdiff_t width = linear.num_in;
     if (num_rows > FEW_TOKENS) {
-      stage(num_rows, [&](int row) { convert(row, shared_.bytes, shared_.byte_scales); });
-      return {shared_.bytes, shared_.byte_scales};
+      stage(num_rows, [&](int row) { quantise_row(linear, x + row * width, row, shared_.bytes); });
+      return shared_.bytes;
     }
     static thread_local Scratch scratch;
-    float* scales = scratch.floats(FEW_TOKENS + static_cast<size_t>(FEW_TOKENS) * width / 4 + 1);
-    uint8_t* bytes = reinterpret_cast<uint8_t*>(scales + FEW_TOKENS);
-    for (int row = 0; row < num_rows; ++row) convert(row, bytes, scales);
-    return {bytes, scales};
+    const size_t scales = FEW_TOKENS * ByteRows::num_scales(linear.num_in);
+    float* own = scratch.floats(2 * scales + FEW_TOKENS * (width + 3) / 4);
+    const ByteRows rows{reinterpret_cast<uint8_t*>(own + 2 * scales), own, reinterpret_cast<int32_t*>(own + scales)};
+    for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
+    return rows;
   }
 
   // Rows of the residual stream, normalised: each thread's own copy, if they are few.
@@ -214,7 +219,7 @@ class Worker {
   void embed(int token) {
     const int id = static_cast<int>(step_.token_ids[token]);
     float* to = shared_.residual + token * hidden_;
-    if (!model_.embedding && model_.head.scales) return unpack_bytes(model_.head, id, to);
+    if (!model_.embedding && model_.head.bits) return unpack_bytes(model_.head, id, to);
     if (!model_.embedding) return unpack_row(static_cast<const T*>(model_.head.weights), model_.hidden, id, to);
     const T* from = static_cast<const T*>(model_.embedding) + id * hidden_;
     for (int i = 0; i < model_.hidden; ++i) to[i] = widen(from[i]);
@@ -352,6 +357,19 @@ EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int
     case 3: return pack_as(int8_t{});
   }
 }
+
+// weight: [num_out, num_in] of 0 to 15; scales: [num_out, num_in / triolet_group()] bfloat16
+EXPORT void triolet_pack_groups(const void* weight, const void* scales, int32_t num_out, int32_t num_in, int32_t gated,
+                                int32_t num_threads, void* packed) {
+  pack_groups(static_cast<const uint8_t*>(weight), static_cast<const BFloat16*>(scales), num_out, num_in, gated,
+              num_threads, static_cast<uint8_t*>(packed));
+}
+
+// Inputs in a group.
+EXPORT int32_t triolet_group() { return GROUP; }
+
+// Whether there are tiles to multiply with from now on. wanted: the CPU has them; the system may yet keep them.
+EXPORT int32_t triolet_use_amx(int32_t wanted) { return ask_for_amx(wanted); }
 
 EXPORT void triolet_step(const Model* model, const Step* step) {
   if (model->dtype == 0)

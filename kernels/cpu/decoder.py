@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
@@ -25,7 +25,7 @@ class LinearStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, _P) for name in ("weights", "bias", "scales", "offsets")),
-        *((name, _I) for name in ("num_out", "num_in")),
+        *((name, _I) for name in ("num_out", "num_in", "bits")),
     )
 
 
@@ -75,6 +75,7 @@ class CppLinear:
         num_in: inputs.
         scales: float32, of weights that are bytes; None for others.
         offsets: int32, of weights that are bytes: what 128 in every input would give.
+        bits: of a weight; 0 = those of the model's dtype.
     """
 
     weights: Tensor
@@ -83,6 +84,7 @@ class CppLinear:
     num_in: int
     scales: Tensor | None = None
     offsets: Tensor | None = None
+    bits: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -99,6 +101,7 @@ class CppLinear:
             pointer(self.offsets),
             self.num_out,
             self.num_in,
+            self.bits,
         )
 
 
@@ -145,10 +148,7 @@ def pack_bytes(
     rounded = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(num_out)
     sums = torch.empty(num_out, dtype=torch.int32)
-    for first in range(
-        0, num_out, ROWS_AT_ONCE
-    ):  # or a vocabulary in float32 would be the most memory that loading takes
-        part = slice(first, first + ROWS_AT_ONCE)
+    for part in _parts(num_out):
         wide = weight[part].float()
         scales[part] = wide.abs().amax(dim=1) / 127
         rounded[part] = (wide / scales[part, None].clamp(min=1e-30)).round_()
@@ -161,10 +161,83 @@ def pack_bytes(
         _pack_column(library, scales, gated=gated),
         # packing moves bits and does not look at them
         _pack(library, (128 * sums).view(torch.float32)[:, None], gated=gated),
+        bits=8,
     )
 
 
-ROWS_AT_ONCE = 256  # that are converted together
+def pack_groups(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """`pack_linear` with weights rounded to 16 steps, whose size every `GROUP` inputs of an output have of their own.
+
+    Args:
+        library: the kernels.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` a multiple of `GROUP`.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    num_out, num_in = weight.shape
+    _check_weight(weight, bias, gated=gated)
+    if num_in % GROUP:
+        raise KernelShapeError("groups of inputs", weight=tuple(weight.shape), group=GROUP)
+    rounded = torch.empty(weight.shape, dtype=torch.uint8)
+    scales = torch.empty(num_out, num_in // GROUP, dtype=torch.bfloat16)
+    for part in _parts(num_out):
+        steps, scales[part] = round_groups(weight[part].float())
+        rounded[part] = steps + 8
+    columns = library.triolet_panel_columns()
+    packed = _huge_pages(-(-num_out // columns) * columns * (num_in // 2 + num_in // GROUP * 2), torch.uint8)
+    library.triolet_pack_groups(
+        ctypes.c_void_p(rounded.data_ptr()),
+        ctypes.c_void_p(scales.data_ptr()),
+        ctypes.c_int32(num_out),
+        ctypes.c_int32(num_in),
+        ctypes.c_int32(gated),
+        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_void_p(packed.data_ptr()),
+    )
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=4)
+
+
+GROUP = 32
+"""Inputs whose weights share a scale; GROUP in linear.h."""
+
+
+def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest steps, and their size in each group.
+
+    Args:
+        weight: [num_out, num_in] float32.
+
+    Returns:
+        Whole numbers from -8 to 7, float32, [num_out, num_in]; and sizes, bfloat16, [num_out, num_in / GROUP]. The
+        number of largest size is -8 at first, so that all 16 steps are of use; then, for the steps that this gives,
+        the size with the least squares of errors.
+    Source: llama.cpp's Q4_0, ggml-quants.c, for the first half.
+    """
+    groups = weight.unflatten(1, (-1, GROUP))
+    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    steps = _steps(groups, (largest / -8).bfloat16().float())
+    sizes = (
+        (groups * steps).sum(2, keepdim=True) / steps.square().sum(2, keepdim=True).clamp(min=1)
+    ).bfloat16()
+    return _steps(groups, sizes.float()).flatten(1), sizes.squeeze(2)
+
+
+def _steps(groups: Tensor, size: Tensor) -> Tensor:
+    tiny = size.abs() < 1e-30
+    return (groups / size.masked_fill(tiny, 1.0)).round_().clamp_(-8, 7).masked_fill_(tiny, 0.0)
+
+
+def _parts(num_out: int) -> Iterator[slice]:
+    """Rows that are converted together; a whole vocabulary in float32 would be the most memory that loading takes."""
+    return (slice(first, first + ROWS_AT_ONCE) for first in range(0, num_out, ROWS_AT_ONCE))
+
+
+ROWS_AT_ONCE = 256
 
 
 def _check_weight(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:

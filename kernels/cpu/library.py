@@ -1,4 +1,8 @@
-"""The compiled kernels, loaded into this process; or, where they can not be, one warning and torch instead."""
+"""The compiled kernels, loaded into this process; or, where they can not be, one warning and torch instead.
+
+Of the kinds of CPU that they can be compiled for (targets.py) the best that this machine can run is taken: as the
+wheel has brought it, or else compiled now. `TRIOLET_CPU_KERNELS` names another, or none.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,126 @@ import ctypes
 import functools
 import logging
 import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
-from triolet.kernels.cpu.build import BuildError, build
+import attrs
+
+from triolet.errors import ConfigError
+from triolet.kernels.cpu.build import BuildError, Toolchain, build, shipped
+from triolet.kernels.cpu.targets import NAMES, TARGETS, Target, missing, runnable
 
 _logger = logging.getLogger(__name__)
 
 SWITCH = "TRIOLET_CPU_KERNELS"
-"""Environment variable; 0 leaves everything to torch."""
+"""Environment variable: a target's name, or `auto`; `off` (or 0) leaves everything to torch."""
+
+
+@attrs.frozen(eq=False)
+class Kernels:
+    """What was loaded.
+
+    Args:
+        cpp: the functions. Calls into it release the GIL.
+        target: the kind of CPU that they use.
+        path: of the library.
+    """
+
+    cpp: ctypes.CDLL
+    target: Target
+    path: Path
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The kernels, built at the first call; None where torch has to do their work.
+def kernels() -> Kernels | None:
+    """The kernels, compiled at the first call if there is need; None where torch has to do their work.
 
-    Calls into it release the GIL.
+    Raises:
+        ConfigError: `TRIOLET_CPU_KERNELS` names what there is not, or what this machine can not run.
     """
-    if os.environ.get(SWITCH, "") == "0":
+    wish = os.environ.get(SWITCH, "") or "auto"
+    if wish in ("0", "off"):
         return None
     try:
-        return ctypes.CDLL(str(build()))
+        loaded = _best() if wish == "auto" else _forced(wish)
     except (BuildError, OSError) as error:
         _logger.warning("the CPU kernels could not be built, torch's slower ones do their work: %s", error)
         return None
+    _logger.info("the CPU kernels are those for %s, %s", loaded.target.name, loaded.path)
+    return loaded
+
+
+def library() -> ctypes.CDLL | None:
+    """The functions of `kernels()`."""
+    loaded = kernels()
+    return None if loaded is None else loaded.cpp
+
+
+def load(target: Target, path: Path) -> Kernels:
+    """Load a library and make it ready.
+
+    Raises:
+        OSError: it can not be loaded, or the system does not lend AMX's registers to this process.
+    """
+    cpp = ctypes.CDLL(str(path))
+    if not cpp.triolet_use_amx(ctypes.c_int32(target.tiles)) and target.tiles:
+        raise OSError("the system does not let this process use AMX")
+    if (start := _threads_of_torch()) is not None:
+        cpp.triolet_use_threads(ctypes.cast(start, ctypes.c_void_p))
+    return Kernels(cpp, target, path)
+
+
+def _best() -> Kernels:
+    """For the best target that there is a library for, in the package or from a compiler."""
+    candidates = runnable()
+    for target in candidates:
+        path = shipped(target)
+        if path is None:
+            break  # a wheel brings all of them or none
+        if (loaded := _load_or_none(target, path)) is not None:
+            return loaded
+    return _compiled(candidates)
+
+
+def _compiled(candidates: Sequence[Target]) -> Kernels:
+    toolchain = Toolchain.find()
+    for target in candidates:
+        if (
+            toolchain.accepts(target)
+            and (loaded := _load_or_none(target, build(target, toolchain))) is not None
+        ):
+            return loaded
+    raise BuildError(f"{toolchain.compiler} knows no flags for this CPU")
+
+
+def _load_or_none(target: Target, path: Path) -> Kernels | None:
+    """A library for tiles, if the system lends their registers; and any other."""
+    try:
+        return load(target, path)
+    except OSError:
+        if target.tiles:
+            return None
+        raise
+
+
+def _forced(name: str) -> Kernels:
+    target = next((target for target in TARGETS if target.name == name), None)
+    if target is None:
+        raise ConfigError(SWITCH, f"one of auto, off, {', '.join(NAMES)}", name)
+    if lacking := missing(target):
+        raise ConfigError(SWITCH, f"what this CPU can run, which has no {', '.join(lacking)}", name)
+    try:
+        return load(target, shipped(target) or build(target))
+    except (BuildError, OSError) as error:
+        raise ConfigError(SWITCH, f"what can be used here ({error})", name) from error
+
+
+def _threads_of_torch() -> ctypes._FuncPointer | None:
+    """Where the OpenMP runtime that this process has loaded, torch's, starts threads; None = there is none."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    found = re.search(r"(/\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so[^/\s]*)$", mapped, re.MULTILINE)
+    return getattr(ctypes.CDLL(found[1]), "GOMP_parallel", None) if found else None

@@ -1,4 +1,5 @@
-// Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or bytes (quantised.h).
+// Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or bytes
+// (quantised.h), or halves of bytes (grouped.h).
 //
 // A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
 // reads it: for every input (bfloat16: every two, bytes: every four) the numbers of all its outputs, so that a step streams
@@ -10,18 +11,22 @@
 #include <algorithm>
 
 #include "amx.h"
-#include "byte_tile.h"
+#include "bytes.h"
+#include "parallel.h"
 
 // Mirrored by Linear in decoder.py.
 struct Linear {
-  const void* weights;   // panels
-  const float* bias;     // this and the next two in the panels' order of outputs; null = none
-  const float* scales;   // null = the weights are in the model's dtype; else they are bytes, to be multiplied by these
+  const void* weights;     // panels
+  const float* bias;       // this and the next two in the panels' order of outputs; null = none
+  const float* scales;     // that bytes are to be multiplied by
   const int32_t* offsets;  // what 128 in every input would give: bytes of activations are stored with 128 added
   int32_t num_out, num_in;
+  int32_t bits;  // 0: the weights are in the model's dtype; 8: bytes; 4: halves of bytes, their scales beside them
 
   int num_panels() const { return (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 };
+
+constexpr int GROUP = 32;  // inputs whose halves of bytes have one scale
 
 constexpr int ROW_BLOCK = 16 * TILE_ROWS;  // rows whose sums stay in the first-level cache
 constexpr int AHEAD = 16;                  // steps that a panel is fetched ahead: a third off the time of 4 to 8 rows
@@ -40,18 +45,17 @@ INLINE int packed_row(int panel, int column, int num_out, bool gated) {
 template <class T>
 static void pack(const T* weight, int num_out, int num_in, bool gated, int inputs_together, int num_threads, T* packed) {
   const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS, steps = num_in / inputs_together;
-#pragma omp parallel for num_threads(num_threads)
-  for (int panel = 0; panel < panels; ++panel) {
-    T* to = packed + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;
+  share_out(num_threads, panels, [=](int64_t panel) {
+    T* to = packed + panel * TILE_COLUMNS * num_in;
     for (int column = 0; column < TILE_COLUMNS; ++column) {
-      const int row = packed_row(panel, column, num_out, gated);
+      const int row = packed_row(static_cast<int>(panel), column, num_out, gated);
       const T* from = weight + static_cast<ptrdiff_t>(row) * num_in;
       for (int step = 0; step < steps; ++step)
         for (int i = 0; i < inputs_together; ++i)
           to[(static_cast<ptrdiff_t>(step) * TILE_COLUMNS + column) * inputs_together + i] =
               row < num_out ? from[step * inputs_together + i] : T{};
     }
-  }
+  });
 }
 
 constexpr int inputs_together(float) { return 1; }
@@ -77,50 +81,66 @@ INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, int 
 }
 
 // Pairs of bfloat16 times pairs, added to float32.
-INLINE Floats add_pairs(Floats sum, Words weights, uint32_t x) {
+INLINE Floats add_together(Floats sum, Words weights, Words x) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(weights),
-                                                   reinterpret_cast<__m512bh>(Words{} + x)));
+                                                   reinterpret_cast<__m512bh>(x)));
 #else
   const Floats low = reinterpret_cast<Floats>(weights << 16), high = reinterpret_cast<Floats>(weights & 0xffff0000u);
-  sum += low * reinterpret_cast<Floats>(Words{} + (x << 16));
-  return sum + high * reinterpret_cast<Floats>(Words{} + (x & 0xffff0000u));
+  sum += low * reinterpret_cast<Floats>(x << 16);
+  return sum + high * reinterpret_cast<Floats>(x & 0xffff0000u);
 #endif
 }
 
-template <int ROWS, int AHEAD>
-INLINE void panel_tile(const BFloat16* x, ptrdiff_t x_row, const BFloat16* panel, int depth, float* sums, bool add) {
-  Floats sum[ROWS][TILE_VECTORS];
+// Fours of bytes times fours, added to int32.
+INLINE Ints add_together(Ints sum, Words weights, Words x) { return add_fours(sum, x, weights); }
+
+template <class Number>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  typedef Floats Type;
+};
+template <>
+struct VectorOf<int32_t> {
+  typedef Ints Type;
+};
+
+template <int ROWS, int AHEAD, class X, class W, class Sum>
+INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, int depth, Sum* sums, bool add) {
+  using Sums = typename VectorOf<Sum>::Type;
+  constexpr int TOGETHER = inputs_together(W{});
+  Sums sum[ROWS][TILE_VECTORS];
+  auto place = [&](int i, int j) { return reinterpret_cast<Sums*>(sums + i * TILE_COLUMNS + j * LANES); };
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add ? load(sums + i * TILE_COLUMNS + j * LANES) : Floats{};
-  for (int k = 0; k < depth; k += 2) {
+    for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add ? *place(i, j) : Sums{};
+  for (int k = 0; k < depth; k += TOGETHER) {
     Words weights[TILE_VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; ++j) {
-      weights[j] = *reinterpret_cast<const Words*>(panel + k * TILE_COLUMNS + 2 * j * LANES);
-      if (AHEAD) __builtin_prefetch(panel + (k + 2 * AHEAD) * TILE_COLUMNS + 2 * j * LANES);
+      weights[j] = *reinterpret_cast<const Words*>(panel + k * TILE_COLUMNS + TOGETHER * j * LANES);
+      if (AHEAD) __builtin_prefetch(panel + (k + TOGETHER * AHEAD) * TILE_COLUMNS + TOGETHER * j * LANES);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
-      uint32_t pair;
-      std::memcpy(&pair, x + i * x_row + k, 4);
+      const Words some = Words{} + four_at(x + i * x_row + k);
 #pragma GCC unroll 4
-      for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add_pairs(sum[i][j], weights[j], pair);
+      for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add_together(sum[i][j], weights[j], some);
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, sum[i][j]);
+    for (int j = 0; j < TILE_VECTORS; ++j) *place(i, j) = sum[i][j];
 }
 
 // The inputs from `done` on, for rows whose sums of the inputs before are in `sums`. A panel that comes from memory
 // (`cold`) is fetched ahead with the first rows; the others find it in the cache.
 template <class X, class W, class Sum>
-INLINE void add_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int done, int rows, bool cold,
-                       Sum* sums) {
+__attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int done,
+                                                 int rows, bool cold, Sum* sums) {
   const int deep = rows <= TILE_ROWS ? num_in : DEPTH_BLOCK;  // read once, the panel need not be kept
   for (int k = done; k < num_in; k += deep)
     in_groups(rows, [&](auto size, int first) {
@@ -143,6 +163,18 @@ INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_i
   return depth;
 }
 
+// Hand the results of some rows on, bias included.
+template <class Use>
+INLINE void use_rows(const Linear& linear, int panel, int first, int rows, float* sums, Use use) {
+  for (int row = 0; row < rows; ++row) {
+    float* mine = sums + row * TILE_COLUMNS;
+    if (linear.bias)
+      for (int j = 0; j < TILE_COLUMNS; j += LANES)
+        store(mine + j, load(mine + j) + load(linear.bias + panel * TILE_COLUMNS + j));
+    use(first + row, mine);
+  }
+}
+
 // One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class T, class Use>
 INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
@@ -154,12 +186,6 @@ INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t
     const T* from = x + block * x_row;
     const int done = leading_inputs(from, x_row, weights, num_in, rows, sums);
     add_inputs(from, x_row, weights, num_in, done, rows, block == 0, sums);
-    for (int row = 0; row < rows; ++row) {
-      float* mine = sums + row * TILE_COLUMNS;
-      if (linear.bias)
-        for (int j = 0; j < TILE_COLUMNS; j += LANES)
-          store(mine + j, load(mine + j) + load(linear.bias + panel * TILE_COLUMNS + j));
-      use(block + row, mine);
-    }
+    use_rows(linear, panel, block, rows, sums, use);
   }
 }

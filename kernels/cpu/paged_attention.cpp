@@ -1,26 +1,25 @@
 // Paged attention over a whole step: see kernels/paged_attention.py for the contract.
 
-#include <atomic>
-
 #include "attention_step.h"
+#include "parallel.h"
 
 namespace {
 
 template <class T>
 void run(const AttentionCall& call) {
   const std::vector<Piece> pieces = pieces_of(call);
-  const int num_items = static_cast<int>(pieces.size()) * call.num_kv_heads;
-  const int num_threads = std::max(1, std::min(call.num_threads, num_items));
-  std::atomic<int> next{0};
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
+  share_out(call.num_threads, static_cast<int64_t>(pieces.size()) * call.num_kv_heads, [&](int64_t item) {
     static thread_local Scratch scratch;
-    for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < num_items;)
-      attend(rows_of<T>(call, pieces[item / call.num_kv_heads], item % call.num_kv_heads), scratch);
-  }
+    attend(rows_of<T>(call, pieces[item / call.num_kv_heads], item % call.num_kv_heads), scratch);
+  });
 }
 
 }  // namespace
+
+// Compiled here for the other sources, too.
+template void attend(const AttentionRows<float>&, Scratch&);
+template void attend(const AttentionRows<BFloat16>&, Scratch&);
+template void attend(const AttentionRows<Float16>&, Scratch&);
 
 EXPORT void triolet_paged_attention(const AttentionCall* call) {
   switch (call->dtype) {
@@ -29,3 +28,6 @@ EXPORT void triolet_paged_attention(const AttentionCall* call) {
     case 2: return run<Float16>(*call);
   }
 }
+
+// Where torch's threads are started: see parallel.h.
+EXPORT void triolet_use_threads(StartThreads start) { start_threads = start; }

@@ -2,22 +2,26 @@
 // one of its own when it comes.
 //
 // Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
-// instructions (byte_tile.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what that adds to a sum is
-// the same for every row: `Linear::offsets`.
+// instructions (bytes.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what that adds
+// to a sum is the same for every row: `Linear::offsets`.
 
 #pragma once
 
 #include "linear.h"
 
-// Rows of activations as bytes.
+// Rows of activations as bytes: with 128 added and a scale for each row, or, for weights that are halves of bytes, as they
+// are and with a scale for each group of a row.
 struct ByteRows {
-  const uint8_t* numbers;  // [rows, num_in]
-  const float* scales;     // [rows]
+  uint8_t* numbers;  // [rows, num_in]
+  float* scales;     // [rows], or [rows, num_in / GROUP]
+  int32_t* lifts;    // [rows, num_in / GROUP]: what makes up for the 8 that each half of a byte has too much
+
+  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // of a row, at most
 };
 
-// One row as bytes; returns its scale.
+// `count` numbers as bytes with `lift` added; returns their scale.
 template <class T>
-INLINE float quantise_row(const T* from, int count, uint8_t* to) {
+INLINE float quantise(const T* from, int count, int lift, uint8_t* to) {
   Floats most = {}, odd = {};  // odd: NaN, if a number is not finite
   int i = 0;
   for (; i + LANES <= count; i += LANES) {
@@ -33,15 +37,33 @@ INLINE float quantise_row(const T* from, int count, uint8_t* to) {
   const float factor = size > 0.0f ? 127.0f / size : 0.0f;
   const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: added to a small number, it rounds it to an integer
   for (i = 0; i + LANES <= count; i += LANES) {
-    const Ints whole = reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + 128;
+    const Ints whole = reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + lift;
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(whole)));
 #else
     for (int lane = 0; lane < LANES; ++lane) to[i + lane] = static_cast<uint8_t>(whole[lane]);
 #endif
   }
-  for (; i < count; ++i) to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + 128);
+  for (; i < count; ++i) to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + lift);
   return size / 127.0f + rest;  // a row that is not all numbers must not pass for one that is
+}
+
+// Row `row`, in the way that the weights want it.
+template <class T>
+INLINE void quantise_row(const Linear& linear, const T* from, int row, const ByteRows& to) {
+  const int num_in = linear.num_in, groups = num_in / GROUP;
+  uint8_t* numbers = to.numbers + static_cast<ptrdiff_t>(row) * num_in;
+  if (linear.bits == 8) {
+    to.scales[row] = quantise(from, num_in, 128, numbers);
+    return;
+  }
+  for (int group = 0; group < groups; ++group) {
+    uint8_t* mine = numbers + group * GROUP;
+    to.scales[row * groups + group] = quantise(from + group * GROUP, GROUP, 0, mine);
+    int32_t sum = 0;
+    for (int i = 0; i < GROUP; ++i) sum += static_cast<int8_t>(mine[i]);
+    to.lifts[row * groups + group] = -8 * sum;
+  }
 }
 
 // One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.

@@ -1,43 +1,48 @@
-"""The compiled kernels in each width of vectors that this machine can run, for the tests that go through them all."""
+"""The compiled kernels for each kind of CPU that this machine can be, for the tests that go through them all."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
-from triolet.kernels.cpu.build import BuildError, Toolchain, build
+from triolet.kernels.cpu.build import BuildError, build
+from triolet.kernels.cpu.library import load
+from triolet.kernels.cpu.targets import TARGETS, missing, runnable
+
+
+def compiled(name: str = "") -> ctypes.CDLL:
+    """The kernels for a target, or for the best that this machine can run.
+
+    Targets that share a library share what it remembers, too: one at a time.
+    """
+    candidates = [target for target in runnable() if name in ("", target.name)]
+    for target in candidates:
+        try:
+            return load(target, _built(target.name)).cpp
+        except (BuildError, OSError) as error:
+            reason = str(error)
+    pytest.skip(reason)
 
 
 @functools.cache
-def compiled(target: str) -> ctypes.CDLL:
-    """The kernels for one `-march`; kept in the user's cache like those that the engine builds."""
-    try:
-        toolchain = Toolchain.find()
-    except BuildError as error:
-        pytest.skip(str(error))
-    return ctypes.CDLL(str(build(attrs.evolve(toolchain, target=target or toolchain.target))))
+def _built(name: str) -> Path:
+    """Kept in the user's cache like those that the engine builds."""
+    return build(next(target for target in TARGETS if target.name == name))
 
-
-def _has_avx2() -> bool:
-    try:
-        return " avx2 " in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
-_on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 CPU")
-_with_avx2 = pytest.mark.skipif(not _has_avx2(), reason="needs a CPU with AVX2")
 
 VARIANTS: list[Any] = [
-    pytest.param("", id="native"),
-    pytest.param("-march=x86-64-v3", marks=[_on_x86, _with_avx2], id="avx2"),
-    pytest.param("-march=x86-64", marks=_on_x86, id="portable"),
+    pytest.param(
+        target.name,
+        marks=pytest.mark.skipif(
+            bool(missing(target)), reason=f"needs a CPU with {', '.join(missing(target))}"
+        ),
+        id=target.name,
+    )
+    for target in TARGETS
 ]
 
 on_every_cpu_variant = pytest.mark.parametrize("variant", VARIANTS)

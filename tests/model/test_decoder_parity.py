@@ -14,8 +14,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.paged import PagedDriver
 from tests.model.tiny import FAMILIES, NATIVE_FAMILIES, VOCAB_SIZE, make_model
+from triolet.model import cpu_plan
+from triolet.model.cpu_plan import CpuDecoder
 from triolet.model.load import load_model
 
 TOLERANCE = 1e-4
@@ -99,6 +102,19 @@ def test_greedy_tokens_are_those_of_generate(family: str, pair_of: Callable[[str
     expected = reference_greedy(pair.theirs, prompt, NUM_GREEDY)
     assert len(set(expected)) > NUM_GREEDY // 8, "the model repeats itself, and would hide a wrong position"
     assert pair.ours.greedy(prompt, NUM_GREEDY, chunk=7) == expected
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
+def test_greedy_tokens_are_those_of_generate_on_every_kind_of_cpu(
+    family: str, variant: str, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, prompt = pair_of(family), tokens(PROMPT_LEN)
+    monkeypatch.setattr(cpu_plan, "library", lambda: compiled(variant))
+    model = load_model(str(pair.folder)).model
+    assert isinstance(model, CpuDecoder)
+    expected = reference_greedy(pair.theirs, prompt, NUM_GREEDY)
+    assert PagedDriver(model).greedy(prompt, NUM_GREEDY, chunk=7) == expected
 
 
 @pytest.mark.parametrize("family", NATIVE_FAMILIES)

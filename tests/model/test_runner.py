@@ -22,6 +22,7 @@ from triolet.core.progress import LoadProgress
 from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler, SchedulerConfig
 from triolet.errors import ConfigError, InvariantViolated
+from triolet.kernels.cpu.library import kernels
 from triolet.model import runner as runner_module
 from triolet.model.runner import ModelRunner, choose_device, load_runner, longest_sequence
 from triolet.model.sampler import NOT_NUMBERS, SamplingBatch
@@ -451,6 +452,7 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
         block_size=8,
         dtype="float32",
         device="cpu",
+        cpu_kernels=found.target.name if (found := kernels()) else None,
         generation=info.generation,
     )
     assert info.generation.eos_token_ids == (7,)
@@ -460,10 +462,17 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
 def test_the_kernels_are_compiled_while_the_model_is_loaded_and_not_in_the_first_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = []
-    monkeypatch.setattr(runner_module, "library", lambda: compiled.append("kernels"))
+    events = []
+    load_model = runner_module.load_model
+
+    def load(*args: Any, **options: Any) -> Any:
+        events.append("weights")
+        return load_model(*args, **options)
+
+    monkeypatch.setattr(runner_module, "load_model", load)
+    monkeypatch.setattr(runner_module, "kernels", lambda: events.append("kernels"))
     load_runner(model=str(folder), device="cpu", num_kv_blocks=4)
-    assert compiled == ["kernels"]
+    assert events[:2] == ["kernels", "weights"]
 
 
 def test_without_numbers_the_cache_holds_what_all_sequences_could_need(folder: Path) -> None:

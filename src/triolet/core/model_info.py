@@ -51,6 +51,7 @@ class ModelInfo:
         block_size: tokens in a block.
         dtype: of weights and KV.
         device: where they are.
+        cpu_kernels: the kind of CPU that the C++ kernels are compiled for, such as `avx2`; None = torch works instead.
         generation: the model's defaults.
         process_id: of the process that the model lives in, if it is not the engine's own.
     """
@@ -65,5 +66,6 @@ class ModelInfo:
     block_size: int
     dtype: str
     device: str
+    cpu_kernels: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
     process_id: int | None = None

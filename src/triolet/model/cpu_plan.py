@@ -21,6 +21,7 @@ from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.decoder import (
+    GROUP,
     MODEL_DTYPES,
     CppLinear,
     LayerStruct,
@@ -28,6 +29,7 @@ from triolet.kernels.cpu.decoder import (
     StepStruct,
     addresses,
     pack_bytes,
+    pack_groups,
     pack_linear,
     pointer,
 )
@@ -55,10 +57,20 @@ def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
     )
 
 
-def can_quantise(config: DecoderConfig) -> bool:
-    """Whether the weights of a model that can be planned can be bytes, too: these are multiplied in fours."""
+_INPUTS_TOGETHER = {"int8": 4, "int4": GROUP}
+# Weights and head. The head stays bytes in int4: it decides between tokens that are nearly as likely, and a tied one
+# is the embedding, too.
+_PACKS = {
+    None: (pack_linear, pack_linear),
+    "int8": (pack_bytes, pack_bytes),
+    "int4": (pack_groups, pack_bytes),
+}
+
+
+def can_quantise(config: DecoderConfig, quantization: str) -> bool:
+    """Whether the weights of a model that can be planned can be `int8`, multiplied in fours, or `int4`, in groups."""
     widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    return not any(width % 4 for width in widths)
+    return not any(width % _INPUTS_TOGETHER[quantization] for width in widths)
 
 
 def _is_like_llama(config: DecoderConfig) -> bool:
@@ -201,14 +213,13 @@ def build_cpu_decoder(
         config: a model that `can_plan` said yes to.
         weights: whose plans are those of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
-        quantization: `int8`, or None to keep the weights in the model's dtype; a model that `can_quantise`.
+        quantization: `int8` or `int4`, as the model `can_quantise`, or None to keep the weights in the model's dtype.
     """
     cpp = library()
     if cpp is None:
         raise RuntimeError("there are no compiled kernels: ask can_plan first")
     facts = decoder_facts(config, weights, max_model_len)
-    pack = pack_linear if quantization is None else pack_bytes
-    planner = _Planner(config, weights, cpp, facts.rope_tables, pack)
+    planner = _Planner(config, weights, cpp, facts.rope_tables, *_PACKS[quantization])
     return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp)
 
 
@@ -221,6 +232,7 @@ class _Planner:
     cpp: ctypes.CDLL
     tables: dict[Rope, Tensor]
     pack: Callable[..., CppLinear]
+    pack_head: Callable[..., CppLinear]
     kept: list[object] = attrs.field(factory=list, init=False)
 
     def model(self) -> ModelStruct:
@@ -251,7 +263,7 @@ class _Planner:
         """The head, and the embedding where it has weights of its own."""
         embedding = self.weights["embedding.weight"]
         weight = self.weights.get("head.weight")
-        head = self.pack(self.cpp, embedding if weight is None else weight)
+        head = self.pack_head(self.cpp, embedding if weight is None else weight)
         self.kept.append(head)
         trim_heap()
         if weight is None:

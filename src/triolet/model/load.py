@@ -65,7 +65,7 @@ def load_model(
         revision: of a hub id.
         max_model_len: longest sequence that will be asked for, tokens. A LongRoPE model is good for its
             original length only, unless this asks for more.
-        quantization: `int8` rounds the weights to bytes while they are read; see `EngineConfig`.
+        quantization: `int8` or `int4` rounds the weights while they are read; see `EngineConfig`.
         on_progress: told how many bytes were fetched and read.
 
     Raises:
@@ -122,7 +122,9 @@ def _load_native(
             on_progress(LoadProgress("weights", done_bytes, total_bytes))
 
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
-    if can_plan(parsed, dtype, reader.device) and (quantization is None or can_quantise(parsed)):
+    if can_plan(parsed, dtype, reader.device) and (
+        quantization is None or can_quantise(parsed, quantization)
+    ):
         return build_cpu_decoder(parsed, reader, max_model_len=max_model_len, quantization=quantization)
     if quantization is not None:
         raise _not_quantised(quantization)

@@ -16,7 +16,7 @@ from triolet.core.model_info import ModelInfo
 from triolet.core.plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
-from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.library import kernels
 from triolet.model.batch import Row, RowTable, StepInput
 from triolet.model.interface import CausalModel, GreedyModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
@@ -190,7 +190,7 @@ def load_runner(
     """
     place = choose_device(device)
     if place.type == "cpu":
-        library()  # compiled now, if it must be: in a first step it would use up some request's time
+        kernels()  # compiled now, if it must be: in a first step it would use up some request's time
     loaded = load_model(
         model,
         dtype=dtype,
@@ -268,7 +268,7 @@ def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens
 def _model_info(
     loaded: LoadedModel, device: torch.device, max_model_len: int, num_blocks: int, block_size: int
 ) -> ModelInfo:
-    spec = loaded.model.spec
+    spec, cpp = loaded.model.spec, kernels() if device.type == "cpu" else None
     return ModelInfo(
         folder=str(loaded.folder),
         architecture=spec.architecture,
@@ -280,5 +280,6 @@ def _model_info(
         block_size=block_size,
         dtype=str(spec.dtype).removeprefix("torch."),
         device=device.type,
+        cpu_kernels=None if cpp is None else cpp.target.name,
         generation=loaded.generation_defaults,
     )

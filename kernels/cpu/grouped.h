@@ -1,0 +1,124 @@
+// Linear layers whose weights are halves of bytes: 4.5 bits a weight, with the scale that every GROUP inputs of an output
+// have of their own. A weight is (half - 8) * scale. The groups of a row of activations are bytes with a scale each, too.
+//
+// A panel lies group after group: for every eight inputs four bytes of each output, the first four inputs in the lower
+// halves, then the scales of all outputs, bfloat16. Within a group sums are exact in int32; groups are added in float32,
+// in their order, whatever the number of rows: a row's result does not depend on its neighbours.
+
+#pragma once
+
+#include "quantised.h"
+
+constexpr int GROUP_BYTES = TILE_COLUMNS * (GROUP / 2 + 2);  // of a panel
+
+// A weight as numbers 0 to 15, [num_out, num_in], and its scales, [num_out, num_in / GROUP], as panels.
+static void pack_groups(const uint8_t* weight, const BFloat16* scales, int num_out, int num_in, bool gated,
+                        int num_threads, uint8_t* packed) {
+  const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS, groups = num_in / GROUP;
+  share_out(num_threads, panels, [=](int64_t panel) {
+    for (int column = 0; column < TILE_COLUMNS; ++column) {
+      const ptrdiff_t row = packed_row(static_cast<int>(panel), column, num_out, gated);
+      for (int group = 0; group < groups; ++group) {
+        uint8_t* to = packed + (panel * groups + group) * GROUP_BYTES;
+        const uint8_t* from = weight + row * num_in + group * GROUP;
+        for (int i = 0; i < GROUP / 2; ++i) {
+          const int first = i / 4 * 8 + i % 4;
+          to[(i / 4 * TILE_COLUMNS + column) * 4 + i % 4] =
+              row < num_out ? static_cast<uint8_t>(from[first] | from[first + 4] << 4) : 0x88;
+        }
+        const BFloat16 scale = row < num_out ? scales[row * groups + group] : BFloat16{0};
+        std::memcpy(to + TILE_COLUMNS * (GROUP / 2) + 2 * column, &scale, 2);
+      }
+    }
+  });
+}
+
+// sums[i][j] (+)= the `count` groups from `first` on, of ROWS rows times one panel. AHEAD: groups that are fetched ahead.
+template <int ROWS, int AHEAD>
+INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* panel, int first, int count, float* sums) {
+  constexpr int PAIR = 2;  // vectors beside each other: of more, sums and weights would not fit into the registers
+  const int groups = num_in / GROUP;
+  const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in;
+  const float* scales = x.scales + static_cast<ptrdiff_t>(row) * groups;
+  const int32_t* lifts = x.lifts + static_cast<ptrdiff_t>(row) * groups;
+  Floats total[ROWS][TILE_VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) total[i][j] = first ? load(sums + i * TILE_COLUMNS + j * LANES) : Floats{};
+  for (int group = first; group < first + count; ++group) {
+    const uint8_t* weights = panel + static_cast<ptrdiff_t>(group) * GROUP_BYTES;
+    if (AHEAD)
+#pragma GCC unroll 32
+      for (int line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(weights + AHEAD * GROUP_BYTES + line);
+#pragma GCC unroll 2
+    for (int pair = 0; pair < TILE_VECTORS; pair += PAIR) {
+      Ints sum[ROWS][PAIR];
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+        for (int j = 0; j < PAIR; ++j) sum[i][j] = Ints{} + lifts[i * groups + group];
+#pragma GCC unroll 4
+      for (int eight = 0; eight < GROUP / 8; ++eight) {
+        Words low[PAIR], high[PAIR];
+#pragma GCC unroll 2
+        for (int j = 0; j < PAIR; ++j) {
+          const uint8_t* from = weights + (eight * TILE_COLUMNS + (pair + j) * LANES) * 4;
+          const Words both = *reinterpret_cast<const Words*>(from);
+          low[j] = both & 0x0f0f0f0fu;
+          high[j] = both >> 4 & 0x0f0f0f0fu;
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i) {
+          const uint8_t* from = numbers + static_cast<ptrdiff_t>(i) * num_in + group * GROUP + 8 * eight;
+          const Words first_four = Words{} + four_at(from), second_four = Words{} + four_at(from + 4);
+#pragma GCC unroll 2
+          for (int j = 0; j < PAIR; ++j)
+            sum[i][j] = add_small_fours(add_small_fours(sum[i][j], low[j], first_four), high[j], second_four);
+        }
+      }
+#pragma GCC unroll 2
+      for (int j = 0; j < PAIR; ++j) {
+        const uint8_t* from = weights + TILE_COLUMNS * (GROUP / 2) + (pair + j) * LANES * 2;
+        const Floats scale = load(reinterpret_cast<const BFloat16*>(from));
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i)
+          total[i][pair + j] += __builtin_convertvector(sum[i][j], Floats) * (scale * scales[i * groups + group]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, total[i][j]);
+}
+
+// All groups of a panel times some rows; as with other weights, they are fetched ahead with the first rows, and stay in
+// the cache while the others pass.
+__attribute__((noinline)) static void add_groups(const ByteRows& x, int row, int num_in, const uint8_t* panel, int rows,
+                                                 bool cold, float* sums) {
+  constexpr int GROUPS_AHEAD = 4;
+  const int groups = num_in / GROUP, deep = rows <= TILE_ROWS ? groups : DEPTH_BLOCK / GROUP;
+  for (int group = 0; group < groups; group += deep)
+    in_groups(rows, [&](auto size, int first) {
+      const int count = std::min(deep, groups - group);
+      float* mine = sums + first * TILE_COLUMNS;
+      if (cold && first == 0)
+        group_tile<size.value, GROUPS_AHEAD>(x, row + first, num_in, panel, group, count, mine);
+      else
+        group_tile<size.value, 0>(x, row + first, num_in, panel, group, count, mine);
+    });
+}
+
+// As of other weights; see linear.h.
+template <class Use>
+INLINE void grouped_panel_product(const Linear& linear, int panel, const ByteRows& x, int num_rows, Use use) {
+  alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
+  const uint8_t* weights = static_cast<const uint8_t*>(linear.weights) +
+                           static_cast<ptrdiff_t>(panel) * (linear.num_in / GROUP) * GROUP_BYTES;
+  for (int block = 0; block < num_rows; block += ROW_BLOCK) {
+    const int rows = std::min(ROW_BLOCK, num_rows - block);
+    add_groups(x, block, linear.num_in, weights, rows, block == 0, sums);
+    use_rows(linear, panel, block, rows, sums, use);
+  }
+}

@@ -1,0 +1,173 @@
+"""Which kernels are loaded: the best that the machine can run, from the package or from a compiler, or those named."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from pathlib import Path
+
+import pytest
+
+from triolet.errors import ConfigError
+from triolet.kernels.cpu import build as builder
+from triolet.kernels.cpu import targets
+from triolet.kernels.cpu.build import SHIPPED, BuildError, Toolchain, build, build_shipped, shipped
+from triolet.kernels.cpu.library import Kernels, kernels
+from triolet.kernels.cpu.targets import TARGETS, X86_TARGETS, Target, missing, runnable
+
+on_x86 = pytest.mark.skipif(TARGETS != X86_TARGETS, reason="needs x86-64 Linux")
+
+SOURCE = """
+#define EXPORT extern "C" __attribute__((visibility("default")))
+static int tiles = -1;
+EXPORT int triolet_use_amx(int wanted) { return tiles = wanted; }
+EXPORT void triolet_use_threads(void*) {}
+EXPORT int uses_tiles() { return tiles; }
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with kernels that compile in no time, in the place of the real ones; and an empty cache."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "tiny.cpp").write_text(SOURCE)
+    monkeypatch.setattr(builder, "SOURCES", folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRIOLET_CPU_KERNELS", raising=False)
+    try:
+        Toolchain.find()
+    except BuildError as error:
+        pytest.skip(str(error))
+    return folder
+
+
+def pretend_cpu(monkeypatch: pytest.MonkeyPatch, features: frozenset[str]) -> None:
+    monkeypatch.setattr(targets, "_features", lambda: features)
+
+
+def chosen() -> Kernels:
+    found = kernels.__wrapped__()
+    assert found is not None
+    return found
+
+
+def named(name: str) -> Target:
+    return next(target for target in TARGETS if target.name == name)
+
+
+@on_x86
+@pytest.mark.parametrize("best", X86_TARGETS, ids=lambda target: target.name)
+def test_a_cpu_runs_the_targets_whose_features_it_has(best: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cpu(monkeypatch, best.features)
+    assert runnable() == TARGETS[TARGETS.index(best) :]
+    assert missing(best) == ()
+
+
+@on_x86
+def test_the_best_target_is_compiled_once_and_then_found(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="triolet.kernels.cpu.library"):
+        first = chosen()
+    assert first.target == runnable()[0]
+    assert caplog.messages == [f"the CPU kernels are those for {first.target.name}, {first.path}"]
+    monkeypatch.setattr(Toolchain, "compile", lambda *_: pytest.fail("it was built twice"))
+    assert chosen().path == first.path
+
+
+@on_x86
+@pytest.mark.parametrize("target", X86_TARGETS, ids=lambda target: target.name)
+def test_a_target_can_be_named(target: Target, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIOLET_CPU_KERNELS", target.name)
+    if missing(target):
+        with pytest.raises(ConfigError, match=f"which has no .*; got '{target.name}'"):
+            kernels.__wrapped__()
+    else:
+        found = chosen()
+        assert (found.target, found.cpp.uses_tiles()) == (target, target.tiles)
+
+
+@on_x86
+def test_a_target_that_this_machine_can_not_run_is_refused_and_says_what_it_lacks(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cpu(monkeypatch, named("avx512_bf16").features - {"avx512vl"})
+    monkeypatch.setenv("TRIOLET_CPU_KERNELS", "amx")
+    with pytest.raises(
+        ConfigError,
+        match="TRIOLET_CPU_KERNELS must be what this CPU can run, which has no amx_bf16, amx_int8, amx_tile, avx512vl",
+    ):
+        kernels.__wrapped__()
+    monkeypatch.delenv("TRIOLET_CPU_KERNELS")
+    assert chosen().target.name == "avx2"
+
+
+def test_a_target_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIOLET_CPU_KERNELS", "mmx")
+    with pytest.raises(ConfigError, match=r"TRIOLET_CPU_KERNELS must be one of auto, off, .*; got 'mmx'"):
+        kernels.__wrapped__()
+
+
+def test_a_target_that_is_named_and_can_not_be_compiled_is_an_error(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIOLET_CPU_KERNELS", TARGETS[-1].name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"can be used here \(there is no C"):
+        kernels.__wrapped__()
+
+
+@on_x86
+def test_a_system_that_does_not_lend_tiles_gets_the_same_library_without_them(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "tiny.cpp").write_text(SOURCE.replace("tiles = wanted;", "tiles = 0;"))
+    pretend_cpu(monkeypatch, named("avx512_bf16").features | named("amx").features)
+    found = chosen()
+    assert (found.target.name, found.cpp.uses_tiles()) == ("avx512_bf16", 0)
+    monkeypatch.setenv("TRIOLET_CPU_KERNELS", "amx")
+    with pytest.raises(ConfigError, match="does not let this process use AMX"):
+        kernels.__wrapped__()
+
+
+@on_x86
+def test_a_compiler_that_is_older_than_the_cpu_compiles_what_it_knows(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toolchain, "accepts", lambda self, target: target.name == "portable")
+    assert chosen().target.name == "portable"
+
+
+@on_x86
+def test_what_a_wheel_brings_is_used_without_a_compiler(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / SHIPPED).mkdir()
+    made = build_shipped(sources / SHIPPED)
+    assert len(made) == len({target.library for target in X86_TARGETS}) == len(set(made))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = chosen()
+    assert found.target == runnable()[0] and found.path in made
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_shipped_for_other_sources_is_left_alone(sources: Path) -> None:
+    target = TARGETS[-1]
+    (sources / SHIPPED).mkdir()
+    build_shipped(sources / SHIPPED)
+    assert TARGETS != X86_TARGETS or shipped(target) is not None
+    (sources / "tiny.cpp").write_text(SOURCE + "// changed")
+    assert shipped(target) is None
+    assert chosen().path.parent == builder.cache_folder()
+
+
+@on_x86
+def test_a_library_needs_nothing_but_the_c_library(sources: Path, tmp_path: Path) -> None:
+    more = "#include <vector>\nEXPORT int size() { return (new std::vector<int>(9))->size(); }"
+    (sources / "tiny.cpp").write_text(SOURCE + more)
+    library = build(TARGETS[-1], cache=tmp_path / "cache")
+    assert ctypes.CDLL(str(library)).size() == 9
+    assert b"libstdc++.so" not in library.read_bytes() and b"libgomp" not in library.read_bytes()
