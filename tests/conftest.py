@@ -6,10 +6,13 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 HAS_NVIDIA_DRIVER = Path("/dev/nvidiactl").exists()
 
@@ -55,3 +58,16 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket.socket, "connect", local_connect)
         patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
         yield
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Where the spans of every engine with an endpoint go."""
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from triolet import tracing
+
+    made = InMemorySpanExporter()
+    monkeypatch.setattr(made, "shutdown", lambda: None)  # one engine may follow another
+    monkeypatch.setattr(tracing, "otlp_exporter", lambda endpoint: made)
+    return made

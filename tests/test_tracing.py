@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import trio
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -19,45 +17,22 @@ from opentelemetry.trace import SpanKind, StatusCode
 from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, fake_engine, model_info
-from tests.actors.websocket_client import Client
 from tests.core.fake_model import FakeModel
-from tests.http.harness import HELLO, serving
+from tests.spans import ENDPOINT, HEADERS, PARENT, SPAN, TRACE, the_span, trace_of
 from tests.test_layering import modules_after
 from triolet import SamplingParams, tracing
 from triolet.actors import tracing as starting
 from triolet.compat import AsyncLLM, LLMEngine
 from triolet.config import EngineConfig
 from triolet.errors import ConfigError, InvalidRequest
+from triolet.ipc.snapshot import Snapshot
 
-TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-PARENT = f"00-{TRACE}-{SPAN}-01"
-OTHER = f"00-{'1' * 32}-{SPAN}-01"
-HEADERS = {"traceparent": PARENT, "tracestate": "congo=t61rcWkgMzE"}
-ENDPOINT = "http://127.0.0.1:1/v1/traces"
 SHORT = SamplingParams(max_tokens=5, seed=1, temperature=0.5, top_p=0.9)
-
-
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Where the spans of every engine with an endpoint go."""
-    made = InMemorySpanExporter()
-    monkeypatch.setattr(tracing, "otlp_exporter", lambda endpoint: made)
-    return made
 
 
 @pytest.fixture(autouse=True)
 def _warnings_of_earlier_tests_are_forgotten() -> None:
     starting._warn_once.cache_clear()
-
-
-def the_span(exporter: InMemorySpanExporter) -> ReadableSpan:
-    [span] = exporter.get_finished_spans()
-    return span
-
-
-def trace_of(span: ReadableSpan) -> str:
-    assert span.context is not None
-    return f"{span.context.trace_id:032x}"
 
 
 # ------------------------------------------------------------------------------------------- one span
@@ -223,6 +198,20 @@ async def test_a_program_that_traces_itself_is_the_parent_of_what_it_asks(
     assert (span.parent.trace_id, span.parent.span_id) == (parent.trace_id, parent.span_id)
 
 
+async def test_a_request_that_another_engine_takes_up_stays_in_its_trace(
+    autojump_clock: MockClock, exporter: InMemorySpanExporter
+) -> None:
+    async with fake_engine(otlp_traces_endpoint=ENDPOINT) as first:
+        async with first.generate([1, 2, 3], SHORT, request_id="r", trace_headers=HEADERS) as stream:
+            await anext(stream)
+            saved = Snapshot.from_bytes(first.snapshot().to_bytes())
+    exporter.clear()
+    async with fake_engine(otlp_traces_endpoint=ENDPOINT) as second:
+        async with second.resume(saved)["r"] as stream:
+            await stream.text()
+    assert trace_of(the_span(exporter)) == TRACE
+
+
 async def test_without_an_endpoint_headers_are_dropped_with_one_warning(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,56 +221,6 @@ async def test_without_an_endpoint_headers_are_dropped_with_one_warning(
         await engine.complete([1, 2, 3], SHORT, trace_headers={"x-other": "1"})
     assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 5)
     assert [record.levelname for record in caplog.records if record.name == "triolet.tracing"] == ["WARNING"]
-
-
-# --------------------------------------------------------------------------------- over the network
-
-
-async def test_a_chat_over_http_is_in_the_trace_of_its_headers(
-    autojump_clock: MockClock, exporter: InMemorySpanExporter
-) -> None:
-    async with serving(otlp_traces_endpoint=ENDPOINT) as scene:
-        answer = await scene.post("/v1/chat/completions", {**HELLO, "max_tokens": 3}, headers=HEADERS)
-        assert answer.status == 200
-    assert trace_of(the_span(exporter)) == TRACE
-
-
-async def test_a_response_over_http_is_in_the_trace_of_its_headers(
-    autojump_clock: MockClock, exporter: InMemorySpanExporter
-) -> None:
-    body = {"model": "triolet-nano", "input": "HELLO", "max_output_tokens": 3}
-    async with serving(otlp_traces_endpoint=ENDPOINT) as scene:
-        answer = await scene.post("/v1/responses", body, headers=HEADERS)
-        assert answer.status == 200
-    span = the_span(exporter)
-    assert trace_of(span) == TRACE
-    assert (span.attributes or {})["gen_ai.request.id"] == answer.json["id"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "trace"),
-    [
-        ({}, TRACE),
-        ({"trace_headers": {"traceparent": OTHER}}, "1" * 32),
-        ({"client_metadata": {"ws_request_header_traceparent": OTHER, "session": 5}}, "1" * 32),
-        ({"client_metadata": "anything"}, TRACE),
-    ],
-    ids=["upgrade", "event", "metadata", "no-metadata"],
-)
-async def test_a_response_over_a_websocket_is_in_the_trace_of_its_event_or_of_the_upgrade(
-    fields: dict[str, object], trace: str, autojump_clock: MockClock, exporter: InMemorySpanExporter
-) -> None:
-    async with serving(otlp_traces_endpoint=ENDPOINT) as scene, trio.open_nursery() as nursery:
-        assert scene.gateway is not None
-        ours, theirs = trio.testing.memory_stream_pair()
-        nursery.start_soon(scene.gateway.serve_websocket, theirs)
-        client = Client(ours)
-        assert await client.open(traceparent=PARENT)
-        await client.create(**fields)
-        while not any(event["type"] == "response.incomplete" for event in client.events):
-            assert await client.next_events()
-        nursery.cancel_scope.cancel()
-    assert trace_of(the_span(exporter)) == trace
 
 
 # ------------------------------------------------------------------------------------- vLLM's faces
@@ -403,40 +342,3 @@ def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint() -> None:
         "import triolet.actors.opening, triolet.http, triolet.compat.llm_engine, triolet.cli"
     )
     assert [module for module in loaded if module.startswith("opentelemetry")] == []
-
-
-# --------------------------------------------------------------------------------------- a collector
-
-
-class Collector(http.server.BaseHTTPRequestHandler):
-    bodies: list[bytes]
-
-    def do_POST(self) -> None:
-        self.bodies.append(self.rfile.read(int(self.headers["content-length"])))
-        self.send_response(200 if self.path == "/v1/traces" else 404)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[bytes]]]:
-    bodies: list[bytes] = []
-    handler = type("Handler", (Collector,), {"bodies": bodies})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", bodies
-        server.shutdown()
-        thread.join()
-
-
-async def test_a_collector_gets_the_span_over_http(collector: tuple[str, list[bytes]]) -> None:
-    endpoint, bodies = collector
-    async with fake_engine(otlp_traces_endpoint=endpoint) as engine:
-        await engine.complete([1, 2, 3], SHORT, trace_headers=HEADERS)
-    [body] = bodies
-    [resource] = ExportTraceServiceRequest.FromString(body).resource_spans
-    [span] = resource.scope_spans[0].spans
-    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("llm_request", TRACE, SPAN)
