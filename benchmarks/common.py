@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import safetensors
 import torch
 import transformers
 
@@ -68,6 +71,31 @@ def make_model(name: str, folder: Path, *, dtype: torch.dtype) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder)
     return folder
+
+
+def kept_model(name: str, root: Path, *, dtype: torch.dtype) -> Path:
+    """The same as a folder in `root`, made if it is not there."""
+    folder = root / f"{name}-{str(dtype).removeprefix('torch.')}"
+    if not (folder / "config.json").exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as scratch:  # a half-written one is never taken for whole
+            make_model(name, Path(scratch) / "model", dtype=dtype).rename(folder)
+    return folder
+
+
+def num_parameters(folder: Path) -> int:
+    """Of a model's folder, by what its safetensors file says it holds."""
+    with safetensors.safe_open(folder / "model.safetensors", framework="numpy") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  # not a mapping
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def kv_bytes_per_token(model: str, dtype: str) -> int:
+    """Keys and values of one token."""
+    fields = MODELS[model]
+    head_dim = fields.get("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
+    numbers = 2 * fields["num_hidden_layers"] * fields["num_key_value_heads"] * head_dim
+    return int(numbers * getattr(torch, dtype).itemsize)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -131,6 +159,31 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "-" if value is None else str(value)
+
+
+class OthersAtWork:
+    """How much of the processors is taken by programs that are not part of a measurement.
+
+    Args:
+        pids: of the processes that are, beside this one.
+    """
+
+    def __init__(self, pids: Sequence[int] = ()) -> None:
+        self._pids = (os.getpid(), *pids)
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+        busy = sum(ticks) - ticks[3] - ticks[4]  # less idle, and waiting for a disk
+        stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self._pids)
+        ours = sum(int(words[11]) + int(words[12]) for words in stats)  # of all threads, user and system
+        return time.monotonic(), busy, ours
+
+    def num_cpus(self) -> float:
+        """Processors that others kept busy since this was made; a figure of a quiet machine has next to none."""
+        (began_s, began_busy, began_ours), (now_s, busy, ours) = self._began, self._now()
+        taken = (busy - began_busy) - (ours - began_ours)
+        return round(max(0.0, taken) / os.sysconf("SC_CLK_TCK") / (now_s - began_s), 2)
 
 
 @attrs.frozen

@@ -1,30 +1,37 @@
 """From the start of a process to the first token on its output, and the most memory it took.
 
-    python benchmarks/startup.py [--model triolet-nano llama-15m] [--rounds 5] [--output results.jsonl]
+    python benchmarks/startup.py [--model triolet-nano llama-15m] [--rounds 5] [--vllm PYTHON] [--llama-cpp PYTHON]
+                                 [--output results.jsonl]
 
 Each program is started anew in every round, in turns: `triolet generate` with one token wanted; transformers' own
-`generate` in a small script; and, as the floor, a Python that imports torch and does nothing. Files are in the page
-cache, since a first round does not count. A line has the median and the best of the rounds, in seconds, and the peak
-resident memory.
+`generate` in a small script; vLLM and llama.cpp if a Python is named that has them installed (also by the environment:
+BENCH_VLLM, BENCH_LLAMA_CPP), with room for few tokens, so that their memory is that of the model; and, as the floor, a
+Python that imports torch and does nothing. Files are in the page cache and what is compiled is compiled, since a first
+round does not count. A line has the median and the best of the rounds, in seconds, and the peak resident memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from common import MODELS, machine, make_model, median, report
+from common import MODELS, kept_model, kv_bytes_per_token, machine, median, report
+from peers.peer import GGUF, Peer
 
 from triolet.nano import PATH
 
 NANO = "triolet-nano"
+NUM_KV_TOKENS = 2048  # what peers are given room for
 TRANSFORMERS = """
 import sys, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
@@ -64,22 +71,45 @@ def peak_memory_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def programs(folder: Path) -> dict[str, list[str]]:
-    """Command lines by engine."""
+def start_peer(engine: str, python: str, options: dict[str, Any]) -> Start:
+    """From its process's start to its first token."""
+    began = time.perf_counter()
+    with Peer(engine, python, options) as peer:
+        answer = peer.run([(list(range(1, 9)), 1)])
+        return Start(time.perf_counter() - began, answer["peak_mib"])
+
+
+def programs(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[], Start]]:
+    """What starts each engine."""
     ids = ["-m", "triolet", "generate", "--model", str(folder), "--max-tokens", "1", "--temperature", "0"]
-    return {
-        "triolet": [sys.executable, *ids, "--prompt", "Hello"],
-        "transformers": [sys.executable, "-c", TRANSFORMERS, str(folder)],
-        "import torch": [sys.executable, "-c", "import torch, time; print(1, flush=True); time.sleep(0.1)"],
+    found: dict[str, Callable[[], Start]] = {
+        "triolet": partial(start, [sys.executable, *ids, "--prompt", "Hello"]),
+        "transformers": partial(start, [sys.executable, "-c", TRANSFORMERS, str(folder)]),
     }
+    if name != NANO:
+        options = {
+            "model": str(folder),
+            "dtype": arguments.dtype,
+            "weights": GGUF[arguments.dtype],
+            "max_model_len": NUM_KV_TOKENS,
+            "max_num_seqs": 32,
+            "kv_cache_tokens": NUM_KV_TOKENS,
+            "kv_cache_bytes": NUM_KV_TOKENS * kv_bytes_per_token(name, arguments.dtype),
+        }
+        for engine, python in (("vllm", arguments.vllm), ("llama.cpp", arguments.llama_cpp)):
+            if python:
+                found[engine] = partial(start_peer, engine, python, options)
+    floor = [sys.executable, "-c", "import torch, time; print(1, flush=True); time.sleep(0.1)"]
+    return {**found, "import torch": partial(start, floor)}
 
 
-def measure(name: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
+def measure(name: str, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A line for each program."""
-    starts: dict[str, list[Start]] = {engine: [] for engine in programs(folder)}
-    for number in range(rounds + 1):
-        for engine, command in programs(folder).items():
-            taken = start(command)
+    found = programs(name, folder, arguments)
+    starts: dict[str, list[Start]] = {engine: [] for engine in found}
+    for number in range(arguments.rounds + 1):
+        for engine, run in found.items():
+            taken = run()
             if number > 0:
                 starts[engine].append(taken)
     floor = median([each.first_output_s for each in starts["import torch"]])
@@ -87,12 +117,13 @@ def measure(name: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
         {
             "bench": "startup",
             "model": name,
+            "dtype": arguments.dtype if name != NANO else None,
             "engine": engine,
             "first_output_s": median([each.first_output_s for each in taken]),
             "first_output_s_min": min(each.first_output_s for each in taken),
             "floor_s": floor,
             "peak_mib": median([each.peak_mib for each in taken]),
-            "rounds": rounds,
+            "rounds": arguments.rounds,
             **machine(),
         }
         for engine, taken in starts.items()
@@ -113,22 +144,23 @@ def main() -> None:
     )
     parser.add_argument("--model", nargs="+", choices=[NANO, *MODELS], default=[NANO, "llama-15m"])
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--models", type=Path, help="folder to keep made models in; by default a passing one")
+    parser.add_argument("--vllm", default=os.environ.get("BENCH_VLLM"), help="a Python that has vLLM")
+    parser.add_argument(
+        "--llama-cpp", default=os.environ.get("BENCH_LLAMA_CPP"), help="a Python that has llama-cpp-python"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()
-    lines = []
+    columns = ("model", "engine", "first_output_s", "first_output_s_min", "floor_s", "peak_mib")
     with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.model:
             folder = PATH
             if name != NANO:
-                folder = make_model(name, Path(scratch) / name, dtype=getattr(torch, arguments.dtype))
+                root = arguments.models or Path(scratch)
+                folder = kept_model(name, root, dtype=getattr(torch, arguments.dtype))
                 add_tokenizer(folder)
-            lines += measure(name, folder, arguments.rounds)
-    report(
-        lines,
-        ("model", "engine", "first_output_s", "first_output_s_min", "floor_s", "peak_mib"),
-        arguments.output,
-    )
+            report(measure(name, folder, arguments), columns, arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""The requests that engines are compared by, and what is said of a run through them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from common import Machine, median, percentiles
+
+SHARED = 512  # tokens that the prompts of `prefix` begin with
+MAX_TOKENS = 1024  # of the longest sequence there is room for
+NUM_KV_TOKENS = 16_384  # what every engine is given room for, all sequences together
+
+
+@attrs.frozen
+class Job:
+    """One request: the prompt's ids, and how many tokens are wanted."""
+
+    prompt: list[int]
+    num_tokens: int
+
+
+@attrs.frozen
+class Round:
+    """What one run through a workload took.
+
+    Args:
+        elapsed_s: from the first request to the last token, seconds.
+        ttft_s: per request, from the start to its first token.
+        itl_s: gaps between a request's tokens.
+    """
+
+    elapsed_s: float
+    ttft_s: list[float]
+    itl_s: list[float]
+
+
+def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
+    """The workload's requests.
+
+    Args:
+        workload: single, batch or prefix.
+        vocab_size: ids are below it.
+        number: of the round: lengths are the same in every round, tokens are not, so that no cache knows them.
+    """
+    lengths, dice = random.Random(0), random.Random(number)
+
+    def ids(count: int) -> list[int]:
+        return [dice.randrange(vocab_size) for _ in range(count)]
+
+    match workload:
+        case "single":
+            return [Job(ids(128), 128)]
+        case "batch":
+            return [Job(ids(lengths.randint(32, 256)), lengths.randint(32, 256)) for _ in range(32)]
+        case "prefix":
+            shared = ids(SHARED)
+            return [Job(shared + ids(32), 32) for _ in range(32)]
+        case _:
+            raise ValueError(f"workload must be single, batch or prefix; got {workload!r}")
+
+
+def summary(jobs: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:
+    """Medians over the rounds, with the spread."""
+    num_out = sum(job.num_tokens for job in jobs)
+    num_all = num_out + sum(len(job.prompt) for job in jobs)
+    seconds = [each.elapsed_s for each in rounds]
+    ttft_s = percentiles([first for each in rounds for first in each.ttft_s])
+    itl_s = percentiles([gap for each in rounds for gap in each.itl_s] or [0.0])
+    return {
+        "output_tokens_per_s": num_out / median(seconds),
+        "output_tokens_per_s_min": num_out / max(seconds),
+        "output_tokens_per_s_max": num_out / min(seconds),
+        "total_tokens_per_s": num_all / median(seconds),
+        "ttft_s": ttft_s,
+        "itl_s": itl_s,
+        "ttft_ms": 1e3 * ttft_s["p50"],
+        "itl_ms": 1e3 * itl_s["p50"],
+        "rounds": len(rounds),
+    }
+
+
+def floor_tokens_per_s(jobs: Sequence[Job], num_parameters: int, dtype: torch.dtype, *, shared: int) -> float:
+    """Output tokens per second that no engine can exceed with these weights; `shared` tokens are read once for all."""
+    num_bytes = num_parameters * dtype.itemsize
+    prefill = sum(len(job.prompt) - shared for job in jobs) + shared
+    num_out = sum(job.num_tokens for job in jobs)
+    steps = max(job.num_tokens for job in jobs)
+    best = Machine.measured(num_bytes, dtype)
+    return num_out / best.floor_s(num_parameters, num_bytes, prefill, num_out - len(jobs), steps - 1)
