@@ -19,11 +19,12 @@ import attrs
 import trio
 from trio_websocket import ConnectionClosed
 
-from triolet.actors.answering import Room, Tell, answering, make_answer
+from triolet.actors.answering import Room, Tell, answering
 from triolet.actors.client_stream import ClientStream
 from triolet.actors.connection import Connection
 from triolet.actors.engine import Engine
 from triolet.actors.resumable import ResumableAnswers
+from triolet.actors.running import RunningAnswers
 from triolet.actors.websocket import Handshake, ServerSocket, SocketLimits
 from triolet.config_gateway import GatewayConfig
 from triolet.wire.access import Access
@@ -66,6 +67,7 @@ class Gateway:
         self.resumable = ResumableAnswers(
             nursery, config.resume_grace, config.max_stored_responses, self._remember
         )
+        self.running = RunningAnswers()
         self.service = answering(engine, config, self.resumable.find)
         self.store = self.service.store
         self._limits = SocketLimits(
@@ -197,7 +199,7 @@ class Gateway:
         self, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
     ) -> None:
         with self.place(owner):
-            await make_answer(self.engine, answer, messages, owner, tell, room)
+            await self.running.make(self.engine, answer, messages, owner, tell, room)
 
     def _remember(self, answer: Answer, owner: str | None) -> None:
         if answer.request.store and answer.was_successful:

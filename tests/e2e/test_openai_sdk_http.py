@@ -135,6 +135,35 @@ def test_responses_whole_streamed_remembered_and_forgotten(client: Any) -> None:
         client.responses.retrieve(whole.id)
 
 
+def test_the_input_of_a_response_is_listed_page_by_page(client: Any) -> None:
+    first = client.responses.create(model=MODEL, input="Hello!", max_output_tokens=4)
+    wish = {"input": "And you?", "previous_response_id": first.id, "instructions": "Be brief."}
+    second = client.responses.create(model=MODEL, max_output_tokens=4, **wish)
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    assert [item.content[0].text for item in items] == ["Hello!", first.output_text, "And you?"]
+    newest = client.responses.input_items.list(second.id, limit=1)
+    assert newest.data[0].id == items[-1].id
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_none")
+
+
+def test_a_response_is_cancelled_by_its_id(client: Any, server: Server) -> None:
+    stream = client.responses.create(
+        model=MODEL, input="Tell me a story.", stream=True, extra_body={"ignore_eos": True}
+    )
+    created = next(iter(stream))
+    cancelled = client.responses.cancel(created.response.id)
+    assert (cancelled.id, cancelled.status) == (created.response.id, "cancelled")
+    last = list(stream)[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    assert _waits_for(lambda: server.metrics()["num_requests_running"] == 0)
+    assert client.responses.cancel(created.response.id).status == "cancelled"
+    assert client.responses.retrieve(created.response.id).output_text == cancelled.output_text
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_none")
+
+
 def test_errors_are_the_clients_own_kinds(client: Any, server: Server) -> None:
     for wish, kind, code in (
         ({"model": "other"}, openai.NotFoundError, "model_not_found"),

@@ -10,7 +10,9 @@ from triolet.wire.store import BYTES_PER_ENTRY, ResponseStore, StoredResponse, p
 
 def stored(name: str, text: str = "", owner: str | None = None, **fields: Any) -> StoredResponse:
     response = {"id": name, "output": [], "top_logprobs": 0, **fields}
-    return StoredResponse(response=response, messages=({"role": "user", "content": text},), owner=owner)
+    return StoredResponse(
+        response=response, messages=({"role": "user", "content": text},), num_input=1, owner=owner
+    )
 
 
 def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_first() -> None:

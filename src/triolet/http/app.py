@@ -10,6 +10,7 @@ from starlette.routing import Route
 from triolet.actors.answering import answering
 from triolet.actors.engine import Engine
 from triolet.actors.gateway import Gateway
+from triolet.actors.running import RunningAnswers
 from triolet.config_gateway import GatewayConfig
 from triolet.errors import TrioletError
 from triolet.http.chat import chat_completions
@@ -19,6 +20,7 @@ from triolet.http.guard import Guard
 from triolet.http.operations import health, metrics, model, models, requests, version
 from triolet.http.page import page, static
 from triolet.http.responses import delete_response, get_response, no_websocket, responses
+from triolet.http.responses_by_id import cancel_response, list_input_items
 from triolet.http.service import Service
 from triolet.http.texts import detokenize, embeddings, tokenize
 from triolet.metrics import Metrics
@@ -43,6 +45,7 @@ def create_app(
         engine=engine,
         config=config,
         answering=gateway.service if gateway is not None else answering(engine, config),
+        running=gateway.running if gateway is not None else RunningAnswers(),
         gateway=gateway,
         metrics=Metrics(engine, config.metrics_prefix),
     )
@@ -62,6 +65,8 @@ def create_app(
             Route("/v1/responses", no_websocket, methods=["GET"]),
             Route("/v1/responses/{id}", get_response, methods=["GET"]),
             Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", list_input_items, methods=["GET"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),

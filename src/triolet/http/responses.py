@@ -11,7 +11,6 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.actors.answering import make_answer
 from triolet.core.trace_headers import pick_trace_headers
 from triolet.http.errors import error_response, log_failure
 from triolet.http.reading import read_json, until_gone
@@ -48,7 +47,7 @@ async def responses(request: Request) -> Response:
     if body.stream:
         return EventStream(_Stream(making.make, answer, request).write)
     await until_gone(request.receive, making.whole)
-    return _json(answer.response())
+    return as_json(answer.response())
 
 
 async def get_response(request: Request) -> Response:
@@ -58,7 +57,7 @@ async def get_response(request: Request) -> Response:
     answer = service.answering.find_resumable(response_id, owner)
     if request.query_params.get("stream") == "true":
         if answer is None or service.gateway is None:
-            raise _not_found("There is no response of that id that could be resumed.")
+            raise not_found("There is no response of that id that could be resumed.")
         number = _number(request.query_params.get("starting_after", "-1"))
         resume = ResumeResponse(response_id=response_id, starting_after=number)
         turn = Turn(stream_id=None, resume=resume, answer=answer)
@@ -67,13 +66,16 @@ async def get_response(request: Request) -> Response:
         return EventStream(stream.write)
     stored = service.answering.store.get(response_id, owner)
     if stored is not None:
-        return _json(stored.response)
+        return as_json(stored.response)
+    if answer is None:
+        answer = service.running.find(response_id, owner)
     if answer is not None:
-        return _json(answer.response())
-    raise _not_found("There is no response of that id.")
+        return as_json(answer.response())
+    raise not_found("There is no response of that id.")
 
 
-def _json(response: dict[str, Any]) -> Response:
+def as_json(response: dict[str, Any]) -> Response:
+    """A body of JSON."""
     return Response(encode(response), media_type="application/json")
 
 
@@ -81,7 +83,7 @@ async def delete_response(request: Request) -> Response:
     """Forget a response."""
     response_id: str = request.path_params["id"]
     if not service_of(request).answering.store.delete(response_id, owner_of(request)):
-        raise _not_found("There is no response of that id.")
+        raise not_found("There is no response of that id.")
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -107,7 +109,8 @@ class _Making:
     async def make(self, tell: Tell, room: Room) -> None:
         gateway = self.service.gateway
         if gateway is None:
-            await make_answer(self.service.engine, self.answer, self.messages, self.owner, tell, room)
+            running, engine = self.service.running, self.service.engine
+            await running.make(engine, self.answer, self.messages, self.owner, tell, room)
         else:
             turn = Turn(
                 stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages
@@ -209,5 +212,6 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _not_found(sentence: str) -> WireError:
+def not_found(sentence: str) -> WireError:
+    """There is no such response, or it is somebody else's."""
     return WireError(sentence, code="response_not_found", status=404, param="response_id")

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from triolet.actors.answering import salt_of
 from triolet.actors.engine import Engine
 from triolet.actors.gateway import Gateway
+from triolet.actors.running import RunningAnswers
 from triolet.config_gateway import GatewayConfig
 from triolet.metrics import Metrics
 from triolet.wire.access import Access
@@ -31,6 +32,7 @@ class Service:
         engine: what answers.
         config: of the server.
         answering: how responses are made, and where they are remembered.
+        running: responses that are being made.
         gateway: of the server that the app is part of, if it is.
         metrics: of the engine.
         began_at: when the app was made, seconds since the epoch.
@@ -39,6 +41,7 @@ class Service:
     engine: Engine
     config: GatewayConfig
     answering: Answering
+    running: RunningAnswers
     gateway: Gateway | None
     metrics: Metrics
     began_at: int = attrs.field(factory=lambda: int(time.time()))

@@ -207,7 +207,12 @@ class Answer:
 
     def stored(self, owner: str | None) -> StoredResponse:
         """What is remembered of it once it is over."""
-        return StoredResponse(response=self.response(), messages=(*self.chat, *self.messages()), owner=owner)
+        return StoredResponse(
+            response=self.response(),
+            messages=(*self.chat, *self.messages()),
+            num_input=len(self.chat),
+            owner=owner,
+        )
 
     # ------------------------------------------------------------------------------------------ items
 

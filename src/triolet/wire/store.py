@@ -23,11 +23,13 @@ class StoredResponse:
         response: the object, as its terminal event had it.
         messages: the whole chat: what it was asked in, and its answer. Without the turn's instructions, which are not
             inherited.
+        num_input: of them that it was asked in; the others are its answer.
         owner: whose it is; nobody else finds it. None where there are no keys.
     """
 
     response: dict[str, Any]
     messages: tuple[Message, ...]
+    num_input: int
     owner: str | None = None
 
     @property
