@@ -25,6 +25,10 @@ ASYNC_LLM = """
     reset_prefix_cache reset_mm_cache reset_encoder_cache
     sleep wake_up is_sleeping pause_generation resume_generation is_paused
     add_lora remove_lora list_loras pin_lora
+    check_admission checkpoint_prepare checkpoint_restore compute_weight_checksums finish_weight_update
+    get_kv_event_sources get_num_queued_tokens get_status get_weight_version handle_fault init_weight_transfer_engine
+    notify_kv_transfer_request_rejected release_kv_cache_memory scale_elastic_ep shutdown_weight_transfer_engine
+    start_draft_weight_update start_weight_update update_weight_version update_weights wait_for_requests_to_drain
 """
 LLM_ENGINE = """
     from_engine_args from_vllm_config add_request abort_request step
@@ -33,17 +37,21 @@ LLM_ENGINE = """
     do_log_stats do_log_stats_with_interval get_metrics start_profile stop_profile collective_rpc apply_model
     reset_prefix_cache reset_mm_cache reset_encoder_cache sleep wake_up is_sleeping
     add_lora remove_lora list_loras pin_lora
+    get_weight_version release_kv_cache_memory set_weight_version
 """
 LLM_METHODS = """
     generate chat beam_search get_tokenizer get_default_sampling_params get_metrics llm_engine
     encode embed classify score reward reset_prefix_cache sleep wake_up start_profile stop_profile
-    collective_rpc apply_model
+    collective_rpc apply_model reset_mm_cache from_engine_args get_world_size
+    enqueue enqueue_chat wait_for_completion finish_weight_update get_weight_version init_weight_transfer_engine
+    release_kv_cache_memory shutdown_weight_transfer_engine start_draft_weight_update start_weight_update
+    update_weight_version update_weights
 """
 MANAGER = "add add_request abort abort_request get_request_status"
 
 CONSTRUCTOR = """
     vllm_config executor_class log_stats usage_context stat_loggers input_registry mm_registry use_cached_outputs
-    log_requests start_engine_loop aggregate_engine_logging client_addresses client_count client_index
+    log_requests start_engine_loop aggregate_engine_logging client_addresses client_count client_index profiler
 """
 FROM_ENGINE_ARGS = "engine_args start_engine_loop usage_context stat_loggers"
 GENERATE = """
@@ -54,6 +62,16 @@ GENERATE = """
 ADD_REQUEST = (
     "request_id prompt params arrival_time lora_request trace_headers prompt_adapter_request priority"
 )
+
+
+OFFLINE_GENERATE = (
+    "prompts sampling_params use_tqdm lora_request priority tokenization_kwargs mm_processor_kwargs"
+)
+CHAT = """
+    messages sampling_params use_tqdm lora_request chat_template chat_template_content_format add_generation_prompt
+    continue_final_message tools chat_template_kwargs tokenization_kwargs mm_processor_kwargs
+"""
+BEAM_SEARCH = "prompts params lora_request use_tqdm concurrency_limit"
 
 
 def names(listed: str, *classes: type) -> Iterator[Any]:
@@ -99,9 +117,14 @@ def test_what_is_not_offered_raises_a_typed_error_that_names_it(face: type, name
         *((AsyncLLM.__init__, name) for name in CONSTRUCTOR.split()),
         *((AsyncLLM.from_engine_args, name) for name in FROM_ENGINE_ARGS.split()),
         *((AsyncLLM.generate, name) for name in GENERATE.split()),
+        *((AsyncLLM.abort, name) for name in "request_id internal".split()),
+        *((LLM.generate, name) for name in OFFLINE_GENERATE.split()),
+        *((LLM.chat, name) for name in CHAT.split()),
+        *((LLM.beam_search, name) for name in BEAM_SEARCH.split()),
+        *((LLM.reset_prefix_cache, name) for name in "reset_running_requests reset_connector".split()),
         *((LLMEngine.from_engine_args, name) for name in "engine_args usage_context stat_loggers".split()),
         *((LLMEngine.add_request, name) for name in ADD_REQUEST.split()),
-        *((LLMEngine.abort_request, name) for name in "request_id internal".split()),
+        *((LLMEngine.abort_request, name) for name in "request_ids internal".split()),
         *((LLMEngine.reset_prefix_cache, name) for name in "reset_running_requests reset_connector".split()),
     ],
     ids=lambda value: getattr(value, "__qualname__", value),
@@ -119,12 +142,16 @@ def test_a_parameter_is_taken_or_refused_by_name(function: Any, name: str) -> No
             RequestOutput,
             (
                 "request_id prompt prompt_token_ids prompt_logprobs outputs finished metrics lora_request "
-                "num_cached_tokens num_cache_creation_tokens kv_transfer_params encoder_prompt encoder_prompt_token_ids"
+                "num_cached_tokens num_cache_creation_tokens kv_transfer_params encoder_prompt "
+                "encoder_prompt_token_ids prompt_token_id_logprobs ec_transfer_params"
             ),
         ),
         (
             CompletionOutput,
-            "index text token_ids cumulative_logprob logprobs finish_reason stop_reason lora_request",
+            (
+                "index text token_ids cumulative_logprob logprobs finish_reason stop_reason lora_request "
+                "routed_experts sampling_mask spec_decode_metrics weight_versions"
+            ),
         ),
         (
             RequestMetrics,

@@ -298,7 +298,9 @@ def test_a_wrong_prompt_in_a_batch_leaves_nothing_behind(llm: LLM) -> None:
         llm.generate(["A", "B", ""], seeded(1), use_tqdm=False)
     assert not llm.llm_engine.has_unfinished_requests()
     assert llm.llm_engine.statistics().num_requests_live == 0
-    with pytest.raises(InvalidRequest, match="one per prompt"):
+    with pytest.raises(
+        InvalidRequest, match=r"The lengths of prompts \(2\) and params \(1\) must be the same"
+    ):
         llm.generate(["A", "B"], [seeded(1)], use_tqdm=False)
 
 

@@ -298,8 +298,13 @@ class AsyncLLM:
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
         return TextPieces(self.generate(prompt, params, request_id, **arguments))
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; their readers get what there is, with finish_reason `abort`. Unknown ids are ignored."""
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests; their readers get what there is, with finish_reason `abort`. Unknown ids are ignored.
+
+        Args:
+            request_id: one, or several.
+            internal: makes no difference: there are no ids but the caller's.
+        """
         for one in request_ids(request_id):
             self.engine.abort(one)
         await trio.lowlevel.checkpoint()

@@ -18,6 +18,7 @@ RENAMED: Final = {
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "scheduling_policy": "policy",
     "max_num_queued_reqs": "max_queued_requests",
+    "max_num_queued_tokens": "max_queued_tokens",
 }
 DTYPES: Final = {"half": "float16", "float": "float32"}
 
@@ -28,7 +29,7 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "pipeline_parallel_size": (1,),
         "data_parallel_size": (1,),
         "enable_chunked_prefill": (True, None),
-        "enforce_eager": (True,),
+        "enforce_eager": (True, False),
         "enable_lora": (False,),
         "quantization": (None,),
         "tokenizer_mode": ("auto",),
@@ -98,6 +99,12 @@ class EngineArgs:
         if disable_log_stats:
             fields["log_stats"] = False
         self.config = EngineConfig.create(EngineConfig(model=model), **fields)
+
+    def __getattr__(self, name: str) -> Any:
+        """A field, by vLLM's name or triolet's."""
+        if name.startswith("_") or name == "config":
+            raise AttributeError(name)
+        return getattr(self.config, RENAMED.get(name, name))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config!r})"

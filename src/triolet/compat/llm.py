@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import attrs
 from tqdm import tqdm
@@ -47,6 +47,11 @@ class LLM:
         self.llm_engine = engine or LLMEngine.from_engine_args(EngineArgs(model, **engine_args))
         self._ids = map(str, itertools.count())
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """An engine with these arguments."""
+        return cls(engine=LLMEngine.from_engine_args(engine_args))
+
     def generate(
         self,
         prompts: Any,
@@ -71,19 +76,16 @@ class LLM:
         refuse_given(vllm_only)
         listed = _as_list(prompts)
         all_params = self._params_for(sampling_params, len(listed))
-        if priority is not None and len(priority) != len(listed):
-            raise InvalidRequest(
-                f"priority must have an entry per prompt ({len(listed)}), got {len(priority)}",
-                field="priority",
-            )
+        if priority is not None:
+            _check_lengths(listed, "priority", priority)
         return self._run(listed, all_params, use_tqdm, priority or [0] * len(listed))
 
     def chat(
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: Progress = True,
+        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -99,9 +101,13 @@ class LLM:
             chat_template_kwargs: further values for the model's chat template.
             add_generation_prompt: always; False is refused.
         """
+        if vllm_only.get("chat_template_content_format") == "auto":
+            del vllm_only["chat_template_content_format"]
         refuse_given(vllm_only)
         if not add_generation_prompt:
             refuse("add_generation_prompt=False", "the answer is the assistant's next turn")
+        if isinstance(messages, str | Mapping):
+            raise InvalidRequest("messages must be a list of messages, or of such lists", field="messages")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         extras = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
         given = {name: value for name, value in extras.items() if value}
@@ -137,10 +143,9 @@ class LLM:
                 break
             prompts = [{"prompt_token_ids": beam.tokens} for beam in beams.live]
             beams.advance(_choices(self._run(prompts, [asked] * len(prompts), False, [0] * len(prompts))))
+        decode, is_plain = self.llm_engine.tokenizer.decode, params.skip_special_tokens
         return BeamSearchOutput(
-            tuple(
-                attrs.evolve(beam, text=self.llm_engine.tokenizer.decode(beam.tokens)) for beam in beams.end()
-            )
+            tuple(attrs.evolve(beam, text=decode(beam.tokens, is_plain)) for beam in beams.end())
         )
 
     def _params_for(
@@ -149,11 +154,7 @@ class LLM:
         if params is None:
             params = self.get_default_sampling_params()
         listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
-        if len(listed) != num_prompts:
-            raise InvalidRequest(
-                f"sampling_params must be one, or one per prompt ({num_prompts}), got {len(listed)}",
-                field="sampling_params",
-            )
+        _check_lengths(range(num_prompts), "params", listed)
         return [attrs.evolve(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in listed]
 
     def _run(
@@ -186,16 +187,29 @@ class LLM:
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's makers wish."""
-        return self.llm_engine.default_sampling_params()
+        """What the model's makers wish; as many tokens as vLLM gives, 16, if they say nothing of it."""
+        params = self.llm_engine.default_sampling_params()
+        return params if params.max_tokens is not None else attrs.evolve(params, max_tokens=16)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """1: there is one engine."""
+        return 1
 
     def get_metrics(self) -> list[Any]:
         """See `LLMEngine.get_metrics`."""
         return self.llm_engine.get_metrics()
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See `LLMEngine.reset_prefix_cache`."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests)
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+
+def _check_lengths(prompts: Sequence[Any], name: str, values: Sequence[Any]) -> None:
+    if len(prompts) != len(values):
+        raise InvalidRequest(
+            f"The lengths of prompts ({len(prompts)}) and {name} ({len(values)}) must be the same.",
+            field="sampling_params" if name == "params" else name,
+        )
 
 
 def _as_list(prompts: Any) -> list[Any]:

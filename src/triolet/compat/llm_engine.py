@@ -21,7 +21,8 @@ from triolet.actors.tracing import kept_headers, open_tracing
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.guided import GrammarsHere
 from triolet.compat.prompts import split_prompt
-from triolet.compat.refusals import METHODS, check_rank, check_request_id, refuse_given, refusing, request_ids
+from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
+from triolet.compat.refusals import request_ids as listed_ids
 from triolet.compat.resolving import Resolver
 from triolet.compat.views import ModelConfig, Tokenizer, cache_config, tokenizer_of
 from triolet.config import EngineConfig
@@ -76,7 +77,7 @@ def load(config: EngineConfig) -> Loaded:
     return runner, info, load_tokenizer(folder, trust_remote_code=config.trust_remote_code)
 
 
-@refusing(METHODS)
+@refusing(ENGINE_METHODS)
 class LLMEngine:
     """One model, computed by whoever calls `step()`; for one thread.
 
@@ -229,9 +230,9 @@ class LLMEngine:
         self._answers[request.request_id] = Answers([feed.collector for feed in feeds])
         self._serials[request.request_id] = [feed.entry.serial for feed in feeds]
 
-    def abort_request(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+    def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """End requests; the next `step()` brings what there is, with finish_reason `abort`. Unknown ids are ignored."""
-        for one in request_ids(request_id):
+        for one in listed_ids(request_ids):
             for serial in self._serials.get(one, ()):
                 self._scheduler.abort(serial)
 

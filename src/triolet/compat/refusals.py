@@ -19,6 +19,8 @@ NO_OTHER_CACHES = "there are no caches of images or encoders"
 NO_WEIGHTS = "weights are read once, when the engine starts"
 NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat messages"
 
+NO_OTHER_ENGINES = "there is one engine, on one machine"
+
 METHODS: Mapping[str, str] = {
     "encode": NO_POOLING,
     "add_lora": NO_LORA,
@@ -33,15 +35,41 @@ METHODS: Mapping[str, str] = {
     "apply_model": NO_WORKERS,
     "reset_mm_cache": NO_OTHER_CACHES,
     "reset_encoder_cache": NO_OTHER_CACHES,
+    "release_kv_cache_memory": NO_SLEEP,
+    "get_weight_version": NO_WEIGHTS,
 }
+WEIGHT_METHODS: Mapping[str, str] = dict.fromkeys(
+    (
+        *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
+        *("start_draft_weight_update", "update_weights", "update_weight_version", "finish_weight_update"),
+    ),
+    NO_WEIGHTS,
+)
+ENGINE_METHODS: Mapping[str, str] = {**METHODS, "set_weight_version": NO_WEIGHTS}
 ASYNC_METHODS: Mapping[str, str] = {
     **METHODS,
+    **WEIGHT_METHODS,
+    "compute_weight_checksums": NO_WEIGHTS,
+    "checkpoint_prepare": "drain() gives a snapshot of what is not finished",
+    "checkpoint_restore": "resume() takes up a snapshot",
+    "check_admission": "generate() says whether a request is let in",
+    "get_num_queued_tokens": "see statistics()",
+    "wait_for_requests_to_drain": "see drain()",
+    "get_status": "see check_health()",
+    "handle_fault": "faults are healed by the engine itself",
+    "get_kv_event_sources": NO_OTHER_ENGINES,
+    "notify_kv_transfer_request_rejected": NO_OTHER_ENGINES,
+    "scale_elastic_ep": NO_OTHER_ENGINES,
     "pause_generation": NO_PAUSE,
     "resume_generation": NO_PAUSE,
     "get_input_preprocessor": NO_RENDERER,
 }
 OFFLINE_METHODS: Mapping[str, str] = {
     **METHODS,
+    **WEIGHT_METHODS,
+    "enqueue_chat": "chat() takes all conversations at once",
+    "enqueue": "generate() takes all prompts at once; LLMEngine takes them one by one",
+    "wait_for_completion": "generate() waits",
     "embed": NO_POOLING,
     "classify": NO_POOLING,
     "score": NO_POOLING,
@@ -67,6 +95,15 @@ PARAMETERS: Mapping[str, str] = {
     "kv_hints": "beginnings are shared through the prefix cache",
     "reasoning_ended": "reasoning is told from the answer",
     "reasoning_parser_kwargs": "reasoning is told from the answer",
+    "chat_template": "the model's own template is used",
+    "chat_template_content_format": "the template gets the messages as they are",
+    "continue_final_message": "the answer is the assistant's next turn",
+    "mm_processor_kwargs": "there are no inputs but texts and tokens",
+    "concurrency_limit": "the engine's own limits hold",
+    "multiprocess_mode": "LLMEngine runs the model in the thread that calls step()",
+    "profiler": NO_PROFILER,
+    "enable_log_requests": "requests are not logged",
+    "headless": NO_OTHER_ENGINES,
     "reset_connector": "KV is not kept outside of the engine",
     "enable_multiprocessing": "LLMEngine runs the model in the thread that calls step()",
 }

@@ -19,7 +19,17 @@ MAX_BEAM_WIDTH = 1_024  # that many requests at a time
 MAX_LENGTH_PENALTY = 16.0  # a length to that power is still a number
 
 
-@attrs.frozen(kw_only=True, field_transformer=strict_plain_fields)
+def _no_grammar(value: object) -> None:
+    if value is not None:
+        raise refuse("structured_outputs", "must be None: beams follow no grammar", value)
+
+
+def _no_watermark(value: object) -> None:
+    if value is not None:
+        raise refuse("watermarking", "must be None: there are no watermarks", value)
+
+
+@attrs.frozen(field_transformer=strict_plain_fields)
 class BeamSearchParams:
     """What is searched for.
 
@@ -31,6 +41,9 @@ class BeamSearchParams:
             `logprobs_mode` is raw.
         length_penalty: above 0 longer answers are preferred, the more the larger it is; at 0 the sum counts as it is.
         include_stop_str_in_output: keep the end-of-sequence token in `tokens`.
+        structured_outputs: None; anything else is refused.
+        skip_special_tokens: leave special tokens out of the text.
+        watermarking: None; anything else is refused.
 
     Raises:
         InvalidParams: a value of the wrong type or out of range.
@@ -42,6 +55,9 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: None = attrs.field(default=None, converter=_no_grammar)
+    skip_special_tokens: bool = True
+    watermarking: None = attrs.field(default=None, converter=_no_watermark)
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:

@@ -145,6 +145,22 @@ class CompletionOutput:
         """Whether this answer has ended."""
         return self.finish_reason is not None
 
+    @property
+    def routed_experts(self) -> None:
+        """None: which experts a token went to is not told."""
+
+    @property
+    def sampling_mask(self) -> None:
+        """None: which tokens could have been drawn is not told."""
+
+    @property
+    def spec_decode_metrics(self) -> None:
+        """None: speculation is counted for the engine, not for an answer."""
+
+    @property
+    def weight_versions(self) -> None:
+        """None: weights stay the same."""
+
 
 @attrs.frozen(kw_only=True)
 class RequestOutput:
@@ -181,6 +197,14 @@ class RequestOutput:
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     kv_transfer_params: None = None
+
+    @property
+    def prompt_token_id_logprobs(self) -> None:
+        """None: those of chosen tokens of the prompt can not be asked for."""
+
+    @property
+    def ec_transfer_params(self) -> None:
+        """None: there are no encoders."""
 
     @property
     def text(self) -> str:

@@ -61,6 +61,8 @@ def _json(value: Any, field: attrs.Attribute[Any], rule: str) -> str | None:
             raise _too_deep(name) from None
         except ValueError as error:
             raise InvalidParams(f"{name} must be JSON: {error}", field=name, got=value) from None
+        if value is None:
+            raise _wrong(field.name, f"must be {rule}: a mapping, or its text", "null")
     if value is None:
         return None
     if not isinstance(value, Mapping | bool):
@@ -182,7 +184,7 @@ def _strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list
     ]
 
 
-@attrs.frozen(kw_only=True, field_transformer=_strict_plain_fields)
+@attrs.frozen(field_transformer=_strict_plain_fields)
 class StructuredOutputsParams:
     """The form that an answer must have: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`,
     `structural_tag`, `tool_calls`.

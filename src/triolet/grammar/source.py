@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.grammar.expression import ascii_classes
 from triolet.grammar.tool_calls import SpecialToken, tool_calls_source
 
 # As people and programs write it. A model may go on for ever where any amount is allowed.
@@ -47,7 +48,7 @@ def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken)
         case "json_object":
             return _json_source({"type": "object"}, params)
         case "regex":
-            return LLMatcher.grammar_from_regex(params.regex or "")
+            return LLMatcher.grammar_from_regex(ascii_classes(params.regex or ""))
         case "choice":
             lines = " | ".join(json.dumps(choice) for choice in params.choice or ())
             return LLMatcher.grammar_from_lark(f"start: {lines}")
