@@ -26,12 +26,13 @@ def open_tracing(config: EngineConfig) -> Tracing | None:
     endpoint = config.otlp_traces_endpoint
     if endpoint is None:
         return None
+    from triolet.tracing import Tracing
+
     try:
-        from triolet.tracing import Tracing
+        return Tracing.to(endpoint, config.model_name)
     except ImportError as error:
         rule = "used with the extra otel (pip install 'triolet[otel]')"
         raise ConfigError("otlp_traces_endpoint", rule, endpoint) from error
-    return Tracing.to(endpoint, config.model_name)
 
 
 def kept_headers(given: object, tracing: Tracing | None) -> TraceHeaders:

@@ -331,7 +331,7 @@ async def test_a_span_that_can_not_be_made_is_lost_alone(
 async def test_an_endpoint_without_the_packages_for_it_is_a_wrong_configuration(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "triolet.tracing", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint.*triolet\[otel\]"):
         async with fake_engine(otlp_traces_endpoint=ENDPOINT):
             pass
@@ -339,6 +339,6 @@ async def test_an_endpoint_without_the_packages_for_it_is_a_wrong_configuration(
 
 def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint() -> None:
     loaded = modules_after(
-        "import triolet.actors.opening, triolet.http, triolet.compat.llm_engine, triolet.cli"
+        "import triolet.tracing, triolet.actors.opening, triolet.http, triolet.compat.llm_engine, triolet.cli"
     )
     assert [module for module in loaded if module.startswith("opentelemetry")] == []

@@ -4,7 +4,7 @@ It joins an engine as a stat logger: spans are made in the engine's loop, of num
 by a thread of OpenTelemetry's. Its queue is bounded, and what does not fit is dropped; an exporter that fails or hangs
 is a line in the log and nothing else. The tracer is the engine's own: a program's global one is neither used nor set.
 
-Needs the extra `otel`; nothing imports this module unless `otlp_traces_endpoint` is set.
+Needs the extra `otel`, whose packages are imported when an engine starts that has an `otlp_traces_endpoint`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Final, Self
-
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing import TYPE_CHECKING, Final, Self
 
 from triolet.core.spans import SPAN_NAME, Span, span_of
 from triolet.core.statistics import EngineStatistics
 from triolet.core.tally import FinishedRequest, IterationStats
 from triolet.core.trace_headers import TraceHeaders
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 CLOSE_S: Final = 3.0  # for what is still to be sent; a collector that does not answer is not waited for
 EXPORT_TIMEOUT_S: Final = 5.0
@@ -36,6 +32,8 @@ logger = logging.getLogger("triolet.tracing")
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
     """What sends spans to a collector; headers, certificates and the like come from OpenTelemetry's own variables."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
     return OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
 
 
@@ -48,6 +46,10 @@ class Tracing:
     """
 
     def __init__(self, exporter: SpanExporter, model_name: str) -> None:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         self._exporter, self._model_name = exporter, model_name
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -56,7 +58,11 @@ class Tracing:
 
     @classmethod
     def to(cls, endpoint: str, model_name: str) -> Self:
-        """Send spans to this URL."""
+        """Send spans to this URL.
+
+        Raises:
+            ImportError: the extra is not installed.
+        """
         return cls(otlp_exporter(endpoint), model_name)
 
     def current_headers(self) -> TraceHeaders:
@@ -82,6 +88,9 @@ class Tracing:
                 logger.exception("the span of request %s is lost", finished.request_id)
 
     def _export(self, span: Span) -> None:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
         # An empty context to start from: what is active in the engine's loop has nothing to do with the request.
         parent = self._propagator.extract(dict(span.trace_headers), Context())
         made = self._tracer.start_span(
@@ -111,6 +120,8 @@ class Tracing:
 
 def _resource() -> Resource:
     """What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say; without a name of the service, ours."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         return resource.merge(Resource({SERVICE_NAME: DEFAULT_SERVICE}))
