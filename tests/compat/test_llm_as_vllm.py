@@ -79,7 +79,7 @@ def test_a_schema_can_come_first_and_null_is_none() -> None:
 
 @pytest.mark.parametrize("salt", [3, b"a", ["a"]])
 def test_a_cache_salt_is_a_text(engine: LLMEngine, salt: object) -> None:
-    with pytest.raises(InvalidPrompt, match="^cache_salt must be a string"):
+    with pytest.raises(InvalidPrompt, match=r"^cache_salt must be a string"):
         engine.add_request("r", {"prompt": "A", "cache_salt": salt}, SamplingParams())
     assert not engine.has_unfinished_requests()
 
