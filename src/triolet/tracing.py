@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 CLOSE_S: Final = 3.0  # for what is still to be sent; a collector that does not answer is not waited for
-EXPORT_TIMEOUT_S: Final = 5.0
+EXPORT_TIMEOUT_S: Final = 3.0  # of one batch, tries again included
 DEFAULT_SERVICE: Final = "triolet"
 
 logger = logging.getLogger("triolet.tracing")

@@ -330,6 +330,7 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
         tensor_parallel_size=1,
         enable_chunked_prefill=True,
         disable_log_stats=True,
+        otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces",
     )
     ours = EngineArgs(
         "folder",
@@ -339,6 +340,7 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
         max_queued_requests=7,
         served_model_name="mine",
         log_stats=False,
+        otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces",
     )
     assert theirs == ours
     assert theirs.create_engine_config().dtype == "float16"
