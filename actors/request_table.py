@@ -10,6 +10,7 @@ import trio
 from triolet.actors.following import look_at
 from triolet.actors.submission import Submission
 from triolet.actors.wiring import Wiring
+from triolet.core.journal import JournalEntry
 from triolet.core.live_request import LiveRequest
 
 
@@ -57,15 +58,17 @@ def _admitted(submission: Submission, wiring: Wiring, now_s: float) -> LiveReque
         num_cached_tokens=entries[0].num_cached_tokens,
         num_computed_tokens=progress.num_computed_tokens,
         num_output_tokens=sum(len(entry.output_token_ids) for entry in entries),
-        num_kv_blocks=sum(_num_blocks(wiring, entry.serial) for entry in entries),
+        num_kv_blocks=sum(_num_blocks(wiring, entry) for entry in entries),
         num_preemptions=sum(entry.num_preemptions for entry in entries),
         age_s=now_s - submission.began_s,
         time_left_s=_time_left(entries[0].request.deadline_s, now_s),
     )
 
 
-def _num_blocks(wiring: Wiring, serial: int) -> int:
-    return wiring.scheduler.whereabouts(serial)[2] if wiring.scheduler is not None else 0
+def _num_blocks(wiring: Wiring, entry: JournalEntry) -> int:
+    if wiring.scheduler is None or entry.scheduled_s is None:  # it has never held any
+        return 0
+    return wiring.scheduler.whereabouts(entry.serial)[2]
 
 
 def _time_left(deadline_s: float, now_s: float) -> float | None:

@@ -25,10 +25,14 @@ class RequestProgress:
 
     def after(self, earlier: RequestProgress | None) -> RequestProgress:
         """The same, but not behind what was shown before: who is overtaken, or preempted, stays where it was."""
-        if earlier is None:
+        if earlier is None or self._is_ahead_of(earlier):
             return self
         return attrs.evolve(
             self,
             queue_position=min(self.queue_position, earlier.queue_position),
             num_computed_tokens=max(self.num_computed_tokens, earlier.num_computed_tokens),
         )
+
+    def _is_ahead_of(self, earlier: RequestProgress) -> bool:
+        is_nearer = self.queue_position <= earlier.queue_position
+        return is_nearer and self.num_computed_tokens >= earlier.num_computed_tokens
