@@ -24,6 +24,7 @@ from triolet.actors.engine import Engine
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.core.outputs import FinishReason, RequestStatus
 from triolet.errors import (
+    EngineClosed,
     InvalidPrompt,
     InvalidRequest,
     PromptTooLong,
@@ -248,6 +249,15 @@ async def test_a_prompt_leaves_room_for_one_token_at_least(autojump_clock: MockC
         output = await engine.complete([1, 2], SamplingParams(max_tokens=None, seed=1))
         assert output.outputs[0].token_ids == answer_of([1, 2], 1, limit - 2)
         assert_all_blocks_back(engine)
+
+
+async def test_an_engine_whose_scope_has_ended_answers_nothing(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        pass
+    with pytest.raises(EngineClosed, match="scope has ended"):
+        await engine.complete([1, 2, 3], SHORT)
+    assert engine.requests() == ()
+    assert engine.statistics().num_requests_live == 0
 
 
 async def test_a_text_is_answered_like_its_token_ids(autojump_clock: MockClock) -> None:
