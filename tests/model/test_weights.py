@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +204,40 @@ def test_an_index_must_have_a_map(weight_map: object, folder: Path) -> None:
     change_json(folder / "model.safetensors.index.json", weight_map=weight_map)
     with pytest.raises(ModelFileError, match="weight_map must"):
         Checkpoint.open(folder)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_named(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    last = max(checkpoint.tensors, key=lambda name: checkpoint.tensors[name].begin)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ModelFileError, match=rf"model.safetensors.*ends within tensor '{last}'"):
+        checkpoint.read(last)
+
+
+def test_a_file_that_goes_while_it_is_read_is_named(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"model.safetensors.*can not be read"):
+        checkpoint.read(next(iter(checkpoint.tensors)))
+
+
+def test_tensors_that_were_read_and_let_go_leave_no_memory_taken(tmp_path: Path) -> None:
+    mib = 2**20
+    tensors = {
+        f"part{number}": torch.ones(16 * mib, dtype=torch.uint8).view(torch.float32) for number in range(8)
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    del tensors
+    checkpoint = Checkpoint.open(tmp_path)
+    before = resident_bytes()
+    for name in checkpoint.tensors:
+        assert checkpoint.read(name).view(torch.uint8)[-1] == 1
+    assert resident_bytes() - before < 32 * mib  # of 128
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_quantised_tensors_are_refused(folder: Path) -> None:

@@ -1,12 +1,19 @@
-"""The safetensors files of a model folder: which tensors there are, and reading them one at a time."""
+"""The safetensors files of a model folder: which tensors there are, and reading them one at a time.
+
+Tensors are read, not mapped: pages of a mapped file count as memory for as long as the file is open, so that a model
+that is packed while it is loaded would take twice its size.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -14,7 +21,8 @@ from triolet.errors import ModelFileError, UnsupportedModel
 from triolet.model.config_fields import Fields, read_json_object
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LENGTH_BYTES = 8  # of the number that a file begins with: the length of its header
 
 
 @attrs.frozen
@@ -25,11 +33,15 @@ class StoredTensor:
         shape: as stored.
         dtype: in safetensors' words, such as `BF16`.
         num_bytes: what it takes on disk.
+        path: of its file.
+        begin: where it begins there, bytes.
     """
 
     shape: tuple[int, ...]
     dtype: str
     num_bytes: int
+    path: Path
+    begin: int
 
 
 @attrs.frozen(eq=False)
@@ -40,7 +52,6 @@ class Checkpoint:
     """
 
     tensors: dict[str, StoredTensor]
-    _files: dict[str, Any]  # safetensors' open file of each tensor
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -50,30 +61,50 @@ class Checkpoint:
             ModelFileError: a file is missing, truncated or not what its name says.
         """
         tensors: dict[str, StoredTensor] = {}
-        files: dict[str, Any] = {}
         for path, expected in _files_of(folder).items():
-            opened = _open_file(path)
-            names = set(opened.keys())
-            if lacking := sorted(expected - names):
+            stored = _stored_in(path)
+            if lacking := sorted(expected - stored.keys()):
                 raise ModelFileError(path, f"lacks tensors that {_INDEX} places there: {', '.join(lacking)}")
-            for name in names:
-                tensors[name] = _stored(opened, name)
-                files[name] = opened
-        return cls(tensors, files)
+            tensors |= stored
+        return cls(tensors)
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU, as stored; it may share the file's memory.
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is stored as.
 
         Raises:
-            UnsupportedModel: its dtype is not one of float64, float32, float16 and bfloat16.
+            UnsupportedModel: not float64, float32, float16 or bfloat16.
         """
         stored = self.tensors[name]
-        if stored.dtype not in _ITEM_BYTES:
+        if stored.dtype not in _DTYPES:
             raise UnsupportedModel(
-                f"tensor {name!r} must be of dtype {', '.join(_ITEM_BYTES)}; got {stored.dtype}: "
+                f"tensor {name!r} must be of dtype {', '.join(_DTYPES)}; got {stored.dtype}: "
                 "quantised weights are not supported"
             )
-        tensor: Tensor = self._files[name].get_tensor(name)
+        return _DTYPES[stored.dtype]
+
+    def read(self, name: str, out: Tensor | None = None) -> Tensor:
+        """One tensor, on the CPU, as stored.
+
+        Args:
+            name: of the tensor.
+            out: where to put it, contiguous, of its shape and dtype; by default memory of its own.
+
+        Raises:
+            UnsupportedModel: see `dtype_of`.
+            ModelFileError: the file has gone, or become shorter, since the checkpoint was opened.
+        """
+        stored = self.tensors[name]
+        tensor = torch.empty(stored.shape, dtype=self.dtype_of(name)) if out is None else out
+        left = memoryview((ctypes.c_char * stored.num_bytes).from_address(tensor.data_ptr()))
+        try:
+            with stored.path.open("rb", buffering=0) as file:
+                file.seek(stored.begin)
+                while left:
+                    if not (count := file.readinto(left)):
+                        raise ModelFileError(stored.path, f"is truncated: it ends within tensor {name!r}")
+                    left = left[count:]
+        except OSError as error:
+            raise _unreadable(stored.path, error) from error
         return tensor
 
 
@@ -109,19 +140,24 @@ def _what_else(folder: Path) -> str:
     return f"; {names} will not be read: pickled weights can run code" if names else ""
 
 
-def _open_file(path: Path) -> Any:
+def _stored_in(path: Path) -> dict[str, StoredTensor]:
+    """What a file says it holds; safetensors itself has checked that it is so."""
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        with safe_open(path, framework="pt", device="cpu"), path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header: dict[str, Any] = json.loads(file.read(header_bytes))
     except SafetensorError as error:
         raise ModelFileError(path, f"is truncated or not a safetensors file: {error}") from error
     except OSError as error:
-        raise ModelFileError(path, f"can not be read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
+    header.pop("__metadata__", None)
+    return {name: _stored(path, entry, _LENGTH_BYTES + header_bytes) for name, entry in header.items()}
 
 
-def _stored(file: Any, name: str) -> StoredTensor:
-    entry = file.get_slice(name)
-    shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
-    num_bytes = _ITEM_BYTES.get(dtype, 1)
-    for size in shape:
-        num_bytes *= size
-    return StoredTensor(shape, dtype, num_bytes)
+def _unreadable(path: Path, error: OSError) -> ModelFileError:
+    return ModelFileError(path, f"can not be read: {error.strerror or error}")
+
+
+def _stored(path: Path, entry: dict[str, Any], data_begin: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    return StoredTensor(tuple(entry["shape"]), entry["dtype"], end - begin, path, data_begin + begin)

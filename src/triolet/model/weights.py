@@ -183,14 +183,24 @@ class WeightReader:
 
     def __getitem__(self, name: str) -> Tensor:
         plan = self._plans[name]
-        parts = [self._checkpoint.read(source) for source, _ in plan.sources]
-        is_alone = len(parts) == 1
-        joined = parts[0] if is_alone else torch.cat(parts, dim=1 if plan.transposed else 0)
-        # Never the tensor that was read, which may still be the file; and copied once, which is what loading waits for.
-        tensor = (joined.T if plan.transposed else joined).to(
-            self.device, self.dtype, copy=is_alone, memory_format=torch.contiguous_format
-        )
+        joined = self._read_transposed(plan) if plan.transposed else self._read(plan)
+        tensor = joined.to(self.device, self.dtype)
         self._done_bytes += self._bytes_of(plan)
         if self._on_bytes is not None:
             self._on_bytes(self._done_bytes, self._total_bytes)
-        return tensor.contiguous()
+        return tensor
+
+    def _read(self, plan: TensorPlan) -> Tensor:
+        """The sources one below the other, each read right into its place."""
+        names = [name for name, _ in plan.sources]
+        dtypes = {self._checkpoint.dtype_of(name) for name in names}
+        if len(dtypes) > 1:
+            return torch.cat([self._checkpoint.read(name) for name in names])
+        rows = [shape[0] for _, shape in plan.sources]
+        joined = torch.empty(sum(rows), *plan.sources[0][1][1:], dtype=dtypes.pop())
+        for name, part in zip(names, joined.split(rows), strict=True):
+            self._checkpoint.read(name, part)
+        return joined
+
+    def _read_transposed(self, plan: TensorPlan) -> Tensor:
+        return torch.cat([self._checkpoint.read(name) for name, _ in plan.sources], dim=1).T.contiguous()
