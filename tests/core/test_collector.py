@@ -40,9 +40,11 @@ class Answer:
         return completion
 
 
-def answer(kind: RequestOutputKind = CUMULATIVE, *, logprobs: int | None = None, **fields: Any) -> Answer:
+def answer(
+    kind: RequestOutputKind = CUMULATIVE, *, logprobs: int | None = None, asked: Any = (), **fields: Any
+) -> Answer:
     journal = Journal()
-    params = SamplingParams(output_kind=kind, logprobs=logprobs)
+    params = SamplingParams(output_kind=kind, logprobs=logprobs, **dict(asked))
     entry = journal.open(make_request((1, 2, 3), params=params, **fields))
     return Answer(
         journal, entry, OutputCollector(entry, lambda token_id, before: f"<{token_id}>", arrival_time=1e9)
@@ -198,11 +200,12 @@ def test_without_logprobs_there_are_none() -> None:
         ),
         (
             TokenLogprobs((7, 7, 8), (-0.5, -0.5, -0.5), 2),
-            {7: Logprob(-0.5, 2, "<7>"), 8: Logprob(-0.5, 2, "<8>")},
+            {7: Logprob(-0.5, 1, "<7>"), 8: Logprob(-0.5, 2, "<8>")},
         ),
     ],
     ids=["alone", "likeliest", "unlikely", "second", "one of two equals"],
 )
+# The last is vLLM's way, too: the rank among the others wins.
 def test_the_chosen_token_comes_first_then_the_likeliest(
     logprobs: TokenLogprobs, described: dict[int, Logprob]
 ) -> None:
@@ -212,6 +215,40 @@ def test_the_chosen_token_comes_first_then_the_likeliest(
     assert completion.logprobs == (described,)
     assert list(completion.logprobs[0]) == list(described)
     assert completion.cumulative_logprob == logprobs.logprobs[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts", "token_ids", "ranks"),
+    [
+        # as recorded from vLLM 0.32.0
+        (CUMULATIVE, (0, 3), (7, 7, 8, 5, 8, 9), (1, 1, 2, 31, 1, 2)),
+        (DELTA, (0,), (5, 8, 9), (31, 1, 2)),
+    ],
+)
+def test_each_position_of_the_columns_has_the_chosen_token_and_all_others(
+    kind: RequestOutputKind, starts: tuple[int, ...], token_ids: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    story = answer(kind, logprobs=2, asked={"flat_logprobs": True})
+    story.give("a", 7, logprobs=TokenLogprobs((7, 7, 8), (-0.5, -0.5, -1.5), 1))
+    story.take()
+    story.give("b", 5, logprobs=TokenLogprobs((5, 8, 9), (-4.0, -0.5, -1.5), 31))
+    flat = story.take().logprobs
+    assert isinstance(flat, FlatLogprobs)
+    assert tuple(flat.start_indices) == starts
+    assert tuple(flat.token_ids) == token_ids
+    assert tuple(flat.ranks) == ranks
+    assert [list(position) for position in flat] == [list(dict.fromkeys(p)) for p in _in_threes(token_ids)]
+
+
+def _in_threes(token_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [token_ids[first : first + 3] for first in range(0, len(token_ids), 3)]
+
+
+def test_named_tokens_have_their_places_as_ranks() -> None:
+    story = answer(asked={"logprob_token_ids": [4, 9]})
+    story.give("a", 7, logprobs=TokenLogprobs((7, 4, 9), (-0.5, -7.9, -7.6), 1))
+    [position] = story.take().logprobs or ()
+    assert {token_id: entry.rank for token_id, entry in position.items()} == {7: 1, 4: 1, 9: 2}
 
 
 def test_deltas_of_logprobs_are_new_and_their_sum_is_of_all() -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.logprobs import FlatColumns, FlatLogprobs, Position, described
+from triolet.core.logprobs import Entries, FlatColumns, Position, entries_of
 from triolet.core.outputs import (
     CompletionOutput,
     FinishReason,
@@ -145,22 +145,24 @@ class OutputCollector:
     def _answer_logprobs(self) -> Sequence[Position]:
         if not self.entry.request.params.flat_logprobs:
             return self._part(self._logprobs)
-        if self._kind is RequestOutputKind.DELTA:
-            return FlatLogprobs.of(self._logprobs[self._num_taken : self._num_tokens])
-        return self._columns.flat()
+        flat = self._columns.flat()
+        return flat[self._num_taken : self._num_tokens] if self._kind is RequestOutputKind.DELTA else flat
 
     def _describe_logprobs(self) -> None:
         """Of the tokens that have come since."""
         entry, params = self.entry, self.entry.request.params
-        if params.wants_logprobs:
-            for position in entry.output_logprobs[len(self._logprobs) : self._num_tokens]:
-                place = len(self._logprobs)
-                before = entry.output_token_ids[max(0, place - MAX_BEFORE) : place]
-                has_ranks = not params.logprob_token_ids
-                self._logprobs.append(described(position, self.decode_token, before, has_ranks=has_ranks))
-                if params.flat_logprobs:
-                    self._columns.append(self._logprobs[-1])
-                self._cumulative_logprob += position.logprobs[0]
+        if not params.wants_logprobs:
+            return
+        num_described = len(self._columns if params.flat_logprobs else self._logprobs)
+        new = entry.output_logprobs[num_described : self._num_tokens]
+        for place, position in enumerate(new, start=num_described):
+            before = entry.output_token_ids[max(0, place - MAX_BEFORE) : place]
+            entries = entries_of(position, self.decode_token, before)
+            if params.flat_logprobs:
+                self._columns.append(entries)
+            else:
+                self._logprobs.append(dict(entries))
+            self._cumulative_logprob += position.logprobs[0]
 
     def _described_prompt(self) -> PromptLogprobs | None:
         """Once all of them are known; with DELTA they come once, and nothing is new of them later."""
@@ -174,14 +176,21 @@ class OutputCollector:
         if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
             return None
         if self._prompt_logprobs is None:
-            prompt = entry.request.prompt_token_ids
-            positions = (
-                described(position, self.decode_token, prompt[max(1, place - MAX_BEFORE) : place])
-                for place, position in enumerate(entry.prompt_logprobs, start=1)
-            )
-            listed = (None, *positions)
-            self._prompt_logprobs = FlatLogprobs.of(listed) if params.flat_logprobs else listed
+            self._prompt_logprobs = self._described_positions()
         return self._prompt_logprobs
+
+    def _described_positions(self) -> PromptLogprobs:
+        prompt, decode_token = self.entry.request.prompt_token_ids, self.decode_token
+        described: list[Entries] = [
+            entries_of(position, decode_token, prompt[max(1, place - MAX_BEFORE) : place])
+            for place, position in enumerate(self.entry.prompt_logprobs, start=1)
+        ]
+        if not self.entry.request.params.flat_logprobs:
+            return (None, *map(dict, described))
+        columns = FlatColumns()
+        for entries in ((), *described):
+            columns.append(entries)
+        return columns.flat()
 
     def metrics(self) -> RequestMetrics:
         """Where its time went so far."""

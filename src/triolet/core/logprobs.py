@@ -18,7 +18,7 @@ class Logprob:
 
     Args:
         logprob: natural logarithm; or what `logprobs_mode` says.
-        rank: 1 for the likeliest; None where it was not computed.
+        rank: 1 for the likeliest; of tokens that were named (`logprob_token_ids`) the place among them.
         decoded_token: the token's text (see `core.token_text`); None with `detokenize=False`.
     """
 
@@ -31,24 +31,25 @@ Position = dict[int, Logprob]
 """By token id, the chosen token (or, in a prompt, the token that stands there) first."""
 
 
-def described(
-    position: TokenLogprobs, decode_token: DecodeToken, before: Sequence[int] = (), *, has_ranks: bool = True
-) -> Position:
+Entries = Sequence[tuple[int, Logprob]]
+"""One position: the token that is there, then the others, in which it may be a second time."""
+
+
+def entries_of(position: TokenLogprobs, decode_token: DecodeToken, before: Sequence[int] = ()) -> Entries:
     """What a runner said of a position, with ranks and texts.
 
     Args:
-        position: the token that is there, then others.
+        position: the token that is there, then others: the likeliest, in falling order, or those that were named.
         decode_token: text of one token.
         before: tokens that stand before the position; the last few are enough.
-        has_ranks: whether the others are the likeliest, in falling order.
+    Returns:
+        Each with the rank that vLLM gives: of the token that is there its own, of the others their place.
     """
-    (chosen_id, chosen), *others = zip(position.token_ids, position.logprobs, strict=True)
-    entries = {chosen_id: Logprob(chosen, position.rank, decode_token(chosen_id, before))}
-    for rank, (token_id, logprob) in enumerate(others, start=1):
-        if token_id not in entries:
-            text = decode_token(token_id, before)
-            entries[token_id] = Logprob(logprob, rank if has_ranks else None, text)
-    return entries
+    ranks = (position.rank, *range(1, len(position.token_ids)))
+    return [
+        (token_id, Logprob(logprob, rank, decode_token(token_id, before)))
+        for token_id, logprob, rank in zip(position.token_ids, position.logprobs, ranks, strict=True)
+    ]
 
 
 @attrs.frozen(eq=False)
@@ -58,7 +59,7 @@ class FlatLogprobs(Sequence[Position]):
     Args:
         start_indices: where each position begins in the columns.
         end_indices: where it ends; where it begins, for the first token of a prompt, which has none.
-        token_ids: of all positions, the chosen token of each first.
+        token_ids: of all positions, the chosen token of each first, and again where it is among the others.
         logprobs: of these tokens.
         ranks: of these tokens.
         decoded_tokens: of these tokens.
@@ -76,7 +77,7 @@ class FlatLogprobs(Sequence[Position]):
         """The columns of these positions."""
         columns = FlatColumns()
         for position in positions:
-            columns.append(position)
+            columns.append(tuple((position or {}).items()))
         return columns.flat()
 
     def __len__(self) -> int:
@@ -90,12 +91,18 @@ class FlatLogprobs(Sequence[Position]):
 
     def __getitem__(self, index: int | slice) -> Position | FlatLogprobs:
         if isinstance(index, slice):
-            return FlatLogprobs.of(self[place] for place in range(*index.indices(len(self))))
-        places = range(self.start_indices[index], self.end_indices[index])
-        return {
-            self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
+            columns = FlatColumns()
+            for place in range(*index.indices(len(self))):
+                columns.append(self._entries(place))
+            return columns.flat()
+        return dict(self._entries(index))
+
+    def _entries(self, place: int) -> Entries:
+        places = range(self.start_indices[place], self.end_indices[place])
+        return [
+            (self.token_ids[i], Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]))
             for i in places
-        }
+        ]
 
     def __iter__(self) -> Iterator[Position]:
         return (self[place] for place in range(len(self)))
@@ -120,10 +127,13 @@ class FlatColumns:
     _ranks: list[int | None] = attrs.field(factory=list)
     _decoded_tokens: list[str | None] = attrs.field(factory=list)
 
-    def append(self, position: Mapping[int, Logprob] | None) -> None:
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def append(self, position: Entries) -> None:
         """Add a position."""
         self._starts.append(len(self._token_ids))
-        for token_id, entry in (position or {}).items():
+        for token_id, entry in position:
             self._token_ids.append(token_id)
             self._logprobs.append(entry.logprob)
             self._ranks.append(entry.rank)
