@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import tarfile
 import tomllib
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.source_tree import PACKAGE_FOLDERS, ROOT, SRC
+from triolet.kernels.cpu.targets import TARGETS, X86_TARGETS
 
 
 @attrs.frozen
@@ -28,11 +32,18 @@ class Archives:
     wheel_from_sdist: list[str]
     metadata: str
     entry_points: str
+    tags: str
 
 
 @pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    folder = tmp_path_factory.mktemp("archives")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archives]:
+    """Without compiled kernels, which take most of a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIOLET_PURE_WHEEL", "1")
+        yield pack(tmp_path_factory.mktemp("archives"))
+
+
+def pack(folder: Path) -> Archives:
     wheel = build(WheelBuilder, ROOT, folder / "wheel")
     sdist = build(SdistBuilder, ROOT, folder / "sdist")
     with tarfile.open(sdist) as archive:
@@ -52,6 +63,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
             wheel_from_sdist=again.namelist(),
             metadata=archive.read(information + "METADATA").decode(),
             entry_points=archive.read(information + "entry_points.txt").decode(),
+            tags=archive.read(information + "WHEEL").decode(),
         )
 
 
@@ -82,9 +94,15 @@ def test_the_linked_folders_are_in_the_wheel_as_packages(archives: Archives) -> 
 
 
 def test_the_sdist_holds_the_linked_folders_once_and_at_the_top(archives: Archives) -> None:
-    assert {"actors/__init__.py", "kernels/__init__.py", "README.md", "LICENSE", "pyproject.toml"} <= set(
-        archives.sdist
-    )
+    assert {
+        "actors/__init__.py",
+        "kernels/__init__.py",
+        "hatch_build.py",
+        "kernels/cpu/decoder.cpp",
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+    } <= set(archives.sdist)
     assert [
         name for name in archives.sdist if name.startswith(("src/triolet/actors", "src/triolet/kernels"))
     ] == []
@@ -99,6 +117,67 @@ def test_the_command_and_the_licence_are_declared(archives: Archives) -> None:
     assert "triolet = triolet.cli:main" in archives.entry_points
     assert "License-Expression: Apache-2.0" in archives.metadata
     assert "Requires-Python: >=3.11" in archives.metadata
+
+
+def test_a_wheel_without_compiled_kernels_is_for_every_platform(archives: Archives) -> None:
+    assert [name for name in archives.wheel if name.endswith(".so")] == []
+    assert "Root-Is-Purelib: true" in archives.tags and "Tag: py3-none-any" in archives.tags
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project with a kernel that compiles in no time, and none of the engine."""
+    monkeypatch.delenv("TRIOLET_PURE_WHEEL", raising=False)
+    folder = tmp_path / "tree"
+    names = ["pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md"]
+    names += [
+        f"kernels/{name}" for name in ("__init__.py", "cpu/__init__.py", "cpu/build.py", "cpu/targets.py")
+    ]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "kernels/cpu/tiny.cpp").write_text(
+        'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
+    )
+    (folder / "src/triolet").mkdir(parents=True)
+    (folder / "src/triolet/__init__.py").touch()
+    (folder / "actors").mkdir()
+    return folder
+
+
+on_x86_linux = pytest.mark.skipif(
+    TARGETS != X86_TARGETS, reason="kernels are compiled ahead for x86-64 Linux"
+)
+
+
+@on_x86_linux
+def test_a_wheel_brings_a_library_for_each_kind_of_cpu_and_is_for_its_platform(
+    tree: Path, tmp_path: Path
+) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no compiler")
+    wheel = build(WheelBuilder, tree, tmp_path / "dist")
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        brought = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(tmp_path / "site")
+    kinds = {name.removeprefix("triolet/kernels/cpu/shipped/kernels-").rpartition("-")[0] for name in brought}
+    assert kinds == {target.library for target in X86_TARGETS} and len(brought) == len(kinds)
+    portable = next(name for name in brought if "portable" in name)
+    assert ctypes.CDLL(str(tmp_path / "site" / portable)).answer() == 42
+    assert not (tree / "kernels/cpu/shipped").exists()
+
+
+@on_x86_linux
+def test_a_wheel_made_without_a_compiler_is_for_every_platform_or_refused(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert build(WheelBuilder, tree, tmp_path / "dist").name.endswith("-py3-none-any.whl")
+    monkeypatch.setenv("TRIOLET_PURE_WHEEL", "0")
+    with pytest.raises(RuntimeError, match="TRIOLET_PURE_WHEEL is 0: there is no C"):
+        build(WheelBuilder, tree, tmp_path / "again")
 
 
 def test_the_links_lead_to_the_folders_at_the_top() -> None:

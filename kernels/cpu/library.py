@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -81,36 +80,25 @@ def load(target: Target, path: Path) -> Kernels:
 
 
 def _best() -> Kernels:
-    """For the best target that there is a library for, in the package or from a compiler."""
-    candidates = runnable()
+    """For the best target that there is a library for: what the package brings, or else from a compiler.
+
+    Raises:
+        BuildError: there is none; says why for each target.
+    """
+    candidates, reasons = runnable(), list[str]()
     for target in candidates:
-        path = shipped(target)
-        if path is None:
-            break  # a wheel brings all of them or none
-        if (loaded := _load_or_none(target, path)) is not None:
-            return loaded
-    return _compiled(candidates)
-
-
-def _compiled(candidates: Sequence[Target]) -> Kernels:
+        if (path := shipped(target)) is not None:
+            try:
+                return load(target, path)
+            except OSError as error:  # no tiles here, or a C library that is too old for what was shipped
+                reasons.append(str(error))
     toolchain = Toolchain.find()
-    for target in candidates:
-        if (
-            toolchain.accepts(target)
-            and (loaded := _load_or_none(target, build(target, toolchain))) is not None
-        ):
-            return loaded
-    raise BuildError(f"{toolchain.compiler} knows no flags for this CPU")
-
-
-def _load_or_none(target: Target, path: Path) -> Kernels | None:
-    """A library for tiles, if the system lends their registers; and any other."""
-    try:
-        return load(target, path)
-    except OSError:
-        if target.tiles:
-            return None
-        raise
+    for target in filter(toolchain.accepts, candidates):
+        try:
+            return load(target, build(target, toolchain))
+        except OSError as error:
+            reasons.append(str(error))
+    raise BuildError("; ".join(reasons) or f"{toolchain.compiler} knows no flags for this CPU")
 
 
 def _forced(name: str) -> Kernels:

@@ -154,6 +154,14 @@ def test_what_a_wheel_brings_is_used_without_a_compiler(
     assert not (tmp_path / "cache").exists()
 
 
+@on_x86
+def test_what_a_wheel_brings_and_can_not_be_loaded_is_compiled(sources: Path) -> None:
+    (sources / SHIPPED).mkdir()
+    for path in build_shipped(sources / SHIPPED):
+        path.write_bytes(b"for another C library")
+    assert chosen().path.parent == builder.cache_folder()
+
+
 def test_what_was_shipped_for_other_sources_is_left_alone(sources: Path) -> None:
     target = TARGETS[-1]
     (sources / SHIPPED).mkdir()
