@@ -75,9 +75,9 @@ MAXIMA = {
     "max_grammars": 1024,
 }
 NEVER_NONE = ("grammar_timeout",)
-SECONDS = ("step_timeout", "priority_aging", *NEVER_NONE)
+SECONDS = ("step_timeout", "priority_aging", "max_prefill_delay", *NEVER_NONE)
 OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None}
-OPTIONAL |= {*SECONDS} - {*NEVER_NONE}
+OPTIONAL |= {*SECONDS, "fair_ttft_factor"} - {*NEVER_NONE}
 
 FIELDS: dict[str, Any] = {
     "model": "folder/of/model",
@@ -97,6 +97,8 @@ FIELDS: dict[str, Any] = {
     "max_queued_tokens": 1000,
     "policy": "priority",
     "priority_aging": 9.5,
+    "fair_ttft_factor": 3.5,
+    "max_prefill_delay": 0.1,
     "enable_prefix_caching": False,
     "seed": 7,
     "stream_interval": 3,
@@ -138,7 +140,7 @@ def refusal(**fields: Any) -> ConfigError:
 def test_the_tables_of_this_file_name_every_field() -> None:
     names = [field.name for field in attrs.fields(EngineConfig)]
     assert set(FIELDS) == set(names)
-    assert {*CHOICES, *TEXTS, *FLAGS, *MINIMA, *SECONDS} == set(names)
+    assert {*CHOICES, *TEXTS, *FLAGS, *MINIMA, *SECONDS, "fair_ttft_factor"} == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
 
@@ -219,6 +221,14 @@ def test_seconds_are_a_finite_number_above_0_or_none(field: str) -> None:
         assert str(refusal(**{field: wrong})).startswith(
             f"{field} must be above 0 and at most 1e+09 seconds; got "
         )
+
+
+def test_a_factor_is_a_finite_number_above_1_or_none() -> None:
+    for value in (1.01, 2, 1e9, None):
+        assert taken("fair_ttft_factor", value) == value
+    for wrong in (1, 0.0, -2, float("nan"), float("inf"), True, "2"):
+        rule = "fair_ttft_factor must be above 1 and at most 1e+09"
+        assert str(refusal(fair_ttft_factor=wrong)).startswith(rule)
 
 
 @pytest.mark.parametrize("field", SECONDS)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from triolet.config_fields import flag, from_text, one_of, option, seconds, text, whole
+from triolet.config_fields import flag, from_text, one_of, option, seconds, text, times, whole
 from triolet.core.limits import RequestLimits
 from triolet.core.param_checks import MAX_ENTRIES
 from triolet.core.params import MAX_N
@@ -131,6 +131,19 @@ class EngineConfig:
         # A minute is longer than a healthy queue, so priorities mean what they say; and nobody waits for ever.
         "Seconds of waiting that weigh as much as one step of priority; none is never.",
         default=60.0,
+        validator=seconds(optional=True),
+    )
+    fair_ttft_factor: float | None = option(
+        # Twice is the wait for a step in flight that is as long as one's own first step.
+        "Under fair, how many times as long as on an idle engine a client with few requests may wait for a first token "
+        "beside one with many, whose steps are kept short for that; none is no bound.",
+        default=2.0,
+        validator=times(),
+    )
+    max_prefill_delay: float | None = option(
+        # A pause in a stream that readers begin to notice; a small model computes a whole step's tokens in that time.
+        "Seconds by which prompts may lengthen a step in which others get their next tokens; none is no bound.",
+        default=0.25,
         validator=seconds(optional=True),
     )
     enable_prefix_caching: bool = option("Reuse the KV of equal beginnings.", default=True, validator=flag)

@@ -54,6 +54,19 @@ def seconds(*, optional: bool = False) -> Any:
     return check
 
 
+def times() -> Any:
+    """Check for a number above 1 that something else is multiplied by, or none."""
+
+    def check(_config: object, attribute: attrs.Attribute[float], value: object) -> None:
+        if value is None:
+            return
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 1 < value <= MAX_SECONDS:  # type: ignore[operator]
+            raise ConfigError(attribute.name, f"above 1 and at most {MAX_SECONDS:g}", value)
+
+    return check
+
+
 def text(*, optional: bool = False) -> Any:
     """Check for a text that is not empty."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -14,6 +15,8 @@ from trio.testing import MockClock
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
 from triolet.actors.engine import Engine
+from triolet.core.company import LINGER_S
+from triolet.core.plan import StepPlan, StepResult
 
 NUM_LONG, LONG_PROMPT, LONG_ANSWER = 100, 40, 60
 SHORT_PROMPT, SHORT_ANSWER = 8, 6
@@ -29,17 +32,17 @@ def tight() -> FakeExecutor:
     return FakeExecutor(num_blocks=80, block_size=4)
 
 
-async def hog(engine: Engine, served: Counter[str]) -> None:
+async def hog(engine: Engine, served: Counter[str], long_answer: int = LONG_ANSWER) -> None:
     """A hundred long requests at once."""
 
     async def ask(number: int) -> None:
         prompt = [number % 50, number // 50] * (LONG_PROMPT // 2)
-        params = SamplingParams(max_tokens=LONG_ANSWER, seed=number)
+        params = SamplingParams(max_tokens=long_answer, seed=number)
         async with engine.generate(prompt, params, client="hog") as stream:
             async for output in stream:
                 served["hog"] += len(output.outputs[0].token_ids) == 1 and LONG_PROMPT
                 served["hog"] += 1
-        assert output.outputs[0].token_ids == answer_of(prompt, number, LONG_ANSWER)
+        assert output.outputs[0].token_ids == answer_of(prompt, number, long_answer)
 
     async with trio.open_nursery() as nursery:
         for number in range(NUM_LONG):
@@ -146,3 +149,84 @@ async def test_while_both_want_more_than_there_is_both_get_the_same_number_of_to
 def jain(served: Counter[str]) -> float:
     """Jain's index: 1 where all have the same, 1/n where one has everything."""
     return served.total() ** 2 / (len(served) * sum(tokens**2 for tokens in served.values()))
+
+
+class Laborious(FakeExecutor):
+    """Steps take longer the more there is in them; the figures are those of a small model on a few cores."""
+
+    FIXED_S, ROW_S, TOKEN_S = 1.5e-3, 0.28e-3, 0.2e-3
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        num_further = plan.num_tokens - len(plan.rows)
+        elapsed_s = self.FIXED_S + len(plan.rows) * self.ROW_S + num_further * self.TOKEN_S
+        self.plans.append(plan)
+        await trio.sleep(elapsed_s)
+        return attrs.evolve(self.model.execute(plan), elapsed_s=elapsed_s)
+
+
+HUNDRED_ROWS: dict[str, Any] = {"max_num_seqs": 128, "max_num_batched_tokens": 512, "policy": "fair"}
+
+
+async def visit(engine: Engine, num_visits: int, first_seed: int, served: Counter[str]) -> list[float]:
+    """Short requests, one after the other, at any point of a step; their times to a first token."""
+    times_s = []
+    for seed in range(first_seed, first_seed + num_visits):
+        times_s.append(await time_to_first_token_s(engine, seed, served))
+        await trio.sleep((seed % 17) * 2.3e-3)
+    return times_s
+
+
+def laborious() -> Laborious:
+    return Laborious(num_blocks=8600, block_size=4)
+
+
+@pytest.mark.parametrize("factor", [2.0, None])
+async def test_it_does_so_where_a_step_of_a_hundred_rows_takes_long(
+    factor: float | None, autojump_clock: MockClock
+) -> None:
+    served: Counter[str] = Counter()
+    async with fake_engine(laborious(), **HUNDRED_ROWS, fair_ttft_factor=factor) as engine:
+        alone_s = max(await visit(engine, 10, 0, served))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hog, engine, served)
+            await trio.sleep(0.4)
+            times_s = await visit(engine, 40, 10, served)
+            nursery.cancel_scope.cancel()
+    if factor is None:
+        assert max(times_s) > 5 * alone_s
+    else:
+        assert max(times_s) <= factor * alone_s + 1e-9
+
+
+async def test_whoever_is_alone_has_whole_steps_also_after_somebody_was_there(
+    autojump_clock: MockClock,
+) -> None:
+    served: Counter[str] = Counter()
+    executor = laborious()
+    async with fake_engine(executor, **HUNDRED_ROWS) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hog, engine, served, 300)
+            await trio.sleep(1.1)
+            assert len(executor.plans[-1].rows) == NUM_LONG
+            await visit(engine, 10, 10, served)
+            assert len(executor.plans[-1].rows) < NUM_LONG / 4
+            await trio.sleep(LINGER_S + 0.1)
+            assert len(executor.plans[-1].rows) == NUM_LONG
+            nursery.cancel_scope.cancel()
+
+
+async def test_rows_of_a_client_that_is_held_back_take_turns(autojump_clock: MockClock) -> None:
+    served: Counter[str] = Counter()
+    executor = laborious()
+    async with fake_engine(executor, **HUNDRED_ROWS) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hog, engine, served)
+            await trio.sleep(0.5)
+            await visit(engine, 5, 10, served)
+            num_plans = len(executor.plans)
+            await trio.sleep(0.5)
+            turns = Counter(row.row_id for plan in executor.plans[num_plans:] for row in plan.rows)
+            assert len(turns) == NUM_LONG
+            assert max(turns.values()) - min(turns.values()) <= 1
+            assert engine.statistics().num_preemptions == 0
+            nursery.cancel_scope.cancel()

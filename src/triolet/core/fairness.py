@@ -23,6 +23,11 @@ late, and it loses little, since the step without it is short.
 Where there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
 answer does not keep others waiting to its end.
 
+While a client with few requests is there (`core.company`), those with many have only so many rows in a step that it
+does not take long (`core.pacing`): whoever comes waits for the end of the step in flight. Their rows take turns, the
+one that has waited longest first; none of them loses its row or its blocks. Whoever is behind the others in tokens by
+more than `SLACK` is not held back. Alone, or among clients of its size, a client has whole steps.
+
 Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
 """
 
@@ -32,7 +37,9 @@ from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
+from triolet.core.company import Client, Company
 from triolet.core.journal import JournalEntry
+from triolet.core.pacing import Pace
 from triolet.core.scheduler_config import SchedulerConfig
 from triolet.core.sequence import Order, Sequence
 from triolet.core.waiting import MayRun, Overtaking, WaitingLine, by_order, check_order
@@ -45,19 +52,24 @@ QUANTUM = 1024
 SLACK = 256
 MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
 
-Client = str | None
-
 
 class FairLine(WaitingLine):
     """The waiting requests of all clients, and what each client has been served."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, pace: Pace) -> None:
         super().__init__(config)
+        self._pace = pace
+        self._company = Company()
         self._queues: dict[Client, list[Sequence]] = {}  # none is empty
         self._num_rows: Counter[Client] = Counter()
         self._served: OrderedDict[Client, int] = OrderedDict()
         self._floor = 0
-        self._resting: set[Client] = set()  # in the step that is being planned
+        # In the step that is being planned:
+        self._resting: set[Client] = set()
+        self._held_back: set[Client] = set()
+        self._spare_s = float("inf")  # what is left for those who are held back
+        self._has_spare = True  # enough for a row, or nobody of them has one yet
+        self._shares: dict[int, int] = {}  # tokens for their rows, by serial
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -80,12 +92,15 @@ class FairLine(WaitingLine):
     def add(self, sequence: Sequence) -> None:
         """See `WaitingLine`."""
         client = client_of(sequence)
+        if not self._is_contended:
+            self._close_accounts()
         if client not in self._queues:
             self._raise_floor()
             self._served[client] = max(self.served(client), self._floor)
             self._served.move_to_end(client)
             self._queues[client] = []
         insort(self._queues[client], sequence, key=by_order)
+        self._company.has(client, self._num_requests(client))
 
     def remove(self, sequence: Sequence) -> None:
         """See `WaitingLine`."""
@@ -95,6 +110,8 @@ class FairLine(WaitingLine):
         if not queue:
             self._raise_floor()
             del self._queues[client]
+        self._company.has(client, self._num_requests(client))
+        if not queue:
             self._settle(client)
 
     def position(self, sequence: Sequence) -> int:
@@ -109,7 +126,8 @@ class FairLine(WaitingLine):
 
     def next(self, may_run: MayRun) -> Sequence | None:
         """See `WaitingLine`: of the client that has been served the least."""
-        for client in sorted(self._queues.keys() - self._resting, key=self._rank):
+        shut = () if self._has_spare else self._held_back
+        for client in sorted(self._queues.keys() - self._resting.union(shut), key=self._rank):
             if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
                 return sequence
         return None
@@ -129,16 +147,70 @@ class FairLine(WaitingLine):
         self._resting = {
             client for client in clients if any(self._makes_way(client, poor) for poor in overtakers)
         }
-        return [other for other in running if client_of(other) not in self._resting]
+        return self._in_turns([other for other in running if client_of(other) not in self._resting])
+
+    def _in_turns(self, running: list[Sequence]) -> list[Sequence]:
+        """Without the rows of those who are held back that do not fit into a step of its length."""
+        held_back: dict[Client, list[Sequence]] = {client: [] for client in self._held_back}
+        for other in running:
+            if client_of(other) in held_back and other.is_unserved and not other.entry.awaits_guidance:
+                held_back[client_of(other)].append(other)
+        turns = []
+        for client, rows in held_back.items():
+            rows.sort(key=lambda row: row.last_step)
+            turns += [(self.served(client) + index, row.order, row) for index, row in enumerate(rows)]
+        for _, _, row in sorted(turns, key=lambda turn: turn[:2]):
+            if self._has_spare:
+                self._shares[row.entry.serial] = self._share(row.num_pending_tokens)
+        return [
+            other
+            for other in running
+            if client_of(other) not in held_back or other.entry.serial in self._shares
+        ]
+
+    def _share(self, num_tokens: int) -> int:
+        """Tokens of a row that is held back, out of what is left of the time."""
+        costs = self._pace.costs
+        self._spare_s -= costs.row_s
+        if num_tokens > 1 and self._spare_s < float("inf"):
+            num_tokens = min(num_tokens, 1 + self._pace.tokens_within(max(0.0, self._spare_s)))
+            self._spare_s -= (num_tokens - 1) * costs.token_s
+        self._has_spare = self._spare_s >= costs.row_s
+        return num_tokens
+
+    def portion(self, sequence: Sequence, num_tokens: int) -> int:
+        """See `WaitingLine`."""
+        if client_of(sequence) not in self._held_back:
+            return num_tokens
+        if sequence.row_id is None:  # it is about to be let in
+            return self._share(num_tokens) if self._has_spare else 0
+        return min(num_tokens, self._shares.get(sequence.entry.serial, num_tokens))
+
+    def begin_step(self, now_s: float) -> None:
+        """See `WaitingLine`: find out who has many requests beside one with few."""
+        self._company.passes(now_s)
+        self._resting, self._shares = set(), {}
+        self._spare_s, self._has_spare = self._pace.many_s, True
+        self._held_back = set(filter(self._is_held_back, self._company.with_many()))
+
+    def _is_held_back(self, client: Client) -> bool:
+        few = self._company.few(beside=client)
+        if not few:
+            return self._company.is_lingered
+        return self.served(client) >= min(map(self.served, few)) - SLACK
+
+    @property
+    def _is_contended(self) -> bool:
+        """Whether anybody is owed anything."""
+        return bool(self._queues or self._held_back)
 
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
         """See `WaitingLine`: the last request of the client that runs the most makes way."""
-        self._resting = set()
         unserved: dict[Client, Sequence] = {}
         for other in running:  # in order, so that the last one stays
             if other.is_unserved:
                 unserved[client_of(other)] = other
-        for poor in sorted(self._queues, key=self._rank):
+        for poor in sorted(self._queues.keys() - self._held_back, key=self._rank):
             rich = [client for client in unserved if client != poor and self._makes_way(client, poor)]
             first = next(filter(may_run, self._queues[poor]), None)
             if rich and first is not None:
@@ -154,7 +226,9 @@ class FairLine(WaitingLine):
 
     def started(self, sequence: Sequence) -> None:
         """See `WaitingLine`. What was found in the prefix cache is free."""
-        self._num_rows[client_of(sequence)] += 1
+        client = client_of(sequence)
+        self._num_rows[client] += 1
+        self._company.has(client, self._num_requests(client))
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
 
     def stopped(self, sequence: Sequence) -> None:
@@ -163,6 +237,8 @@ class FairLine(WaitingLine):
         self._num_rows[client] -= 1
         if not self._num_rows[client]:
             del self._num_rows[client]
+        self._company.has(client, self._num_requests(client))
+        if client not in self._num_rows:
             self._settle(client)
 
     def charge(self, sequence: Sequence, end: int) -> None:
@@ -173,21 +249,29 @@ class FairLine(WaitingLine):
             sequence.num_charged_tokens = end
 
     def _raise_floor(self) -> None:
-        """The floor follows the least served of those that wait, and never falls."""
-        if self._queues:
-            self._floor = max(self._floor, min(map(self.served, self._queues)))
+        """The floor follows the least served of those that wait, or else of those that run, and never falls."""
+        if clients := self._queues or self._num_rows:
+            self._floor = max(self._floor, min(map(self.served, clients)))
 
     def _settle(self, client: Client) -> None:
-        """Close the accounts that say nothing: all if nobody waits, and this one if it is idle and owes nothing."""
-        if not self._queues:
-            self._served.clear()
-            self._floor = 0
+        """Close the accounts that say nothing: all if nobody is owed anything, and this one if it is idle and owes
+        nothing.
+        """
+        if not self._is_contended:
+            self._close_accounts()
         elif self._is_idle(client) and self.served(client) <= self._floor:
             self._served.pop(client, None)
         if len(self._served) > MAX_ACCOUNTS:
             debtor = next(filter(self._is_idle, self._served), None)
             if debtor is not None:
                 del self._served[debtor]
+
+    def _close_accounts(self) -> None:
+        self._served.clear()
+        self._floor = 0
+
+    def _num_requests(self, client: Client) -> int:
+        return self._num_rows[client] + len(self._queues.get(client, ()))
 
     def _is_idle(self, client: Client) -> bool:
         return client not in self._queues and client not in self._num_rows

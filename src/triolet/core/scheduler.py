@@ -37,12 +37,13 @@ from triolet.core.fairness import FairLine
 from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.outputs import FinishReason
+from triolet.core.pacing import Pace
 from triolet.core.plan import RowStart, StepPlan, StepResult
 from triolet.core.prefix_cache import PrefixCache
 from triolet.core.reuse import find_computed, has_room, publish_computed
 from triolet.core.scheduler_check import check_lanes, check_rows
 from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
-from triolet.core.sequence import Sequence
+from triolet.core.sequence import Sequence, largest_first
 from triolet.core.waiting import WaitingLine, by_order
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
@@ -75,7 +76,8 @@ class Scheduler:
         self.pool = self.cache.pool
         self._sequences: dict[int, Sequence] = {}
         self._running: list[Sequence] = []
-        self._waiting = FairLine(config) if config.policy == "fair" else WaitingLine(config)
+        self._pace = Pace(config)
+        self._waiting = FairLine(config, self._pace) if config.policy == "fair" else WaitingLine(config)
         self._drafting = Drafting(config, self.counters, self.caution)
         self._must_reset = False
         self._by_epoch: dict[int, Sequence] = {}
@@ -218,6 +220,8 @@ class Scheduler:
         assert self._in_flight is None, "a step is in flight"
         self._scheduled, self._starts = [], []
         self._hold_back()
+        self._waiting.begin_step(now_s)
+        self._pace.begin_step(has_decodes=any(other.num_pending_tokens == 1 for other in self._running))
         budget = self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
         budget = self._let_overtake(budget, now_s)
         budget, preempted = self._schedule_running(budget)
@@ -260,8 +264,9 @@ class Scheduler:
         """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
         the others.
         """
-        while (overtaking := self._waiting.overtaking(self._running, self._may_be_let_in)) is not None:
-            sequence, victim = overtaking
+        may_run = self._may_be_let_in
+        while self._pace.has_room and (pair := self._waiting.overtaking(self._running, may_run)) is not None:
+            sequence, victim = pair
             spare = budget - sum(other.is_unserved for other in self._running)
             if num_tokens := self._let_in(sequence, spare, now_s):
                 budget -= num_tokens
@@ -283,7 +288,8 @@ class Scheduler:
         for sequence in sorted(self._waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
             if not (sequence.is_unserved and budget) or sequence.entry.awaits_guidance:
                 continue  # it has lost its blocks to one before it, has its tokens, or can not use any
-            num_tokens = min(sequence.num_pending_tokens, budget)
+            if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
+                continue  # the step is long enough
             missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
             while missing > self.pool.num_available and sequence.row_id is not None:
                 preempted = True
@@ -326,13 +332,14 @@ class Scheduler:
         if not has_room(self.cache, entry, block_ids):
             return 0
         num_cached = len(block_ids) * self.config.block_size
+        if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
+            return 0
         self._waiting.remove(sequence)
         self.pool.share(block_ids)
         sequence.begin(self._free_rows.pop(), block_ids, hashes, num_cached)
         insort(self._running, sequence, key=by_order)
         self._waiting.started(sequence)
         missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
-        num_tokens = min(sequence.num_pending_tokens, budget)
         self._schedule(sequence, num_tokens, missing)
         if self.config.enable_prefix_caching:
             self.counters.prefix_cache_queries += entry.num_tokens
@@ -341,10 +348,14 @@ class Scheduler:
         self._starts.append(sequence.row_start())
         return num_tokens
 
+    def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
+        """How many of its pending tokens a request gets in the step that is being planned."""
+        return self._waiting.portion(sequence, self._pace.chunk(min(num_pending, budget)))
+
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
             sequence.block_table += self.pool.allocate(num_missing_blocks)
-        sequence.schedule(num_tokens)
+        sequence.schedule(num_tokens, self.counters.steps + 1)
         self._scheduled.append(sequence)
         self._waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
 
@@ -365,6 +376,7 @@ class Scheduler:
             self._make_smaller(plan, result.out_of_memory)
             return
         self.counters.num_steps_done += 1
+        self._pace.step_done(plan, result.elapsed_s)
         self.journal.tally.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
         self.caution.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.caution.suspects.step_done(self.marks())
@@ -384,19 +396,14 @@ class Scheduler:
             if ending is not None:
                 self._finish(self._by_epoch[epoch], *ending)
         for failure in result.failures:
-            failed = self._by_epoch.get(failure.epoch)
-            if failed is not None:
+            if (failed := self._by_epoch.get(failure.epoch)) is not None:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
         self.add_arrivals()  # those that waited for a first token
 
     def _make_smaller(self, plan: StepPlan, problem: str) -> None:
         """There was no memory for the step: its largest rows leave, and the others try again."""
-        rows = sorted(
-            (sequence for sequence in self._scheduled if sequence.num_scheduled_tokens),
-            key=lambda sequence: (sequence.num_scheduled_tokens, sequence.entry.num_tokens),
-            reverse=True,
-        )
+        rows = largest_first(self._scheduled)
         num_tokens = [sequence.num_scheduled_tokens for sequence in rows]
         # Without those that have ended since, it is a smaller step already.
         is_whole = sum(num_tokens) == plan.num_tokens
@@ -417,11 +424,7 @@ class Scheduler:
 
     def marks(self) -> dict[int, int]:
         """Of the requests in the step in flight, how many of their known tokens are computed when it succeeds."""
-        return {
-            sequence.entry.serial: sequence.num_computed_tokens + sequence.num_known_tokens
-            for sequence in self._scheduled
-            if sequence.num_scheduled_tokens
-        }
+        return {row.entry.serial: row.end for row in self._scheduled if row.num_scheduled_tokens}
 
     def abandon_step(self) -> None:
         """Nobody computes the step in flight any more: what it worked on is free, and nothing of it counts."""

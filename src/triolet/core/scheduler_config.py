@@ -35,6 +35,16 @@ class Limits(Protocol):
         ...
 
     @property
+    def fair_ttft_factor(self) -> float | None:
+        """Times what a first token takes alone; None for no bound."""
+        ...
+
+    @property
+    def max_prefill_delay(self) -> float | None:
+        """Seconds; None for no bound."""
+        ...
+
+    @property
     def enable_prefix_caching(self) -> bool:
         """Whether blocks are published."""
         ...
@@ -67,6 +77,8 @@ class SchedulerConfig:
         max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
         policy: `fcfs`, `priority` or `fair`.
         priority_aging_s: under `priority`, seconds of waiting that weigh as much as one step of priority.
+        fair_ttft_factor: under `fair`, times what a first token takes alone; infinity for no bound.
+        max_prefill_delay_s: by which prompts lengthen a step of decodes, seconds; infinity for no bound.
         enable_prefix_caching: publish and look up full blocks.
         cache_key: secret of the prefix hashes.
         num_speculative_tokens: longest draft; 0 for none.
@@ -80,6 +92,8 @@ class SchedulerConfig:
     max_model_len: int
     policy: str = "fcfs"
     priority_aging_s: float = float("inf")
+    fair_ttft_factor: float = float("inf")
+    max_prefill_delay_s: float = float("inf")
     enable_prefix_caching: bool = True
     cache_key: bytes = b""
     num_speculative_tokens: int = 0
@@ -96,12 +110,18 @@ class SchedulerConfig:
             max_num_batched_tokens=limits.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
             max_model_len=info.max_model_len,
             policy=limits.policy,
-            priority_aging_s=float("inf") if limits.priority_aging is None else limits.priority_aging,
+            priority_aging_s=_or_never(limits.priority_aging),
+            fair_ttft_factor=_or_never(limits.fair_ttft_factor),
+            max_prefill_delay_s=_or_never(limits.max_prefill_delay),
             enable_prefix_caching=limits.enable_prefix_caching,
             cache_key=cache_key,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,
         )
+
+
+def _or_never(limit: float | None) -> float:
+    return float("inf") if limit is None else limit
 
 
 @attrs.define

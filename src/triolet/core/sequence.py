@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from triolet.core.journal import JournalEntry
@@ -21,6 +23,7 @@ class Sequence:
         num_computed_tokens: tokens whose KV is present.
         num_scheduled_tokens: tokens given to the step in flight, with those of the draft; 0 between steps.
         draft_token_ids: what the step in flight tries beyond the known tokens.
+        last_step: number of the last step that it had a part in.
         num_charged_tokens: tokens that its client has paid for, or that were free.
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
@@ -34,6 +37,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     draft_token_ids: tuple[int, ...] = ()
+    last_step: int = 0
     num_charged_tokens: int = 0
     block_table: list[int] = attrs.field(factory=list)
     num_planned_blocks: int = 0
@@ -50,6 +54,11 @@ class Sequence:
         """Tokens given to the step in flight without those of the draft."""
         return self.num_scheduled_tokens - len(self.draft_token_ids)
 
+    @property
+    def end(self) -> int:
+        """How many of its known tokens are computed when the step in flight succeeds."""
+        return self.num_computed_tokens + self.num_known_tokens
+
     def num_missing_blocks(self, num_tokens: int, block_size: int) -> int:
         """Blocks that must be added before `num_tokens` more can be computed."""
         return -(-(self.num_computed_tokens + num_tokens) // block_size) - len(self.block_table)
@@ -65,9 +74,10 @@ class Sequence:
         self.block_table, self.block_hashes = block_ids, hashes
         self.num_computed_tokens = num_cached_tokens
 
-    def schedule(self, num_tokens: int) -> None:
+    def schedule(self, num_tokens: int, step_id: int) -> None:
         """It has a part in the step that is being planned."""
         self.num_scheduled_tokens, self.draft_token_ids = num_tokens, ()
+        self.last_step = step_id
 
     def end_step(self) -> tuple[int, int]:
         """What it had a part in is done, and what came of it is in the journal.
@@ -76,7 +86,7 @@ class Sequence:
             How many tokens it tried beyond the known ones, and how many of them are known now.
         """
         num_tried = len(self.draft_token_ids)
-        end = self.num_computed_tokens + self.num_known_tokens
+        end = self.end
         # The last token of the journal was chosen, not tried: it has yet to be computed.
         num_right = min(num_tried, max(0, self.entry.num_tokens - 1 - end))
         self.num_computed_tokens = end + num_right
@@ -127,3 +137,12 @@ class Sequence:
             self.entry.mask if is_sampled else None,
             self.draft_token_ids,
         )
+
+
+def largest_first(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Those with a part in a step, by the size of it."""
+    return sorted(
+        (sequence for sequence in sequences if sequence.num_scheduled_tokens),
+        key=lambda sequence: (sequence.num_scheduled_tokens, sequence.entry.num_tokens),
+        reverse=True,
+    )

@@ -83,6 +83,15 @@ class WaitingLine:
         """Who of the running ones is served in a step; those that have overtaken others are part of it already."""
         return running
 
+    def portion(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of so many tokens a request may have in the step that is being planned; 0 for none.
+
+        Args:
+            sequence: a running one that takes part, or a waiting one that is about to be let in.
+            num_tokens: that it has to compute.
+        """
+        return num_tokens
+
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
         """Who is let in before those that run are served, and who has to make way for it if there is no room.
 
@@ -98,6 +107,9 @@ class WaitingLine:
         return (first, worst) if first.entry.request.priority < worst.entry.request.priority else None
 
     # What a policy that keeps accounts needs to know; these two keep none.
+
+    def begin_step(self, now_s: float) -> None:
+        """A step is being planned; monotonic seconds."""
 
     def started(self, sequence: Sequence) -> None:
         """It has got a row."""
