@@ -7,12 +7,14 @@ one whose model has a process of its own is in `process_runner`.
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 import trio
@@ -37,6 +39,20 @@ class Runner(Protocol):
 
     def reset(self) -> None:
         """Forget all requests."""
+        ...
+
+
+@runtime_checkable
+class BackgroundRunner(Runner, Protocol):
+    """One that knows steps which need no thread of its caller's."""
+
+    def begin(self, plan: StepPlan, done_fd: int) -> Callable[[], StepResult] | None:
+        """Begin such a step; None if the plan is none of these, and nothing has happened.
+
+        Args:
+            plan: the step.
+            done_fd: an eventfd; it is written to when the step is over, and then the result may be called for.
+        """
         ...
 
 
@@ -120,10 +136,12 @@ class _Kept:
 
     load: Load
     loaded: tuple[Runner, ModelInfo] | None = None
+    background: BackgroundRunner | None = None
 
     def start(self, on_progress: OnProgress) -> ModelInfo:
         if self.loaded is None:
             self.loaded = self.load(on_progress)
+            self.background = self.loaded[0] if isinstance(self.loaded[0], BackgroundRunner) else None
         else:
             self.loaded[0].reset()
         return self.loaded[1]
@@ -137,7 +155,7 @@ class _Kept:
 
         Until then everything else of an engine may be held by the errors that its tasks ended with.
         """
-        self.loaded = None
+        self.loaded = self.background = None
 
 
 class LoadCancelled(Exception):
@@ -175,25 +193,42 @@ class ThreadExecutor:
 
     The thread is never abandoned. A step can not be interrupted, so whoever is cancelled while one runs waits for its
     end.
+
+    A step that needs no thread of Python's is begun right here. To hand it over would be to wait for the interpreter's
+    lock, which this thread keeps until it has nothing left to do: readers would come before the model.
     """
 
     def __init__(self, load: Load) -> None:
         self._kept = _Kept(load)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done_fd: int | None = None  # of a step in the background
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """The scope in which the thread lives."""
         failure: BaseException | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_thread)
-            try:
-                yield
-            except BaseException as error:  # raised again below, without the nursery's group around it
-                failure = error
-            self._jobs.put(None)
+        with self._background_steps():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run_thread)
+                try:
+                    yield
+                except BaseException as error:  # raised again below, without the nursery's group around it
+                    failure = error
+                self._jobs.put(None)
         if failure is not None:
             raise failure
+
+    @contextmanager
+    def _background_steps(self) -> Iterator[None]:
+        if sys.platform != "linux":
+            yield
+            return
+        self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            yield
+        finally:
+            os.close(self._done_fd)
+            self._done_fd = None
 
     async def _run_thread(self) -> None:
         # Its own limiter: the default one is shared with file and name look-ups, which must not wait for a model.
@@ -267,7 +302,25 @@ class ThreadExecutor:
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
+        background, done_fd = self._kept.background, self._done_fd
+        if background is not None and done_fd is not None:
+            finish = background.begin(plan, done_fd)
+            if finish is not None:
+                await _until_written(done_fd)
+                return finish()
         return await self._call(partial(self._kept.execute, plan))
+
+
+async def _until_written(eventfd: int) -> None:
+    """Wait until somebody has written to it, even when cancelled, and make it empty."""
+    try:
+        await trio.lowlevel.wait_readable(eventfd)
+    except trio.Cancelled:
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.wait_readable(eventfd)
+        raise
+    finally:
+        os.eventfd_read(eventfd)
 
 
 @contextmanager

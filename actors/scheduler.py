@@ -32,6 +32,7 @@ async def scheduler_actor(
             is_time = not core.is_step_in_flight and guided_s == math.inf
             if is_time and (plan := core.plan_step(trio.current_time())) is not None:
                 wiring.to_runner.send_nowait(plan)
+                await trio.lowlevel.checkpoint()  # it begins now, and what is told below is read meanwhile
             if serials := core.take_progress():
                 await wiring.to_detokenizer.send(Progressed(serials))
             wiring.report(trio.current_time())
@@ -39,7 +40,9 @@ async def scheduler_actor(
             if not wiring.journal:
                 wiring.idle.unpark_all()
             with trio.move_on_at(min(core.next_deadline(), guided_s)):
-                _take_in(await inbox.receive(), core, wiring)
+                message = await inbox.receive()
+                wiring.pulse.num_read["scheduler"] += 1
+                _take_in(message, core, wiring)
 
 
 def _guide(core: Scheduler, wiring: Wiring) -> float:

@@ -8,6 +8,7 @@
 // thread for itself (norms), or by the item that needs it (rotary and KV write, before the attention).
 
 #include "attention_step.h"
+#include "background.h"
 #include "choice.h"
 #include "grouped.h"
 #include "team.h"
@@ -376,6 +377,27 @@ EXPORT void triolet_step(const Model* model, const Step* step) {
     run_step<float>(*model, *step);
   else
     run_step<BFloat16>(*model, *step);
+}
+
+namespace {
+
+struct StepJob {
+  const Model* model;
+  const Step* step;
+  void run() const { triolet_step(model, step); }
+};
+
+}  // namespace
+
+// A thread for steps; to be closed.
+EXPORT void* triolet_background_open() { return new Background<StepJob>(); }
+EXPORT void triolet_background_close(void* background) { delete static_cast<Background<StepJob>*>(background); }
+EXPORT void triolet_background_wake(void* background) { static_cast<Background<StepJob>*>(background)->wake(); }
+
+// triolet_step in that thread, one at a time; model, step and all they point at must last until `done`, an eventfd, can
+// be read.
+EXPORT void triolet_background_step(void* background, const Model* model, const Step* step, int32_t done) {
+  static_cast<Background<StepJob>*>(background)->begin({model, step}, done);
 }
 
 // A step will be run soon: its threads may wake up meanwhile.

@@ -62,6 +62,8 @@ class StepStruct(ctypes.Structure):
         ("block_tables_stride", ctypes.c_int64),
         *((name, _I) for name in ("num_tokens", "num_seqs", "num_logits", "block_size", "num_threads")),
     )
+    kept: tuple[object, ...] = ()
+    """What the addresses point at; alive as long as the struct is."""
 
 
 @attrs.frozen(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -61,6 +63,22 @@ class FakeRunner:
 
     def _note_thread(self) -> None:
         self.threads.add(threading.current_thread().name)
+
+
+@attrs.define(eq=False)
+class BackgroundFake(FakeRunner):
+    """One that leaves every step but the first to somebody else, who is to write to `done`."""
+
+    done: list[int] = attrs.field(factory=list)
+    has_begun: trio.Event = attrs.field(factory=trio.Event)
+
+    def begin(self, plan: StepPlan, done_fd: int) -> Callable[[], StepResult] | None:
+        if plan.starts:
+            return None
+        self._note_thread()
+        self.done.append(done_fd)
+        self.has_begun.set()
+        return lambda: self.model.execute(plan)
 
 
 Make = Callable[[Load], Executor]
@@ -345,4 +363,57 @@ async def test_the_engines_scope_waits_for_the_step_in_flight_and_leaves_no_thre
             nursery.start_soon(trio.to_thread.run_sync, may_end.set)
         events.append("engine closed")
     assert events == ["step ended", "engine closed"]
+    assert num_runner_threads() == 0
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="an eventfd is Linux'")
+SECOND_STEP = StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
+
+
+@linux_only
+async def test_a_step_that_needs_no_thread_is_begun_in_the_loop_and_others_go_on_until_it_is_over() -> None:
+    runner = BackgroundFake()
+    executor = ThreadExecutor(runner.load)
+    results: list[StepResult] = []
+
+    async def compute() -> None:
+        results.append(await executor.execute(SECOND_STEP))
+
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step((1, 2, 3)))
+        runner.threads.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(compute)
+            await wait_all_tasks_blocked()
+            assert (len(runner.done), results) == (1, [])
+            os.eventfd_write(runner.done[0], 1)
+    assert [token.token_id for token in results[0].tokens] == [answer_of([1, 2, 3], 5, 2)[1]]
+    assert runner.threads == {threading.current_thread().name}
+
+
+@linux_only
+async def test_whoever_is_cancelled_during_a_step_in_the_background_waits_for_its_end() -> None:
+    runner = BackgroundFake()
+    executor = ThreadExecutor(runner.load)
+    events: list[str] = []
+
+    async def live() -> None:
+        async with executor.running():
+            await executor.start(ignore)
+            await executor.execute(first_step((1, 2, 3)))
+            try:
+                await executor.execute(SECOND_STEP)
+            finally:
+                events.append("left")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live)
+        await runner.has_begun.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await wait_all_tasks_blocked()
+        assert events == []
+        os.eventfd_write(runner.done[0], 1)
+    assert events == ["left"]
     assert num_runner_threads() == 0

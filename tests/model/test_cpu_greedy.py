@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -105,3 +107,27 @@ def test_steps_of_several_threads_at_once_do_not_disturb_each_other(
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an eventfd is Linux'")
+def test_a_step_in_the_background_finds_the_same_and_says_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class InBackground(Both):
+        def forward(self, *inputs: Any) -> Tensor:
+            done = os.eventfd(0)
+            model.prepare()
+            finish = model.begin_greedy(*inputs, done_fd=done)
+            with open(done, "rb", buffering=0) as end:
+                assert end.read(8) == (1).to_bytes(8, sys.byteorder)  # waits for it
+            found.append(finish())
+            return super().forward(*inputs)
+
+    model = load(make_model("llama", tmp_path), "", monkeypatch)
+    found: list[tuple[list[float], list[int]]] = []
+    both = InBackground(model)
+    driver = PagedDriver(both)
+    for length in (1, 2, 30):
+        driver.once(list(range(3, 3 + length)))
+    assert [peak for peaks, _ in found for peak in peaks] == both.peaks
+    assert [token for _, tokens in found for token in tokens] == both.tokens

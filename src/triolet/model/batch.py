@@ -196,6 +196,20 @@ class RowTable:
         """Forget every row."""
         self._rows = [None] * len(self._rows)
 
+    def decoded(self, plan: StepPlan) -> tuple[Row, ...]:
+        """The rows of a plan that lets each of them have one more token, any token, and does nothing beside it; none
+        if it is another one.
+        """
+        if plan.starts:
+            return ()
+        rows = []
+        for planned in plan.rows:
+            row = self._rows[self._checked(planned.row_id)]
+            if row is None or planned.mask is not None or not _is_plain_decode(planned, row):
+                return ()
+            rows.append(row)
+        return tuple(rows)
+
     def take(self, plan: StepPlan) -> StepInput:
         """Follow a plan: forget, fill, advance; then lay its tokens end to end.
 

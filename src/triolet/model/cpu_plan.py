@@ -13,6 +13,7 @@ head serves as the embedding too, packed as it is.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 
 import attrs
@@ -103,6 +104,7 @@ class CpuDecoder:
         self._cpp = cpp
         self._cache: tuple[LayerCache, ...] = ()
         self._cache_addresses = addresses(()), addresses(())
+        self._background: ctypes.c_void_p | None = None  # not before it is needed: most models do without
 
     @property
     def spec(self) -> ModelSpec:
@@ -130,7 +132,8 @@ class CpuDecoder:
     ) -> Tensor:
         """See `CausalModel.forward`. All tensors contiguous, on the CPU, and of the dtypes given there."""
         logits = torch.empty(len(logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
-        self._step(token_ids, positions, cache, attention, logits_indices, logits=logits.data_ptr())
+        step = self._step(token_ids, positions, cache, attention, logits_indices, logits=logits.data_ptr())
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
     def forward_greedy(
@@ -142,18 +145,45 @@ class CpuDecoder:
         logits_indices: Tensor,
     ) -> tuple[list[float], list[int]]:
         """See `GreedyModel.forward_greedy`: the logits are looked through as they come, and not written down."""
-        count = len(logits_indices)
-        peaks, best = (ctypes.c_float * count)(), (ctypes.c_int64 * count)()
-        self._step(
-            token_ids,
-            positions,
-            cache,
-            attention,
-            logits_indices,
-            peaks=ctypes.addressof(peaks),
-            best=ctypes.addressof(best),
+        found = _Found.of(len(logits_indices))
+        step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        return found.lists()
+
+    def prepare(self) -> None:
+        """A step in the background is about to begin: its threads may wake up while its input is made."""
+        self._cpp.triolet_background_wake(self._background_thread())
+
+    def begin_greedy(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+        *,
+        done_fd: int,
+    ) -> Callable[[], tuple[list[float], list[int]]]:
+        """See `BackgroundModel.begin_greedy`."""
+        found = _Found.of(len(logits_indices))
+        step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
+        self._cpp.triolet_background_step(
+            self._background_thread(), ctypes.byref(self._model), ctypes.byref(step), done_fd
         )
-        return list(peaks), list(best)
+
+        def finish() -> tuple[list[float], list[int]]:
+            nonlocal step
+            del step  # which was read until now
+            return found.lists()
+
+        return finish
+
+    def _background_thread(self) -> ctypes.c_void_p:
+        if self._background is None:
+            self._cpp.triolet_background_open.restype = ctypes.c_void_p
+            self._background = ctypes.c_void_p(self._cpp.triolet_background_open())
+            weakref.finalize(self, self._cpp.triolet_background_close, self._background)
+        return self._background
 
     def _step(
         self,
@@ -163,7 +193,7 @@ class CpuDecoder:
         attention: AttentionMetadata,
         logits_indices: Tensor,
         **outputs: int,
-    ) -> None:
+    ) -> StepStruct:
         keys, values = self._addresses_of(cache)
         step = StepStruct(
             token_ids=token_ids.data_ptr(),
@@ -183,7 +213,8 @@ class CpuDecoder:
             num_threads=torch.get_num_threads(),
             **outputs,
         )
-        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        step.kept = token_ids, positions, attention, logits_indices, keys, values
+        return step
 
     def _addresses_of(
         self, cache: tuple[LayerCache, ...]
@@ -195,6 +226,24 @@ class CpuDecoder:
             )
             self._cache = cache
         return self._cache_addresses
+
+
+@attrs.frozen
+class _Found:
+    """Where a step writes down its likeliest tokens."""
+
+    peaks: ctypes.Array[ctypes.c_float]
+    best: ctypes.Array[ctypes.c_int64]
+
+    @classmethod
+    def of(cls, count: int) -> _Found:
+        return cls((ctypes.c_float * count)(), (ctypes.c_int64 * count)())
+
+    def addresses(self) -> dict[str, int]:
+        return {"peaks": ctypes.addressof(self.peaks), "best": ctypes.addressof(self.best)}
+
+    def lists(self) -> tuple[list[float], list[int]]:
+        return list(self.peaks), list(self.best)
 
 
 # ------------------------------------------------------------------------------- building from weights

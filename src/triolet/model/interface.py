@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
@@ -101,4 +102,32 @@ class GreedyModel(CausalModel, Protocol):
         logits_indices: Tensor,
     ) -> tuple[list[float], list[int]]:
         """`forward`, and for each row of logits the largest and the first token that has it; NaN, if any is."""
+        ...
+
+
+@runtime_checkable
+class BackgroundModel(GreedyModel, Protocol):
+    """One that can do so while its caller goes on."""
+
+    def begin_greedy(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+        *,
+        done_fd: int,
+    ) -> Callable[[], tuple[list[float], list[int]]]:
+        """Begin a `forward_greedy`; nothing else may be asked for until it is over.
+
+        Args:
+            done_fd: an eventfd; it is written to at the end.
+        Returns:
+            Gives what `forward_greedy` does, once that has happened; until then it must be kept.
+        """
+        ...
+
+    def prepare(self) -> None:
+        """`begin_greedy` will be called soon; nothing has to be done."""
         ...

@@ -7,7 +7,7 @@ an exception its table may hold half a step: `reset()` it, and start the request
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import torch
@@ -18,7 +18,7 @@ from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.kernels.cpu.library import kernels
 from triolet.model.batch import Row, RowTable, StepInput
-from triolet.model.interface import CausalModel, GreedyModel
+from triolet.model.interface import BackgroundModel, CausalModel, GreedyModel
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
 from triolet.model.masks import apply_masks_
@@ -57,6 +57,7 @@ class ModelRunner:
         self._model = model
         self._logprobs_mode = logprobs_mode
         self._greedy = model if isinstance(model, GreedyModel) else None
+        self._background = model if isinstance(model, BackgroundModel) else None
         self._device = device
         self._cache = allocate_kv_cache(
             model.spec, num_blocks=num_blocks, block_size=block_size, device=device
@@ -106,6 +107,33 @@ class ModelRunner:
         tokens, failures = self._note(step.sampled, samples)
         elapsed_s = time.perf_counter() - began_s
         return StepResult(plan.step_id, tokens, failures, elapsed_s, prompt_logprobs=prompts)
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan, done_fd: int) -> Callable[[], StepResult] | None:
+        """Begin a step that needs no thread of ours, if it is one: a token more for rows that want their likeliest.
+
+        Args:
+            plan: see `execute`.
+            done_fd: an eventfd; it is written to when the step is over.
+        Returns:
+            What must be called then; None if the plan must be given to `execute` instead.
+        Raises:
+            InvariantViolated: the plan contradicts the table of rows.
+        """
+        began_s = time.perf_counter()
+        rows = self._table.decoded(plan)
+        if self._background is None or not rows or not self._batch_for(rows).is_greedy:
+            return None
+        self._background.prepare()
+        step = self._table.take(plan)
+        inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
+        find = self._background.begin_greedy(*inputs, done_fd=done_fd)
+
+        def finish() -> StepResult:
+            tokens, failures = self._note(rows, likeliest(*find()))
+            return StepResult(plan.step_id, tokens, failures, time.perf_counter() - began_s)
+
+        return finish
 
     def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         batch = self._batch_for(step.sampled)
