@@ -2,10 +2,15 @@
 
 Every life has its own process, which loads the weights again: a driver or a library that has broken something is left
 behind with it. The process speaks frames (`ipc`) over its standard input and output; what it writes to standard error
-goes into the log. However it ends, this side knows within milliseconds: from the end of its replies, or from the
-operating system if something else still holds that pipe. A step that takes too long ends with the process killed.
+goes into the log. However it ends, this side knows within milliseconds: from the end of its lifeline (`ipc.lifeline`),
+or from the operating system if something else still holds that pipe. A step that takes too long ends with the process
+killed.
 
     life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
+    one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
+
+To give back what a process holds takes the system tens of milliseconds, of memory, and more of a device's. Nobody
+waits for that but the next process, before it loads.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from triolet.core.model_info import ModelInfo
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.progress import LoadProgress, OnProgress
 from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
+from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild
 from triolet.ipc.frames import FrameReader
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
@@ -37,9 +43,8 @@ logger = logging.getLogger("triolet.runner")
 WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.worker")
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
+STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 GRACE_S = 1.0  # from the end of its requests until a process is killed
-ZOMBIE_S = 0.02  # from the end of its replies until the system knows that a process is dead
-LAST_WORDS_S = 0.02  # for what a dead process has left in its pipes
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 NUM_LAST_WORDS, MAX_LAST_WORDS_CHARS = 5, 200  # lines that are told with a death, if they ...
 RECENT_S = 1.0  # ... are not older than this when it is told
@@ -57,11 +62,12 @@ class ProcessExecutor:
         self._config = config
         self._command = tuple(command)
         self._process: RunnerProcess | None = None
+        self._former: RunnerProcess | None = None
         self._has_loaded = False
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """The scope of one process, which is gone when it is left.
+        """The scope of one process, which is gone when it is left, or, if it has died, dying.
 
         Raises:
             RunnerDied: it ended while nobody was asking it anything.
@@ -70,7 +76,7 @@ class ProcessExecutor:
             async with RunnerProcess.spawn(self._command).running() as self._process:
                 yield
         finally:
-            self._process = None
+            self._process, self._former = None, self._process
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """See `Executor`. A load is only reported until one has succeeded; later ones mend something.
@@ -82,6 +88,8 @@ class ProcessExecutor:
         """
         process = self._here()
         async with process.conversation():
+            if self._former is not None:
+                await self._former.gone()  # it may still hold most of what there is of memory
             await process.ask(self._config)
             while isinstance(reply := await process.reply(), LoadProgress):
                 if not self._has_loaded:
@@ -126,9 +134,11 @@ class RunnerProcess:
     _requests: trio.lowlevel.FdStream
     _replies: trio.lowlevel.FdStream
     _errors: trio.lowlevel.FdStream
+    _lifeline: int
     _reader: FrameReader = attrs.field(factory=REPLIES.reader)
+    _dying: trio.Event = attrs.field(factory=trio.Event)
     _exited: trio.Event = attrs.field(factory=trio.Event)
-    _errors_ended: trio.Event = attrs.field(factory=trio.Event)
+    _line: bytes = b""
     _last_words: deque[tuple[float, str]] = attrs.field(factory=lambda: deque(maxlen=NUM_LAST_WORDS))
     _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _talk: trio.CancelScope | None = None
@@ -140,35 +150,34 @@ class RunnerProcess:
         Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
         and the threads in which Trio starts processes end after ten idle seconds.
         """
-        (requests_end, requests), (replies, replies_end), (errors, errors_end) = (
-            os.pipe(),
-            os.pipe(),
-            os.pipe(),
-        )
+        pipes = [os.pipe() for _ in range(4)]
+        (requests_end, requests), (replies, replies_end), (errors, errors_end), (life, life_end) = pipes
         try:
             popen = subprocess.Popen(
                 command,
                 stdin=requests_end,
                 stdout=replies_end,
                 stderr=errors_end,
-                env={**os.environ, "PYTHONPATH": _search_path()},
+                pass_fds=[life_end],
+                env={**os.environ, "PYTHONPATH": _search_path(), lifeline.VARIABLE: str(life_end)},
                 # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
                 start_new_session=True,
             )
         except BaseException:
-            for fd in (requests, replies, errors):
+            for fd in (requests, replies, errors, life):
                 os.close(fd)
             raise
         finally:
-            for fd in (requests_end, replies_end, errors_end):
+            for fd in (requests_end, replies_end, errors_end, life_end):
                 os.close(fd)
         stream = trio.lowlevel.FdStream
-        return cls(popen, stream(requests), stream(replies), stream(errors))
+        return cls(popen, stream(requests), stream(replies), stream(errors), life)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[RunnerProcess]:
         """The scope in which the process lives: asked to end when it is left, then killed, and always reaped."""
         failure: BaseException | None = None
+        trio.lowlevel.spawn_system_task(self._reap)  # which may take longer than anybody here wants to wait
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._log_errors)
@@ -180,7 +189,8 @@ class RunnerProcess:
             except BaseException as error:  # raised again below, without the nursery's group around it
                 failure = error
             with trio.CancelScope(shield=True):
-                await self._end()  # with it end the two tasks above
+                await self._end()
+            nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
@@ -195,7 +205,7 @@ class RunnerProcess:
         Raises:
             RunnerDied: the process has ended, had to be killed after `timeout_s`, or sent what is no answer.
         """
-        if self._exited.is_set():
+        if self._dying.is_set():
             raise await self._death()
         scope = self._talk = trio.CancelScope()
         if timeout_s is not None:
@@ -205,18 +215,19 @@ class RunnerProcess:
                 with scope:
                     yield
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+                self._note_death()
                 raise await self._death() from None
             except FrameError as error:
                 raise await self._death(f"and the engine do not understand each other ({error})") from error
             if scope.cancelled_caught:
                 late = f"took more than {timeout_s} s for a step (step_timeout)"
-                raise await self._death(None if self._exited.is_set() else late) from None
+                raise await self._death(None if self._dying.is_set() else late) from None
         except BaseException:
             self._popen.kill()
             raise
         finally:
             self._talk = None
-        if self._exited.is_set():
+        if self._dying.is_set():
             self._idle.cancel()
 
     async def ask(self, request: Request) -> None:
@@ -233,15 +244,35 @@ class RunnerProcess:
 
     # ---------------------------------------------------------------------------------------- death
 
+    async def gone(self) -> None:
+        """Wait until the system has taken back what the process held."""
+        await self._exited.wait()
+
     async def _watch(self) -> None:
-        """Wait for the end of the process, whatever else is cancelled, and call off whoever waits for it."""
-        with trio.CancelScope(shield=True):
+        """Wait for the end of the lifeline, whatever else is cancelled."""
+        with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
+            await trio.lowlevel.wait_readable(self._lifeline)
+            self._note_death()
+
+    async def _reap(self) -> None:
+        """Wait for the end of the process: also when there is nobody any more who wants to hear of it."""
+        try:
             await _wait_for_exit(self._popen)
+        finally:  # also if all of Trio ends first
+            self._popen.kill()
+            self._popen.wait()
         self._exited.set()
+        self._note_death()
+
+    def _note_death(self) -> None:
+        """Call off whoever waits for the process."""
+        if self._dying.is_set():
+            return
+        self._dying.set()
         if self._talk is None:
             self._idle.cancel()
-        else:  # its last reply may still be on the way
-            self._talk.deadline = trio.current_time() + LAST_WORDS_S
+        else:  # its last reply is in the pipe, or will never come
+            self._talk.deadline = trio.current_time()
 
     async def _death(self, reason: str | None = None) -> RunnerDied:
         """Make sure that the process is dead; the exception that tells how it died.
@@ -249,44 +280,54 @@ class RunnerProcess:
         Args:
             reason: why it is killed, if it still lives.
         """
-        if reason is None:
-            with trio.move_on_after(ZOMBIE_S):
-                await self._exited.wait()
-        self._popen.kill()
-        await self._exited.wait()
-        with trio.move_on_after(LAST_WORDS_S):
-            await self._errors_ended.wait()
-        reason = reason or _ending(self._popen.returncode)
+        self._popen.kill()  # which changes nothing of how somebody ends who is at it
+        await self._dying.wait()
+        returncode = self._popen.returncode
+        if returncode is None and (returncode := exit_code_of(self._popen.pid)) is None:
+            await self._exited.wait()
+            returncode = self._popen.returncode
+        self._hear_the_rest()
+        reason = reason or _ending(returncode)
         recent_s = trio.current_time() - RECENT_S
         if last_words := [text for said_s, text in self._last_words if said_s >= recent_s]:
             reason += "; its last words: " + " | ".join(last_words)
-        return RunnerDied(reason, self._popen.returncode)
+        return RunnerDied(reason, returncode)
 
     async def _end(self) -> None:
         self._requests.close()
-        with trio.move_on_after(GRACE_S):
+        if not self._dying.is_set():
+            with trio.move_on_after(GRACE_S):
+                await self._exited.wait()
+            self._popen.kill()
             await self._exited.wait()
-        self._popen.kill()
-        await self._exited.wait()
-        with trio.move_on_after(LAST_WORDS_S):
-            await self._errors_ended.wait()
+        self._hear_the_rest()
         self._replies.close()
         self._errors.close()
+        trio.lowlevel.notify_closing(self._lifeline)
+        os.close(self._lifeline)
 
     # -------------------------------------------------------------------------------------- its log
 
     async def _log_errors(self) -> None:
         """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
-        line = b""
-        with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
+        with suppress(trio.ClosedResourceError):
             while data := await self._errors.receive_some(READ_BYTES):
-                *lines, line = (line + data).split(b"\n")
-                if len(line) > MAX_LINE_BYTES:
-                    lines, line = [*lines, line], b""
-                for whole in lines:
-                    self._log(whole)
-            self._log(line)
-        self._errors_ended.set()
+                self._hear(data)
+
+    def _hear_the_rest(self) -> None:
+        """What a dead process has left in the pipe: it may be the reason."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._errors.fileno(), READ_BYTES):
+                self._hear(data)
+        self._log(self._line)
+        self._line = b""
+
+    def _hear(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > MAX_LINE_BYTES:
+            lines, self._line = [*lines, self._line], b""
+        for whole in lines:
+            self._log(whole)
 
     def _log(self, line: bytes) -> None:
         if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
@@ -296,6 +337,8 @@ class RunnerProcess:
 
 async def _wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
     """Wait until the process has ended, and reap it."""
+    if popen.poll() is not None:  # `Popen.kill` looks first, and reaps
+        return
     if sys.platform == "linux":
         pidfd = os.pidfd_open(popen.pid)
         try:
@@ -318,3 +361,19 @@ def _ending(returncode: int) -> str:
     with suppress(ValueError):
         return f"was killed by {signal.Signals(-returncode).name}"
     return f"was killed by signal {-returncode}"
+
+
+def exit_code_of(process_id: int) -> int | None:
+    """How a process ends that was killed, is dying, or has not been waited for yet; as in `Popen.returncode`.
+
+    Returns:
+        None if this can not be known before it has been waited for. Of one that lives it is 0.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        with open(f"/proc/{process_id}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[STAT_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None

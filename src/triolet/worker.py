@@ -7,20 +7,24 @@ process.
 
 It never outlives its parent. Linux kills it when the thread that started it ends, however that ends. Elsewhere, and
 should that fail, a thread here watches the pipe: once nobody can send requests any more, nobody waits for replies, and
-the process ends, also in the middle of a step.
+the process ends, also in the middle of a step. The same thread holds the lifeline, by whose end the parent knows of
+this process's (`ipc.lifeline`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import os
+import queue
 import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import NoReturn, Protocol
 
 import attrs
@@ -29,11 +33,15 @@ from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.progress import OnProgress
+from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+LAST_FD = 2**32 - 1
+SYS_CLOSE_RANGE = 436  # on every architecture
+CLOSE_RANGE_UNSHARE = 2  # from <linux/close_range.h>
 
 
 class Runner(Protocol):
@@ -131,7 +139,47 @@ def _die_with_parent(requests_fd: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # A parent that died before this line has left the pipe behind, closed.
-    threading.Thread(target=_watch_parent, args=[requests_fd], name="triolet-parent", daemon=True).start()
+    watch = partial(_watch_parent, requests_fd)
+    if (fd := os.environ.pop(lifeline.VARIABLE, None)) is not None:
+        hold_lifeline(int(fd), {requests_fd, sys.stderr.fileno()}, watch)
+    else:
+        threading.Thread(target=watch, name="triolet-parent", daemon=True).start()
+
+
+def hold_lifeline(fd: int, keep: Collection[int], then: Callable[[], object]) -> None:
+    """Have a thread hold a lifeline (`ipc.lifeline`) for as long as this process lives.
+
+    Args:
+        fd: its writing end.
+        keep: other descriptors that the thread needs.
+        then: what it does; returns when the process is to end.
+    """
+    os.set_inheritable(fd, False)
+    is_alone: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def sleep() -> None:
+        is_alone.put(_unshare_descriptors({fd, *keep}))
+        then()
+
+    threading.Thread(target=sleep, name="triolet-lifeline", daemon=True).start()
+    if is_alone.get():
+        os.close(fd)
+
+
+def _unshare_descriptors(kept: Collection[int]) -> bool:
+    """Give this thread a table of its own, in which only a few are open; False if there is no such thing here."""
+    if sys.platform != "linux":
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    borders = [-1, *sorted(kept), LAST_FD + 1]
+    flags = CLOSE_RANGE_UNSHARE  # of the first call; from then on the table is this thread's
+    for before, behind in reversed(list(itertools.pairwise(borders))):
+        if behind - before > 1:
+            numbers = (before + 1, behind - 1, flags)
+            if syscall(ctypes.c_long(SYS_CLOSE_RANGE), *map(ctypes.c_uint, numbers)):
+                return False
+            flags = 0
+    return True
 
 
 def _watch_parent(requests_fd: int) -> None:

@@ -19,6 +19,7 @@ from tests.actors.fake_worker import NUM_BLOCKS
 from tests.actors.harness import LetterCodec, answer_of, assert_all_blocks_back
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
+from triolet.actors import process_runner
 from triolet.actors.engine import Engine
 from triolet.actors.opening import run_engine
 from triolet.actors.process_runner import GRACE_S, MAX_LINE_BYTES, ProcessExecutor
@@ -243,6 +244,31 @@ async def test_a_death_is_told_with_its_cause_and_the_next_life_works(
     assert (died.exit_status, died.signal) == ((returncode, None) if returncode >= 0 else (None, -returncode))
     with pytest.raises(RunnerDied, match=f"^the model runner's process {message}"):
         raise died
+    assert len(await life(executor, first_step(), second_step())) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere this is not known before")
+@pytest.mark.parametrize(("misdeed", "returncode"), [("kill", -signal.SIGKILL), ("exit", 3)])
+async def test_a_death_is_told_before_the_system_is_done_with_it_and_the_next_life_loads_after_that(
+    misdeed: str, returncode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_done = trio.Event()
+    original = process_runner._wait_for_exit
+
+    async def wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
+        await is_done.wait()
+        await original(popen)
+
+    monkeypatch.setattr(process_runner, "_wait_for_exit", wait_for_exit)
+    executor = executor_that(misdeed, 2, tmp_path / "mark")
+    with trio.fail_after(SOON_S):
+        died = await death_of(executor, first_step(), second_step())
+    assert died.returncode == returncode
+    async with executor.running():
+        with trio.move_on_after(0.5) as scope:
+            await executor.start(ignore)
+        assert scope.cancelled_caught
+        is_done.set()
     assert len(await life(executor, first_step(), second_step())) == 2
 
 
