@@ -1,7 +1,8 @@
 """The detokenizer actor: tokens in the journal become text in the streams.
 
 It waits for nobody: a feed joins what its reader has not taken. It keeps nothing that the journal and the feeds do
-not have, so after a crash its next life goes through all of them and goes on.
+not have, so after a crash its next life goes through all of them and goes on. A stream that it dies of for the second
+time fails alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import trio
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.actors.wiring import Wiring
 from triolet.core.outputs import FinishReason
+from triolet.core.suspects import MAX_STRIKES
 from triolet.errors import RequestFailed
 
 
@@ -20,12 +22,27 @@ async def detokenizer_actor(
     """Deliver what is new, step by step."""
     for serial, stream in tuple(wiring.streams.items()):
         stream.feed.forget_text()
-        deliver(wiring, serial)
+        _deliver(wiring, serial)
     with wiring.detokenizer_inbox.clone() as inbox:
         task_status.started()
         async for progressed in inbox:
+            wiring.pulse.num_read["detokenizer"] += 1
             for serial in progressed.serials:
-                deliver(wiring, serial)
+                _deliver(wiring, serial)
+
+
+def _deliver(wiring: Wiring, serial: int) -> None:
+    errors: list[BaseException] = []
+    with foreign_errors_kept(errors.append):
+        deliver(wiring, serial)
+    if not errors:
+        wiring.strikes.pop(serial, None)
+        return
+    if serial in wiring.streams:
+        wiring.strikes[serial] += 1
+    if wiring.strikes[serial] < MAX_STRIKES:
+        raise errors[0]
+    _fail(wiring, serial, "it crashes the detokenizer each time", errors[0])
 
 
 def deliver(wiring: Wiring, serial: int) -> None:
@@ -33,8 +50,13 @@ def deliver(wiring: Wiring, serial: int) -> None:
     errors: list[BaseException] = []
     with foreign_errors_kept(errors.append):
         wiring.advance(serial)
-    if errors and (stream := wiring.close_stream(serial, FinishReason.ERROR)) is not None:
-        failure = RequestFailed(stream.feed.entry.request.request_id, "its tokens could not be decoded")
-        failure.__cause__ = errors[0]
+    if errors:
+        _fail(wiring, serial, "its tokens could not be decoded", errors[0])
+
+
+def _fail(wiring: Wiring, serial: int, reason: str, cause: BaseException) -> None:
+    if (stream := wiring.close_stream(serial, FinishReason.ERROR)) is not None:
+        failure = RequestFailed(stream.feed.entry.request.request_id, reason)
+        failure.__cause__ = cause
         stream.fail(failure)
         wiring.finish(serial, FinishReason.ERROR)

@@ -18,6 +18,7 @@ from triolet.actors.wiring import TokenizeReply, TokenizeRequest, Wiring
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
 from triolet.core.messages import Tokenize, Tokenized
+from triolet.core.suspects import MAX_STRIKES
 from triolet.errors import ConfigError, InvalidPrompt, TrioletError, UnsupportedFeature
 
 NUM_THREADS = 2
@@ -48,13 +49,27 @@ async def tokenizer_actor(
         if inline:
             await trio.lowlevel.checkpoint()
             return function()
-        return await trio.to_thread.run_sync(function, limiter=limiter)
+        wiring.pulse.num_tokenizing += 1
+        try:
+            return await trio.to_thread.run_sync(function, limiter=limiter)
+        finally:
+            wiring.pulse.num_tokenizing -= 1
 
     with wiring.tokenizer_inbox.clone() as inbox:
         async with trio.open_nursery() as nursery:
             task_status.started()
             async for request in inbox:
-                nursery.start_soon(_answer, wiring.codec, request, run)
+                nursery.start_soon(_serve, wiring, request, run)
+
+
+async def _serve(wiring: Wiring, request: TokenizeRequest, run: Run) -> None:
+    """Answer one question. If the actor dies of it that is written down: for the second time, it fails alone."""
+    errors: list[BaseException] = []
+    with foreign_errors_kept(errors.append):
+        await _answer(wiring.codec, request, run)
+    if errors:
+        wiring.pulse.strike(id(request[0]))
+        raise errors[0]
 
 
 async def _answer(codec: TextCodec | None, request: TokenizeRequest, run: Run) -> None:
@@ -88,24 +103,26 @@ async def ask_tokenizer(wiring: Wiring, message: Tokenize) -> Tokenized:
     Raises:
         InvalidRequest: the prompt can not be encoded.
     """
-    question = object()
-    wiring.pulse.asked_s[question] = trio.current_time()
+    question, pulse = id(message), wiring.pulse
+    pulse.asked_s[question] = trio.current_time()
     try:
         answer = await _ask(wiring, message)
     finally:
-        del wiring.pulse.asked_s[question]
+        del pulse.asked_s[question]
+        del pulse.strikes[question]  # harmless where there are none
     if isinstance(answer, BaseException):
         raise answer
     return answer
 
 
 async def _ask(wiring: Wiring, message: Tokenize) -> TokenizeReply:
-    while True:
+    while wiring.pulse.strikes[id(message)] < MAX_STRIKES:
         reply_send, reply = trio.open_memory_channel[TokenizeReply](1)
         # Without an answer, the actor died with the question in its hands: the next one is asked.
         with reply, suppress(trio.EndOfChannel):
             await wiring.to_tokenizer.send((message, reply_send))
             return await reply.receive()
+    return InvalidPrompt("prompt could not be tokenized: the tokenizer dies of it each time", field="prompt")
 
 
 def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:

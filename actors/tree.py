@@ -8,6 +8,7 @@
         tokenizer      both keep nothing that is not in the journal and the streams
         detokenizer
         guidance       likewise; its grammars, processes of their own, die with it
+      watchdog    ends who does nothing
 
 The journal and the streams stand outside of the tree. While anything in it is being mended, streams wait; a crash costs
 them a pause. When the root has lost its patience the engine is dead, and everybody is told the real cause.
@@ -28,6 +29,7 @@ from triolet.actors.model_runner import Executor, model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadCodec, tokenizer_actor
+from triolet.actors.watchdog import watchdog_actor, watched
 from triolet.actors.wiring import Wiring
 from triolet.config import EngineConfig
 from triolet.core.progress import OnProgress
@@ -58,7 +60,7 @@ def plant_tree(
         "engine",
         [
             ChildSpec(name="model_runner", start=partial(model_runner_actor, wiring, executor, on_progress)),
-            ChildSpec(name="scheduler", start=scheduler),
+            ChildSpec(name="scheduler", start=watched(wiring, "scheduler", scheduler)),
         ],
         strategy=Strategy.REST_FOR_ONE,
         max_restarts=5,
@@ -67,12 +69,14 @@ def plant_tree(
         num_achieved=num_steps_done,
         take_pardons=wiring.take_pardons,
     )
-    is_inline = config.runner == "inline"
+    tokenizer = partial(tokenizer_actor, wiring, load_codec, inline=config.runner == "inline")
     text = Supervisor(
         "text",
         [
-            ChildSpec(name="tokenizer", start=partial(tokenizer_actor, wiring, load_codec, inline=is_inline)),
-            ChildSpec(name="detokenizer", start=partial(detokenizer_actor, wiring)),
+            ChildSpec(name="tokenizer", start=watched(wiring, "tokenizer", tokenizer)),
+            ChildSpec(
+                name="detokenizer", start=watched(wiring, "detokenizer", partial(detokenizer_actor, wiring))
+            ),
             ChildSpec(name="guidance", start=partial(guidance_actor, wiring, make_grammars(config, wiring))),
         ],
         strategy=Strategy.ONE_FOR_ONE,
@@ -80,9 +84,13 @@ def plant_tree(
         period_s=10.0,
         on_report=on_report,
     )
+    children = [ChildSpec(name="engine", start=engine.run), ChildSpec(name="text", start=text.run)]
+    if config.step_timeout is not None:
+        watchdog = partial(watchdog_actor, wiring, config.step_timeout)
+        children.append(ChildSpec(name="watchdog", start=watchdog))
     return Supervisor(
         "root",
-        [ChildSpec(name="engine", start=engine.run), ChildSpec(name="text", start=text.run)],
+        children,
         strategy=Strategy.REST_FOR_ONE,
         max_restarts=3,
         period_s=60.0,

@@ -11,6 +11,7 @@ thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -74,11 +75,22 @@ class Pulse:
         is_runner_ready: the model is loaded, and computes what it is given.
         progressed_s: when the last step finished, or work began after there had been none.
         asked_s: since when each question to the tokenizer waits, oldest first.
+        strikes: of those, how often the tokenizer has died of one.
+        num_tokenizing: threads that work on one.
+        num_read: messages that an actor has read.
     """
 
     is_runner_ready: bool = False
     progressed_s: float = 0.0
     asked_s: dict[object, float] = attrs.field(factory=dict)
+    strikes: Counter[object] = attrs.field(factory=Counter)
+    num_tokenizing: int = 0
+    num_read: Counter[str] = attrs.field(factory=Counter)
+
+    def strike(self, question: object) -> None:
+        """The tokenizer dies of a question, if that still waits for its answer."""
+        if question in self.asked_s:
+            self.strikes[question] += 1
 
 
 class Wiring:
@@ -102,6 +114,8 @@ class Wiring:
         self.idle = trio.lowlevel.ParkingLot()
         self.stepped = trio.lowlevel.ParkingLot()  # whoever looks again after every step
         self.pulse = Pulse()
+        self.lives: dict[str, trio.CancelScope] = {}  # of the actors that the watchdog can end
+        self.strikes: Counter[int] = Counter()  # of streams that the detokenizer has died of
         self.report: Callable[[float], None] = lambda now_s: None
         self._is_woken = False
         self._num_pardons = 0
@@ -210,6 +224,7 @@ class Wiring:
         """Its reader gets nothing new any more, and the ending is counted. None if that has happened before."""
         self.stepped.unpark_all()
         stream = self.streams.pop(serial, None)
+        self.strikes.pop(serial, None)
         if stream is not None:
             self.journal.tally.ended(stream.feed.finished_request(reason, trio.current_time()))
         return stream

@@ -126,16 +126,19 @@ async def wake_after(engine: Engine, seconds: float) -> None:
 async def test_unread_progress_is_the_detokenizers_fault(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = detokenizer.detokenizer_actor
+    original, lives = detokenizer.detokenizer_actor, []
 
     async def late(*args: object, task_status: trio.TaskStatus[None]) -> None:
-        task_status.started()
-        await trio.sleep(40)
-        await original(*args)  # type: ignore[arg-type]
+        lives.append(args)
+        if len(lives) == 1:
+            task_status.started()
+            await trio.sleep(40)
+        await original(*args, task_status=task_status)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tree, "detokenizer_actor", late)
     async with fake_engine(step_timeout=LIMIT_S) as engine:
-        await assert_stuck_then_well(engine, "detokenizer", 40)
+        await assert_stuck_then_well(engine, "detokenizer", 1.25 * LIMIT_S)  # then its watchdog has come
+    assert len(lives) == 2
 
 
 async def test_text_that_was_not_delivered_at_all_is_the_detokenizers_fault(

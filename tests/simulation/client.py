@@ -8,7 +8,7 @@ import attrs
 import trio
 
 from tests.simulation.expected import Ended, Expected, expected_of
-from tests.simulation.story import MAX_STEP_S, Ask
+from tests.simulation.story import DETOKENIZER_POINTS, MAX_STEP_S, TOKENIZER_POINTS, Ask
 from tests.simulation.world import Countdown, Record, World, is_planted
 from triolet import SamplingParams
 from triolet.actors.engine import Engine
@@ -224,6 +224,8 @@ class Client:
         match error:
             case LeftByItself():
                 return True
+            case Overloaded(is_for_others=True):
+                return bool(world.story.limits["policy"] == "fair")
             case Overloaded(limit="max_queued_requests"):
                 admission = engine._wiring.admission
                 return admission._num_reserved + len(admission.journal) >= admission.max_live_requests
@@ -233,7 +235,8 @@ class Client:
             case PromptTooLong():
                 return len(ask.prompt) > world.story.max_model_len
             case InvalidPrompt():
-                return ask.prompt == "panic"
+                num_struck = sum(world.fired[point] for point in (*TOKENIZER_POINTS, "tokenizer.hang"))
+                return ask.prompt == "panic" or (isinstance(ask.prompt, str) and num_struck >= 2)
             case RequestIdInUse():
                 return ask.request_id == "twice"
             case EngineClosed():
@@ -246,7 +249,8 @@ class Client:
                 return bool(world.fired["runner.out_of_memory"])
             case RequestFailed():
                 world.num_failed += 1
-                return world.num_failed <= world.fired["codec.decode"]
+                num_struck = sum(world.fired[point] for point in DETOKENIZER_POINTS)
+                return world.num_failed <= world.fired["codec.decode"] + num_struck // 2
         return False
 
 

@@ -303,9 +303,9 @@ def _queue_timeout_for_all(patch: pytest.MonkeyPatch) -> None:
 def _place_kept(patch: pytest.MonkeyPatch) -> None:
     give_back = Admission.give_back
 
-    def mutated(self: Admission, num_places: int = 1) -> None:
+    def mutated(self: Admission, num_places: int = 1, client: str | None = None) -> None:
         if not isinstance(sys.exc_info()[1], trio.Cancelled):
-            give_back(self, num_places)
+            give_back(self, num_places, client)
 
     patch.setattr(Admission, "give_back", mutated)
 

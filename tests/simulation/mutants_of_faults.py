@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors import engine, handover
+from triolet.actors import engine, handover, watchdog
 from triolet.core.journal import JournalEntry
 from triolet.core.memory_limit import MemoryLimit
 from triolet.core.plan import StepResult
@@ -82,3 +82,17 @@ def _saved_twice(patch: pytest.MonkeyPatch) -> None:
         return attrs.evolve(saved, output_token_ids=tokens + tokens[-1:])
 
     patch.setattr(handover, "_saved_answer", mutated)
+
+
+# ------------------------------------------------------------------------------------------ hangs
+
+
+@mutant("the watchdog ends nobody")
+def _nobody_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(watchdog, "_end", lambda wiring, name: None)
+
+
+@mutant("the watchdog does not know of the tokenizer")
+def _tokenizer_forgotten(patch: pytest.MonkeyPatch) -> None:
+    end = watchdog._end
+    patch.setattr(watchdog, "_end", lambda wiring, name: name == "tokenizer" or end(wiring, name))

@@ -141,7 +141,7 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
     """Nothing is held by anybody, and the next one finds the engine as good as new."""
     # A step may have been in flight for somebody who has left: it ends, or hangs until the watchdog comes.
     await trio.sleep(
-        2 * (MAX_STEP_S + world.story.limits["step_timeout"] + world.story.hang_s) + world.story.restart_s
+        2 * (MAX_STEP_S + world.story.limits["step_timeout"] + world.longest_hang_s) + world.story.restart_s
     )
     try:
         engine.check_health()

@@ -15,6 +15,7 @@ from triolet.core.params import RequestOutputKind
 from triolet.core.plan import RowStart
 
 MAX_STEP_S = 0.02
+FOR_EVER_S = 1e6
 
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
@@ -47,12 +48,9 @@ SCHEDULER_POINTS = (
     "scheduler.apply.after",
 )
 START_POINTS = ("runner.start", "scheduler.start")
-TEXT_POINTS = (
-    "tokenizer.answer.before",
-    "tokenizer.answer.after",
-    "detokenizer.deliver.before",
-    "detokenizer.deliver.after",
-)
+TOKENIZER_POINTS = ("tokenizer.answer.before", "tokenizer.answer.after")
+DETOKENIZER_POINTS = ("detokenizer.deliver.before", "detokenizer.deliver.after")
+TEXT_POINTS = (*TOKENIZER_POINTS, *DETOKENIZER_POINTS)
 # What no supervisor hears of: one request fails, or nothing at all happens.
 OTHER_POINTS = ("codec.decode", "runner.repeats_itself", "runner.repeats_the_past", "runner.out_of_memory")
 # An actor does nothing for a while.
@@ -127,7 +125,7 @@ class Story:
         eos_token_ids: of the model.
         restart_s: what a runner's restart takes.
         memory_tokens: a step with more tokens finds no memory.
-        hang_s: how long an actor does nothing when it hangs.
+        hang_s: how long an actor does nothing when it hangs; often longer than its watchdog lets it.
         asks: the clients, in order of arrival.
         faults: at most one per point and count.
         faults_until_s: from then on nothing breaks any more.
@@ -183,7 +181,7 @@ def draw_story(seed: int) -> Story:
         eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
         restart_s=rng.choice((0.0, 0.0, 0.1)),
         memory_tokens=_sometimes(rng, 0.1, rng.randint(3, 12)),
-        hang_s=rng.choice((0.01, 0.2)),
+        hang_s=_draw_hang(random.Random(f"hang {seed}"), mood, rng.choice((0.01, 0.2))),
         asks=asks,
         faults=_draw_faults(rng, mood),
         faults_until_s=asks[-1].at_s + rng.choice((0.0, 0.01, 0.05) if is_sudden else (0.1, 0.4, 1.0)),
@@ -210,6 +208,11 @@ def _draw_guesses(rng: random.Random) -> dict[str, Any]:
         "num_speculative_tokens": rng.choice((1, 2, 4, 8)),
         "prompt_lookup_min": rng.choice((1, 1, 2)),
     }
+
+
+def _draw_hang(rng: random.Random, mood: Mood, hang_s: float) -> float:
+    """A watchdog's restart counts, and where the story goes to the limit of patience anyway, there is none."""
+    return 0.01 if mood == "escalating" else rng.choice((hang_s, hang_s, FOR_EVER_S))
 
 
 # ------------------------------------------------------------------------------------------ clients

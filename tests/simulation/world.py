@@ -11,6 +11,7 @@ import trio
 
 from tests.actors.harness import Panic
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
+from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
 from triolet.core.plan import RowStart
 from triolet.errors import RunnerDied
@@ -35,7 +36,7 @@ def is_planted(error: BaseException) -> bool:
     """Whether the story explains it."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_planted, error.exceptions))
-    return isinstance(error, Planted | Panic | RunnerDied)
+    return isinstance(error, Planted | Panic | RunnerDied | ActorStuck)
 
 
 @attrs.define(eq=False)
@@ -135,8 +136,14 @@ class World:
     async def maybe_hang(self, point: str) -> None:
         """A point is reached at which somebody may do nothing for a while."""
         if self.is_due(point):
-            self.hung_s += self.story.hang_s
+            self.hung_s += self.longest_hang_s
             await trio.sleep(self.story.hang_s)
+
+    @property
+    def longest_hang_s(self) -> float:
+        """How long an actor may do nothing before its watchdog ends that."""
+        step_timeout_s: float = self.story.limits["step_timeout"]
+        return min(self.story.hang_s, 1.5 * step_timeout_s)
 
     def reach_poison(self, start: RowStart, num_computed: int) -> None:
         """A step brings a row to so many computed tokens; raises if that is more than the runner can stand."""
