@@ -315,7 +315,7 @@ class Engine:
         params = submission.params or self.default_sampling_params()
         self.config.request_limits.check(params, self.model_info.vocab_size)
         was_let_in = submission.saved is not None
-        admission.reserve(trio.current_time(), params.n, was_let_in=was_let_in)
+        admission.reserve(trio.current_time(), params.n, client=submission.client, was_let_in=was_let_in)
         self._submissions[request_id], submission.began_s = submission, trio.current_time()
         self._resumed.discard(request_id)
         try:
@@ -323,12 +323,12 @@ class Engine:
                 request = await resolve(submission, params, self._wiring, self.config, self._seeds)
             self._check_open()
             if not was_let_in:
-                admission.check_tokens(trio.current_time())
+                admission.check_tokens(trio.current_time(), submission.client)
         except BaseException:
             del self._submissions[request_id]
             raise
         finally:
-            admission.give_back(params.n)
+            admission.give_back(params.n, submission.client)
         # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
         open_streams(submission, request, self._wiring, self.config, self._seeds)
         if submission.was_aborted:

@@ -52,7 +52,13 @@ async def run_engine(
     """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
     journal = Journal()
     wiring = Wiring(
-        Admission(journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens)
+        Admission(
+            journal,
+            config.max_num_seqs,
+            config.max_queued_requests,
+            config.max_queued_tokens,
+            is_fair=config.policy == "fair",
+        )
     )
     engine = Engine(config, wiring)
     load_codec = load_codec or make_codec_loader(config, wiring)

@@ -200,11 +200,14 @@ class Overloaded(TrioletError):
         limit: the configuration field whose bound was reached.
         bound: that bound.
         retry_after_s: an estimate, seconds.
+        is_for_others: there is some room left, but it is kept for clients that have less (`policy="fair"`).
     """
 
-    def __init__(self, limit: str, bound: int, retry_after_s: float) -> None:
-        super().__init__(f"the engine is full ({limit}={bound}); retry after {retry_after_s:.1f} s")
+    def __init__(self, limit: str, bound: int, retry_after_s: float, *, is_for_others: bool = False) -> None:
+        kept = ", the last eighth of it for clients with less" if is_for_others else ""
+        super().__init__(f"the engine is full ({limit}={bound}{kept}); retry after {retry_after_s:.1f} s")
         self.limit, self.bound, self.retry_after_s = limit, bound, retry_after_s
+        self.is_for_others = is_for_others
 
 
 class EngineClosed(TrioletError):

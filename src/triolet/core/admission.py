@@ -1,8 +1,14 @@
-"""Who is let in: bounded by requests and by waiting tokens, and never a queue without end."""
+"""Who is let in: bounded by requests and by waiting tokens, and never a queue without end.
+
+Under `fair` nobody fills the queue for all others. The last eighth of the places, and of the tokens that may wait, is
+kept for clients with less than their share: what there is, divided by the clients that are there and one more, who may
+be about to come. A client alone gets seven eighths; where many are there, each is sure of its share until the very last
+place is taken. Nobody who was let in is ever sent away for somebody else.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import attrs
 
@@ -11,6 +17,7 @@ from triolet.core.param_checks import refuse
 from triolet.errors import Overloaded
 
 RECENT_ENDINGS = 64
+KEPT = 8  # one part in so many is for clients below their share
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.1, 60.0
 
 
@@ -23,13 +30,16 @@ class Admission:
         max_num_seqs: requests that run together.
         max_queued_requests: requests that may wait besides.
         max_queued_tokens: a request that finds this many prompt tokens waiting is refused.
+        is_fair: whether clients above their share leave a part of both to others.
     """
 
     journal: Journal
     max_num_seqs: int
     max_queued_requests: int
     max_queued_tokens: int
+    is_fair: bool = False
     _num_reserved: int = attrs.field(default=0, init=False)
+    _reserved: Counter[str | None] = attrs.field(factory=Counter, init=False)  # by client; none is 0
     _endings: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT_ENDINGS), init=False)
 
     @property
@@ -37,15 +47,18 @@ class Admission:
         """Requests that can be in the engine at one time; every channel's capacity follows from this."""
         return self.max_num_seqs + self.max_queued_requests
 
-    def reserve(self, now_s: float, num_places: int = 1, *, was_let_in: bool = False) -> None:
+    def reserve(
+        self, now_s: float, num_places: int = 1, *, client: str | None = None, was_let_in: bool = False
+    ) -> None:
         """Take places for a request whose prompt is not known in tokens yet: one for each of its answers, or none.
 
         Args:
             now_s: monotonic seconds.
             num_places: answers.
+            client: whose they are.
             was_let_in: by another engine, which found its tokens few enough.
         Raises:
-            Overloaded: there are not so many.
+            Overloaded: there are not so many, or those that are left are not for this client.
             InvalidParams: there never will be.
         """
         if num_places > self.max_live_requests:
@@ -54,25 +67,55 @@ class Admission:
                 f"must be at most {self.max_live_requests} (max_num_seqs + max_queued_requests)",
                 num_places,
             )
-        if self._num_reserved + len(self.journal) + num_places > self.max_live_requests:
+        num_left = self.max_live_requests - self._num_reserved - len(self.journal) - num_places
+        if num_left < 0:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
+        is_kept = self.is_fair and num_left < self.max_live_requests // KEPT
+        if is_kept and not was_let_in and self._places(client) + num_places > self.share(client):
+            raise Overloaded(
+                "max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s), is_for_others=True
+            )
         if not was_let_in:
-            self.check_tokens(now_s)
+            self.check_tokens(now_s, client)
         self._num_reserved += num_places
+        self._reserved[client] += num_places
 
-    def check_tokens(self, now_s: float) -> None:
+    def check_tokens(self, now_s: float, client: str | None = None) -> None:
         """Look at the waiting tokens; again once the prompt is tokenised, since others came meanwhile.
 
         Raises:
-            Overloaded: as many as may wait do.
+            Overloaded: as many as may wait do, or as many as may for this client.
         """
-        if self.journal.num_queued_tokens >= self.max_queued_tokens:
-            raise Overloaded("max_queued_tokens", self.max_queued_tokens, self.retry_after_s(now_s))
+        most, num_queued = self.max_queued_tokens, self.journal.num_queued_tokens
+        if num_queued >= most:
+            raise Overloaded("max_queued_tokens", most, self.retry_after_s(now_s))
+        is_kept = self.is_fair and num_queued >= most - most // KEPT
+        if is_kept and self._queued_tokens(client) >= self._divided(most, client):
+            raise Overloaded("max_queued_tokens", most, self.retry_after_s(now_s), is_for_others=True)
 
-    def give_back(self, num_places: int = 1) -> None:
+    def share(self, client: str | None) -> int:
+        """Places that this client may have when there are few left."""
+        return self._divided(self.max_live_requests, client)
+
+    def _divided(self, number: int, client: str | None) -> int:
+        clients = {entry.request.client for entry in self.journal} | self._reserved.keys() | {client}
+        return number // (len(clients) + 1)
+
+    def _places(self, client: str | None) -> int:
+        num_live = sum(entry.request.client == client for entry in self.journal)
+        return num_live + self._reserved[client]
+
+    def _queued_tokens(self, client: str | None) -> int:
+        waiting = (entry.request for entry in self.journal if entry.scheduled_s is None)
+        return sum(len(request.prompt_token_ids) for request in waiting if request.client == client)
+
+    def give_back(self, num_places: int = 1, client: str | None = None) -> None:
         """The request is in the journal now, or was never taken."""
-        assert self._num_reserved >= num_places, "a place was given back twice"
+        assert self._reserved[client] >= num_places, "a place was given back twice"
         self._num_reserved -= num_places
+        self._reserved[client] -= num_places
+        if not self._reserved[client]:
+            del self._reserved[client]
 
     def ended(self, now_s: float) -> None:
         """A request has ended; the pace of endings is what `retry_after_s` is estimated from."""
