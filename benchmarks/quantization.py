@@ -1,4 +1,4 @@
-"""What int8 weights lose: logits of the same tokens, in float32, bfloat16 and with quantization="int8".
+"""What rounded weights lose: logits of the same tokens, in float32, bfloat16 and with quantization int8 and int4.
 
     python benchmarks/quantization.py [--model triolet-nano llama-160m] [--output results.jsonl]
 
@@ -34,7 +34,10 @@ QUESTIONS = (
     "Hello!", "Who are you?", "Tell me a story.", "Count to ten.", "What is 12 plus 7?", "Spell tree.",
     "What day comes after Monday?", "Say the months.",
 )  # fmt: skip
-KINDS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
+KINDS = (
+    ("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"), ("float32", "int4"),
+    ("bfloat16", "int4"),
+)  # fmt: skip
 
 
 async def answers(folder: Path, is_trained: bool) -> list[tuple[list[int], list[int]]]:

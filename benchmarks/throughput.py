@@ -40,6 +40,7 @@ from peers.peer import GGUF, Peer
 from workloads import MAX_TOKENS, NUM_KV_TOKENS, SHARED, Job, Round, floor_tokens_per_s, make_jobs, summary
 
 import triolet
+from triolet.config import QUANTIZATIONS
 
 Tell = Callable[[Sequence[dict[str, Any]]], None]
 
