@@ -11,6 +11,7 @@ import trio
 from triolet.actors.engine import Engine
 from triolet.config_gateway import GatewayConfig
 from triolet.errors import PromptTooLong
+from triolet.wire.access import Access
 from triolet.wire.answer import Answer
 from triolet.wire.conversation import Service
 from triolet.wire.items import Message
@@ -96,6 +97,16 @@ def answering(
         max_lanes=config.max_lanes,
         max_queued=config.max_queued_responses,
         max_queued_bytes=4 * config.max_message_bytes,
+    )
+
+
+def access_to(engine: Engine, config: GatewayConfig) -> Access:
+    """Who may enter a server of this engine."""
+    return Access(
+        listens_on=config.host,
+        api_keys=config.api_keys or engine.config.api_keys,
+        allowed_origins=config.allowed_origins,
+        allowed_hosts=config.allowed_hosts,
     )
 
 

@@ -19,7 +19,7 @@ import attrs
 import trio
 from trio_websocket import ConnectionClosed
 
-from triolet.actors.answering import Room, Tell, answering
+from triolet.actors.answering import Room, Tell, access_to, answering
 from triolet.actors.client_stream import ClientStream
 from triolet.actors.connection import Connection
 from triolet.actors.engine import Engine
@@ -27,7 +27,6 @@ from triolet.actors.resumable import ResumableAnswers
 from triolet.actors.running import RunningAnswers
 from triolet.actors.websocket import Handshake, ServerSocket, SocketLimits
 from triolet.config_gateway import GatewayConfig
-from triolet.wire.access import Access
 from triolet.wire.answer import Answer
 from triolet.wire.conversation import shutting_down
 from triolet.wire.errors import WireError
@@ -58,12 +57,7 @@ class Gateway:
 
     def __init__(self, engine: Engine, config: GatewayConfig, nursery: trio.Nursery) -> None:
         self.engine, self.config = engine, config
-        self.access = Access(
-            listens_on=config.host,
-            api_keys=config.api_keys,
-            allowed_origins=config.allowed_origins,
-            allowed_hosts=config.allowed_hosts,
-        )
+        self.access = access_to(engine, config)
         self.resumable = ResumableAnswers(
             nursery, config.resume_grace, config.max_stored_responses, self._remember
         )

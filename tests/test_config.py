@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from triolet.config import (
     DEVICES,
     DTYPES,
-    ENVIRONMENT_PREFIX,
     HOLD_BACKS,
     LOGPROBS_MODES,
     POLICIES,
@@ -23,6 +22,7 @@ from triolet.config import (
     TOOL_PARSERS,
     EngineConfig,
 )
+from triolet.config_fields import ENVIRONMENT_PREFIX
 from triolet.core.param_checks import MAX_ENTRIES
 from triolet.core.params import MAX_N
 from triolet.errors import ConfigError, shown
@@ -40,6 +40,7 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
 }
 TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
+LISTS = ("api_keys",)
 FLAGS = ("enable_prefix_caching", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
@@ -119,6 +120,7 @@ FIELDS: dict[str, Any] = {
     "num_speculative_tokens": 3,
     "prompt_lookup_min": 2,
     "served_model_name": "mine",
+    "api_keys": ("one", "two"),
     "step_timeout": 2.5,
     "log_stats": False,
     "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
@@ -140,12 +142,12 @@ def refusal(**fields: Any) -> ConfigError:
 def test_the_tables_of_this_file_name_every_field() -> None:
     names = [field.name for field in attrs.fields(EngineConfig)]
     assert set(FIELDS) == set(names)
-    assert {*CHOICES, *TEXTS, *FLAGS, *MINIMA, *SECONDS, "fair_ttft_factor"} == set(names)
+    assert {*CHOICES, *TEXTS, *FLAGS, *LISTS, *MINIMA, *SECONDS, "fair_ttft_factor"} == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
 
 def test_arguments_texts_and_environment_give_equal_configurations() -> None:
-    texts = {name: str(value) for name, value in FIELDS.items()}
+    texts = {name: ",".join(v) if isinstance(v, tuple) else str(v) for name, v in FIELDS.items()}
     environ = {ENVIRONMENT_PREFIX + name.upper(): text for name, text in texts.items()}
     config = EngineConfig.create(**FIELDS)
     assert config == EngineConfig(**FIELDS)
@@ -157,6 +159,14 @@ def test_arguments_texts_and_environment_give_equal_configurations() -> None:
 def test_nothing_given_is_the_defaults() -> None:
     assert EngineConfig() == EngineConfig.create() == EngineConfig.from_texts({})
     assert EngineConfig.environment_fields({}) == {}
+
+
+def test_keys_are_separated_by_commas_and_are_in_no_repr() -> None:
+    config = EngineConfig.from_texts({"api_keys": "sesame, two"})
+    assert config == EngineConfig(api_keys=("sesame", "two"))
+    assert "sesame" not in repr(config)
+    with pytest.raises(ConfigError, match="api_keys must be a tuple of texts, none of them empty"):
+        EngineConfig(api_keys=["one"])  # type: ignore[arg-type]
 
 
 def test_the_environment_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,15 @@ nothing itself. Only what is honoured is a field; an unknown one is an error tha
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from triolet.config_fields import flag, from_text, one_of, option, seconds, text, times, whole
+from triolet.config_fields import Configuration, flag, one_of, option, seconds, text, texts, times, whole
 from triolet.core.limits import RequestLimits
 from triolet.core.param_checks import MAX_ENTRIES
 from triolet.core.params import MAX_N
 from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
-from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -32,11 +29,10 @@ HOLD_BACKS: Final = ("exact", "blind")
 SPECULATIVE: Final = ("none", "ngram")
 # The scheduler and the runner keep a place for each row; a step of more has been of use to nobody yet.
 MAX_NUM_SEQS: Final = 2**16
-ENVIRONMENT_PREFIX: Final = "TRIOLET_"
 
 
 @attrs.frozen(kw_only=True)
-class EngineConfig:
+class EngineConfig(Configuration):
     """What an engine is started with.
 
     Raises:
@@ -248,6 +244,12 @@ class EngineConfig:
         default=None,
         validator=text(optional=True),
     )
+    api_keys: tuple[str, ...] = option(
+        "Bearer keys that a server of this engine asks for, separated by commas; without any, everybody is let in.",
+        default=(),
+        validator=texts,
+        is_secret=True,
+    )
     step_timeout: float | None = option(
         # Twice what a step of 512 tokens takes a model of a few billion parameters on a few CPU cores, and more than
         # compiling kernels adds to a first one. Killing a step that would have ended is worse than a late rescue.
@@ -269,38 +271,6 @@ class EngineConfig:
     trust_remote_code: bool = option(
         "Let a model folder run Python code of its own.", default=False, validator=flag
     )
-
-    @classmethod
-    def create(cls, config: EngineConfig | None = None, /, **fields: Any) -> EngineConfig:
-        """The given configuration with some fields changed.
-
-        Raises:
-            ConfigError: an unknown or wrong field.
-        """
-        if unknown := sorted(fields.keys() - {field.name for field in attrs.fields(cls)}):
-            known = ", ".join(field.name for field in attrs.fields(cls))
-            raise ConfigError(unknown[0], f"a field of EngineConfig ({known})", fields[unknown[0]])
-        return attrs.evolve(config or cls(), **fields)
-
-    @classmethod
-    def from_texts(cls, texts: Mapping[str, str]) -> EngineConfig:
-        """Structure field texts, as flags and the environment bring them.
-
-        Args:
-            texts: by field name.
-        Raises:
-            ConfigError: an unknown or wrong field.
-        """
-        types = {field.name: str(field.type) for field in attrs.fields(cls)}
-        fields = {name: from_text(name, text, types.get(name, "str")) for name, text in texts.items()}
-        return cls.create(**fields)
-
-    @classmethod
-    def environment_fields(cls, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Field texts from `TRIOLET_*` variables; others with that prefix are not ours to judge."""
-        environ = os.environ if environ is None else environ
-        names = (field.name for field in attrs.fields(cls))
-        return {name: environ[key] for name in names if (key := ENVIRONMENT_PREFIX + name.upper()) in environ}
 
     @property
     def model_name(self) -> str:

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import attrs
 
 from triolet.errors import ConfigError
 
+ENVIRONMENT_PREFIX: Final = "TRIOLET_"
 MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
 
 
-def option(text: str, *, default: Any, validator: Any) -> Any:
-    """A field together with the sentence that `--help` prints for it."""
-    return attrs.field(default=default, validator=validator, metadata={"help": text})
+def option(text: str, *, default: Any, validator: Any, is_secret: bool = False) -> Any:
+    """A field together with the sentence that `--help` prints for it; a secret is in no `repr`."""
+    return attrs.field(default=default, validator=validator, repr=not is_secret, metadata={"help": text})
+
+
+class Configuration:
+    """What the configurations share: how they are made of keywords, and of texts."""
+
+    __slots__ = ()
+
+    @classmethod
+    def create(cls, config: Self | None = None, /, **fields: Any) -> Self:
+        """The given configuration with some fields changed.
+
+        Raises:
+            ConfigError: an unknown or wrong field.
+        """
+        if unknown := sorted(fields.keys() - cls.field_types().keys()):
+            rule = f"a field of {cls.__name__} ({', '.join(cls.field_types())})"
+            raise ConfigError(unknown[0], rule, fields[unknown[0]])
+        changed: Self = attrs.evolve(config or cls(), **fields)  # type: ignore[misc]
+        return changed
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, str]) -> Self:
+        """Structure field texts, as flags and the environment bring them.
+
+        Args:
+            texts: by field name; several values of one field are separated by commas.
+        Raises:
+            ConfigError: an unknown or wrong field.
+        """
+        types = cls.field_types()
+        return cls.create(
+            **{name: from_text(name, text, types.get(name, "str")) for name, text in texts.items()}
+        )
+
+    @classmethod
+    def environment_fields(cls, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Field texts from `TRIOLET_*` variables; others with that prefix are not ours to judge."""
+        environ = os.environ if environ is None else environ
+        keys = {name: ENVIRONMENT_PREFIX + name.upper() for name in cls.field_types()}
+        return {name: environ[key] for name, key in keys.items() if key in environ}
+
+    @classmethod
+    def field_types(cls) -> dict[str, str]:
+        """Name of each field, and its type as it is written."""
+        fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)  # type: ignore[arg-type]
+        return {field.name: str(field.type) for field in fields}
 
 
 def one_of(choices: tuple[str, ...]) -> Any:
@@ -82,7 +130,7 @@ def text(*, optional: bool = False) -> Any:
 def texts(_config: object, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:
     """Check for a tuple of texts, none of them empty."""
     if not isinstance(value, tuple) or not all(isinstance(item, str) and item for item in value):
-        raise ConfigError(attribute.name, "texts, none of them empty", value)
+        raise ConfigError(attribute.name, "a tuple of texts, none of them empty", value)
 
 
 def flag(_config: object, attribute: attrs.Attribute[bool], value: object) -> None:

@@ -6,18 +6,25 @@ default stands beside its reason, and only what is honoured is a field.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from triolet.config_fields import from_text, option, seconds, text, texts, whole
+from triolet.config_fields import Configuration, option, seconds, text, texts, whole
 from triolet.errors import ConfigError
 
-ENVIRONMENT_PREFIX = "TRIOLET_"
 METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # what a name at Prometheus may begin with
+
+
+def _count(text: str, *, default: int | None) -> Any:
+    """A field with a whole number from 1 on, or none where that is the default."""
+    return option(text, default=default, validator=whole(1, optional=default is None))
+
+
+def _seconds(text: str, *, default: float | None) -> Any:
+    """A field with seconds, or none where that is the default."""
+    return option(text, default=default, validator=seconds(optional=default is None))
 
 
 def _metrics_prefix(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
@@ -26,7 +33,7 @@ def _metrics_prefix(_config: object, attribute: attrs.Attribute[str], value: obj
 
 
 @attrs.frozen(kw_only=True)
-class GatewayConfig:
+class GatewayConfig(Configuration):
     """How the server listens, whom it lets in, and what one of them may take.
 
     Raises:
@@ -54,7 +61,7 @@ class GatewayConfig:
     # ------------------------------------------------------------------------------------ who may enter
 
     api_keys: tuple[str, ...] = option(
-        "Bearer keys, separated by commas; without any, everybody is let in.", default=(), validator=texts
+        "Bearer keys; without any, the engine's.", default=(), validator=texts, is_secret=True
     )
     allowed_origins: tuple[str, ...] = option(
         # A browser sends the page's origin along and asks nobody: without a check, every page that a user visits could
@@ -73,43 +80,36 @@ class GatewayConfig:
 
     # ------------------------------------------------------------------------------------------ how many
 
-    max_connections: int = option(
+    max_connections: int = _count(
         # 20 KiB each, and a file descriptor, of which most systems grant this many when asked.
         "Connections at the same time.",
         default=16_384,
-        validator=whole(1),
     )
-    max_connections_per_address: int | None = option(
+    max_connections_per_address: int | None = _count(
         # None: behind a reverse proxy all of them come from one address.
         "Connections at the same time from one address; by default as many as there may be.",
         default=None,
-        validator=whole(1, optional=True),
     )
-    max_connections_per_key: int | None = option(
+    max_connections_per_key: int | None = _count(
         "Connections at the same time with one key; by default as many as there may be.",
         default=None,
-        validator=whole(1, optional=True),
     )
-    max_active_per_key: int | None = option(
+    max_active_per_key: int | None = _count(
         "Responses at the same time for one key; by default as many as the engine takes.",
         default=None,
-        validator=whole(1, optional=True),
     )
-    max_active_responses: int = option(
+    max_active_responses: int = _count(
         "Responses at the same time on one WebSocket; others wait their turn.",
         default=16,  # OpenAI's
-        validator=whole(1),
     )
-    max_lanes: int = option(
+    max_lanes: int = _count(
         "Named lanes of one WebSocket.",
         default=32,  # OpenAI's
-        validator=whole(1),
     )
-    max_queued_responses: int = option(
+    max_queued_responses: int = _count(
         # Four turns in each of OpenAI's 32 lanes, twice; a client that is further ahead of its answers is not reading.
         "Responses that may wait on one WebSocket; one more is refused.",
         default=256,
-        validator=whole(1),
     )
     max_message_bytes: int = option(
         # 262144 tokens of text are 1.7 MB, and JSON may write a character in six bytes.
@@ -117,65 +117,52 @@ class GatewayConfig:
         default=16 * 2**20,
         validator=whole(1024),
     )
-    max_message_fragments: int = option(
+    max_message_fragments: int = _count(
         # 4 MiB in fragments of 64 bytes, which Autobahn's test suite sends, are 65536.
         "Fragments that one message may be cut into.",
         default=2**17,
-        validator=whole(1),
     )
-    max_pings_per_second: int = option(
-        "Pings of a client that are answered in one second; with more it is disconnected.",
-        default=100,
-        validator=whole(1),
+    max_pings_per_second: int = _count(
+        "Pings of a client that are answered in one second; with more it is disconnected.", default=100
     )
 
     # ------------------------------------------------------------------------------------------ how long
 
-    handshake_timeout: float = option(
-        "Seconds that a client has for the head of its request.", default=10.0, validator=seconds()
+    handshake_timeout: float = _seconds(
+        "Seconds that a client has for the head of its request.", default=10.0
     )
-    ping_interval: float = option(
+    ping_interval: float = _seconds(
         # The openai SDK's own, and shorter than the idle limit of the usual proxies (60 s).
         "Seconds between two pings to a client on a WebSocket; after two without an answer it is disconnected.",
         default=20.0,
-        validator=seconds(),
     )
-    write_timeout: float = option(
+    write_timeout: float = _seconds(
         # Longer than any hiccup of a network that recovers; until then what it missed is joined, not lost.
         "Seconds after which a client that takes nothing of what is sent to it is disconnected.",
         default=20.0,
-        validator=seconds(),
     )
-    close_timeout: float = option(
-        "Seconds that a client has to answer the end of a WebSocket.", default=2.0, validator=seconds()
+    close_timeout: float = _seconds(
+        "Seconds that a client has to answer the end of a WebSocket.", default=2.0
     )
-    connection_lifetime: float | None = option(
+    connection_lifetime: float | None = _seconds(
         "Seconds after which a WebSocket is ended; none is never.",
         default=None,
-        validator=seconds(optional=True),
     )
-    grace_period: float = option(
+    grace_period: float = _seconds(
         # Kubernetes kills after 30 s; this leaves it the time to say goodbye.
         "Seconds that running responses have to finish after SIGTERM.",
         default=25.0,
-        validator=seconds(),
     )
-    resume_grace: float = option(
-        "Seconds that a resumable response waits for its client to come back.",
-        default=30.0,
-        validator=seconds(),
+    resume_grace: float = _seconds(
+        "Seconds that a resumable response waits for its client to come back.", default=30.0
     )
 
     # ------------------------------------------------------------------------------------------ memory
 
-    max_stored_responses: int = option(
-        "Responses that are remembered for previous_response_id and GET; the oldest goes first.",
-        default=1024,
-        validator=whole(1),
+    max_stored_responses: int = _count(
+        "Responses that are remembered for previous_response_id and GET; the oldest goes first.", default=1024
     )
-    max_stored_bytes: int = option(
-        "Memory for remembered responses, in bytes.", default=64 * 2**20, validator=whole(1)
-    )
+    max_stored_bytes: int = _count("Memory for remembered responses, in bytes.", default=64 * 2**20)
 
     # --------------------------------------------------------------------------------------- numbers
 
@@ -184,36 +171,3 @@ class GatewayConfig:
         default="triolet:",
         validator=_metrics_prefix,
     )
-
-    @classmethod
-    def create(cls, config: GatewayConfig | None = None, /, **fields: Any) -> GatewayConfig:
-        """The given configuration with some fields changed.
-
-        Raises:
-            ConfigError: an unknown or wrong field.
-        """
-        if unknown := sorted(fields.keys() - {field.name for field in attrs.fields(cls)}):
-            known = ", ".join(field.name for field in attrs.fields(cls))
-            raise ConfigError(unknown[0], f"a field of GatewayConfig ({known})", fields[unknown[0]])
-        return attrs.evolve(config or cls(), **fields)
-
-    @classmethod
-    def from_texts(cls, texts: Mapping[str, str]) -> GatewayConfig:
-        """Structure field texts, as flags and the environment bring them.
-
-        Args:
-            texts: by field name; several values of one field are separated by commas.
-        Raises:
-            ConfigError: an unknown or wrong field.
-        """
-        types = {field.name: str(field.type) for field in attrs.fields(cls)}
-        return cls.create(
-            **{name: from_text(name, value, types.get(name, "str")) for name, value in texts.items()}
-        )
-
-    @classmethod
-    def environment_fields(cls, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Field texts from `TRIOLET_*` variables."""
-        environ = os.environ if environ is None else environ
-        names = (field.name for field in attrs.fields(cls))
-        return {name: environ[key] for name in names if (key := ENVIRONMENT_PREFIX + name.upper()) in environ}

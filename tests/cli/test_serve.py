@@ -24,6 +24,8 @@ def test_every_field_of_both_configurations_has_a_flag_with_its_help() -> None:
     for config in (EngineConfig, GatewayConfig):
         for field in attrs.fields(config):
             assert f"--{field.name.replace('_', '-')} " in shown
+            if config is GatewayConfig and field.name in options.SHARED_FIELDS:
+                continue  # the engine's
             assert field.metadata["help"] in shown
 
 
@@ -37,7 +39,14 @@ def test_a_servers_model_lives_in_a_process_of_its_own_unless_somebody_says_othe
 def test_flags_and_environment_of_the_server_are_read_like_the_engines() -> None:
     environ = {"TRIOLET_API_KEYS": "one, two", "TRIOLET_PORT": "1", "TRIOLET_GRACE_PERIOD": "3.5"}
     config = options.gateway_config({"port": "9000", "connection_lifetime": "none"}, environ)
-    assert config == GatewayConfig(port=9000, api_keys=("one", "two"), grace_period=3.5)
+    assert config == GatewayConfig(port=9000, grace_period=3.5)
+
+
+def test_keys_of_the_server_are_the_engines_by_flag_or_environment() -> None:
+    environ = {"TRIOLET_API_KEYS": "one, two"}
+    assert options.engine_config({}, environ).api_keys == ("one", "two")
+    assert options.engine_config({"api_keys": "three"}, environ).api_keys == ("three",)
+    assert options.gateway_config({}, environ).api_keys == ()
 
 
 @pytest.mark.parametrize(

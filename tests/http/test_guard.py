@@ -11,6 +11,20 @@ from tests.http.harness import HELLO, MODEL, serving
 from triolet.config_gateway import GatewayConfig
 
 CHAT = "/v1/chat/completions"
+
+
+async def test_an_engine_with_keys_lets_nobody_in_without_one(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving(api_keys=("engines",)) as scene:
+        assert scene.gateway is not None
+        for access in (scene.app.state.service.access, scene.gateway.access):
+            assert access.api_keys == ("engines",)
+        assert (await scene.get("/v1/models")).error[:2] == (401, "invalid_api_key")
+        assert (await scene.get("/v1/models", headers={"Authorization": "Bearer engines"})).status == 200
+    async with serving(config=GatewayConfig(api_keys=("servers",)), api_keys=("engines",)) as scene:
+        assert (await scene.get("/v1/models", headers={"Authorization": "Bearer engines"})).status == 401
+        assert (await scene.get("/v1/models", headers={"Authorization": "Bearer servers"})).status == 200
+
+
 KEYS = GatewayConfig(api_keys=("key-one", "key-two"))
 
 

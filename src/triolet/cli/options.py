@@ -18,7 +18,6 @@ import click
 from triolet.config import (
     DEVICES,
     DTYPES,
-    ENVIRONMENT_PREFIX,
     HOLD_BACKS,
     LOGPROBS_MODES,
     POLICIES,
@@ -27,6 +26,7 @@ from triolet.config import (
     TOOL_PARSERS,
     EngineConfig,
 )
+from triolet.config_fields import ENVIRONMENT_PREFIX
 from triolet.config_gateway import GatewayConfig
 from triolet.core.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
@@ -51,6 +51,8 @@ CHOICES: Final = {
 
 # A server outlives its model's crashes, and a model that computes keeps the interpreter from the sockets.
 SERVER_DEFAULTS: Final = {"runner": "process"}
+# Of engine and server, which takes the engine's if it has none.
+SHARED_FIELDS: Final = EngineConfig.field_types().keys() & GatewayConfig.field_types().keys()
 
 
 @attrs.frozen
@@ -153,7 +155,7 @@ def server_options(command: Command) -> Command:
         for field in attrs.fields(EngineConfig)
     ]
     command = _config_options(command, "config", fields, ENGINE_SECTION, structured)
-    gateway_fields: list[attrs.Attribute[Any]] = list(attrs.fields(GatewayConfig))
+    gateway_fields = [field for field in attrs.fields(GatewayConfig) if field.name not in SHARED_FIELDS]
     return _config_options(command, "gateway", gateway_fields, GATEWAY_SECTION, gateway_config)
 
 
@@ -198,8 +200,10 @@ def engine_config(
 
 
 def gateway_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = None) -> GatewayConfig:
-    """The same, of the server."""
+    """The same, of the server; what both have is the engine's."""
     fields = {**GatewayConfig.environment_fields(environ), **flags}
+    for name in SHARED_FIELDS:
+        fields.pop(name, None)
     return _blaming(flags, lambda: GatewayConfig.from_texts(fields))
 
 

@@ -10,7 +10,7 @@ import attrs
 import trio
 from starlette.requests import Request
 
-from triolet.actors.answering import salt_of
+from triolet.actors.answering import access_to, salt_of
 from triolet.actors.engine import Engine
 from triolet.actors.gateway import Gateway
 from triolet.actors.running import RunningAnswers
@@ -49,13 +49,7 @@ class Service:
     @property
     def access(self) -> Access:
         """Who may enter."""
-        config = self.config
-        return Access(
-            listens_on=config.host,
-            api_keys=config.api_keys,
-            allowed_origins=config.allowed_origins,
-            allowed_hosts=config.allowed_hosts,
-        )
+        return access_to(self.engine, self.config)
 
     @property
     def model_names(self) -> tuple[str, ...]:
