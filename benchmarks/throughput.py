@@ -101,7 +101,7 @@ def _peers(folder: Path, arguments: argparse.Namespace) -> list[tuple[Peer, dict
         peers.append((Peer("vllm", arguments.vllm, {**common, **room}), {}))
     if arguments.llama_cpp:
         kinds = [arguments.dtype if kind == "none" else kind for kind in arguments.quantization]
-        for weights in (GGUF[kind] for kind in kinds):
+        for weights in (GGUF[kind] for kind in kinds if kind in GGUF):
             peer = Peer("llama.cpp", arguments.llama_cpp, {**common, **room, "weights": weights})
             peers.append((peer, {"quantization": weights}))
     return peers
@@ -166,7 +166,7 @@ def main() -> None:
         nargs="+",
         choices=QUANTIZATIONS,
         default=["none"],
-        help="of triolet's weights, and of llama.cpp's (q8_0)",
+        help="of triolet's weights, and of llama.cpp's (int8 is q8_0, and int4 is left out)",
     )
     parser.add_argument("--without", nargs="+", choices=("transformers",), default=[])
     parser.add_argument("--vllm", default=os.environ.get("BENCH_VLLM"), help="a Python that has vLLM")
