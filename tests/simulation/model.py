@@ -96,7 +96,7 @@ class FaultyExecutor(FakeExecutor):
             self._reach_poison(plan)
         await trio.sleep(after_s)
         world.reach("runner.execute.after")
-        return self._told_again(result)
+        return self._told_again(plan, result)
 
     def _reach_poison(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -107,14 +107,23 @@ class FaultyExecutor(FakeExecutor):
         await trio.sleep(self.world.story.limits["step_timeout"])
         raise RunnerDied("took too long", -9)
 
-    def _told_again(self, result: StepResult) -> StepResult:
+    def _told_again(self, plan: StepPlan, result: StepResult) -> StepResult:
         tokens = result.tokens
         if self.world.is_due("runner.repeats_itself"):
             tokens += tokens
         if self.world.is_due("runner.repeats_the_past"):
             tokens = (*self._told, *tokens)
         self._told = [*self._told, *result.tokens][-MAX_REMEMBERED:]
-        return attrs.evolve(result, tokens=tokens)
+        return attrs.evolve(result, tokens=tokens, elapsed_s=self._elapsed_s(plan))
+
+    def _elapsed_s(self, plan: StepPlan) -> float:
+        """What the step says it took, with some noise; the scheduler only compares such numbers with each other."""
+        if (costs_s := self.world.story.costs_s) is None:
+            return 0.0
+        fixed_s, row_s, token_s = costs_s
+        num_rows = len(plan.rows)
+        whole_s = fixed_s + num_rows * row_s + (plan.num_tokens - num_rows) * token_s
+        return whole_s * self.world.rng.uniform(0.9, 1.5)
 
 
 def _shown(plan: StepPlan) -> str:

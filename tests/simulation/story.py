@@ -126,6 +126,7 @@ class Story:
         restart_s: what a runner's restart takes.
         memory_tokens: a step with more tokens finds no memory.
         hang_s: how long an actor does nothing when it hangs; often longer than its watchdog lets it.
+        costs_s: what a step says it took: any step, a row, a further token; None if it does not say.
         asks: the clients, in order of arrival.
         faults: at most one per point and count.
         faults_until_s: from then on nothing breaks any more.
@@ -141,6 +142,7 @@ class Story:
     restart_s: float
     memory_tokens: int | None = None
     hang_s: float = 0.0
+    costs_s: tuple[float, float, float] | None = None
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     faults_until_s: float
@@ -168,6 +170,12 @@ def draw_story(seed: int) -> Story:
     )  # dice of their own: the rest of the story stays as it is without
     if is_guessing := guesses.random() < 0.5:
         asks = _repeat(guesses, asks)
+    paces = random.Random(f"paces {seed}")
+    if costs_s := _sometimes(paces, 0.5, (1.0, paces.choice((0.0, 0.1, 1.0)), paces.choice((0.0, 0.1, 1.0)))):
+        asks = tuple(
+            attrs.evolve(ask, arguments=ask.arguments | {"client": "hog" if ask.number % 5 else "light"})
+            for ask in asks
+        )
     ending: Ending = rng.choices(("wait", "drain", "leave"), (70, 20, 10))[0]
     is_sudden = ending == "drain" and rng.random() < 0.7  # the others are mostly through by then
     return Story(
@@ -175,13 +183,15 @@ def draw_story(seed: int) -> Story:
         mood=mood,
         limits=_draw_limits(rng, is_famine=is_famine)
         | (_draw_guesses(guesses) if is_guessing else {})
-        | ({} if seed % 3 else {"policy": "fair"}),
+        | ({} if seed % 3 else {"policy": "fair"})
+        | {"max_prefill_delay": paces.choice((0.1, 2.0)), "fair_ttft_factor": paces.choice((1.1, 3.0, None))},
         num_blocks=num_blocks,
         block_size=block_size,
         eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
         restart_s=rng.choice((0.0, 0.0, 0.1)),
         memory_tokens=_sometimes(rng, 0.1, rng.randint(3, 12)),
         hang_s=_draw_hang(random.Random(f"hang {seed}"), mood, rng.choice((0.01, 0.2))),
+        costs_s=costs_s,
         asks=asks,
         faults=_draw_faults(rng, mood),
         faults_until_s=asks[-1].at_s + rng.choice((0.0, 0.01, 0.05) if is_sudden else (0.1, 0.4, 1.0)),
