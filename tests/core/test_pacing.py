@@ -102,6 +102,14 @@ def test_who_had_many_requests_together_is_not_light_with_its_last_one() -> None
     assert there.with_many() == []
 
 
+def test_who_had_many_requests_and_comes_back_with_one_is_light() -> None:
+    there = company(a=100, b=80)
+    there.has("b", 0)
+    assert there.with_many() == []
+    there.has("b", 1)
+    assert there.with_many() == ["a"]
+
+
 def test_who_has_left_counts_for_a_while() -> None:
     there = company(a=100, b=1)
     there.passes(10.0)

@@ -1,8 +1,8 @@
 """Which clients are there, and which of them have many requests beside one with few.
 
 A client is there while it has a request, and `LINGER_S` longer: who asks, reads and asks again is there all the time.
-It has *few* requests beside one that has at least `MANY` times as many as it ever had together in that time, no matter
-how many of them run.
+It has *few* requests beside one that has at least `MANY` times as many as it ever had together since it last had none, no
+matter how many of them run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Company:
     def has(self, client: Client, num_requests: int) -> None:
         """A client has so many requests; with none it has left."""
         if num_requests:
-            _, before = self._left.pop(client, (0.0, 0))
+            self._left.pop(client, None)  # what it had before it left says nothing about what it wants now
             self._present[client] = num_requests
-            self._most[client] = max(self._most.get(client, before), num_requests)
+            self._most[client] = max(self._most.get(client, 0), num_requests)
         elif client in self._present:
             del self._present[client]
             self._left[client] = (self._now_s, self._most.pop(client))
