@@ -191,11 +191,11 @@ def test_a_row_start_says_all_that_the_answer_depends_on() -> None:
     assert start.bad_words_token_ids == ((8, 9),)
 
 
-def test_an_ignored_end_of_sequence_is_not_masked() -> None:
+def test_an_ignored_end_of_sequence_is_masked_before_min_tokens_as_in_vllm() -> None:
     stage = Stage()
     stage.add("a", 3, params={"ignore_eos": True, "stop_token_ids": [6]}, eos_token_ids=(4, 5))
     (start,) = stage.in_flight().starts
-    assert start.ending_token_ids == {6}
+    assert start.ending_token_ids == {4, 5, 6}
 
 
 # --------------------------------------------------------------------------------- preemption

@@ -29,6 +29,33 @@ def test_all_that_is_said_is_read(tmp_path: Path) -> None:
     assert defaults == GenerationDefaults(eos_token_ids=(5, 6), **said)
 
 
+TOKENS = {"4": {"content": "</s>"}, "7": {"content": "<|im_end|>"}, "x": {"content": "</s>"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer", "expected"),
+    [
+        ({"eos_token": "<|im_end|>", "added_tokens_decoder": TOKENS}, {}, (7, 5, 6)),
+        ({"eos_token": {"content": "</s>"}, "added_tokens_decoder": TOKENS}, {}, (4, 5, 6)),
+        ({"eos_token": "</s>"}, {"added_tokens": [{"id": 6, "content": "</s>"}]}, (6, 5)),
+        ({"eos_token": "</s>"}, {"added_tokens": [{"id": 3, "content": "<s>"}]}, (5, 6)),
+        ({"eos_token": None, "added_tokens_decoder": TOKENS}, {}, (5, 6)),
+        ({}, {}, (5, 6)),
+    ],
+)
+def test_the_tokenizers_own_end_of_sequence_comes_first_as_in_vllm(
+    tmp_path: Path, settings: dict[str, Any], tokenizer: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert read(tmp_path, {}, {"eos_token_id": [5, 6]}).eos_token_ids == expected
+
+
+def test_a_tokenizer_that_is_not_readable_names_no_end(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    assert read(tmp_path, {}, {"eos_token_id": 5}).eos_token_ids == (5,)
+
+
 def test_what_is_not_said_is_none(tmp_path: Path) -> None:
     assert read(tmp_path, {}) == GenerationDefaults()
     assert read(tmp_path, {}, {"temperature": None, "eos_token_id": None}) == GenerationDefaults()

@@ -49,7 +49,7 @@ def expected_of(request: Request) -> Expected:
     if stop is not None:
         ended = (FinishReason.STOP, stop)
     elif is_ended_by_token:
-        ended = (FinishReason.STOP, None if answer[-1] in eos else answer[-1])
+        ended = (FinishReason.STOP, None if answer[-1:] == eos[:1] else answer[-1])
     return Expected(request, answer[:num_tokens], text, ended)
 
 

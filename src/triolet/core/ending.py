@@ -16,13 +16,14 @@ Ending = tuple[FinishReason, int | str | None]
 def ending_of(entry: JournalEntry) -> Ending | None:
     """Why an answer with a token is over, and its stop_reason; None if it goes on.
 
+    The tokenizer's own end of sequence has no stop_reason; the further ones of a model are told like stop token ids.
     The order is vLLM's: end of sequence, stop token ids, length, and only then what `min_tokens` must wait for. So an
     end of sequence on the last allowed token is a stop. (Before `min_tokens` the sampler leaves no ending token.)
     """
     request, output = entry.request, entry.output_token_ids
     params = request.params
     if output[-1] in request.eos_token_ids and not params.ignore_eos:
-        return FinishReason.STOP, None
+        return FinishReason.STOP, None if output[-1] == request.eos_token_ids[0] else output[-1]
     if output[-1] in params.stop_token_ids:
         return FinishReason.STOP, output[-1]
     if len(output) >= request.max_tokens:

@@ -12,7 +12,7 @@ class GenerationDefaults:
     """The model's own wishes, from its generation_config.json; None where it has none.
 
     Args:
-        eos_token_ids: ids that end an answer.
+        eos_token_ids: ids that end an answer; the tokenizer's own one first.
         max_new_tokens: longest answer, tokens.
     """
 

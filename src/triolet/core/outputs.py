@@ -128,7 +128,8 @@ class CompletionOutput:
         cumulative_logprob: sum over the generated tokens, if logprobs were asked for.
         logprobs: per token, by token id, the chosen one first.
         finish_reason: None while it goes on.
-        stop_reason: the stop text or stop token id; None for an end-of-sequence token.
+        stop_reason: the stop text or stop token id; None for the tokenizer's end of sequence. Further ends that the
+            model has are told like stop token ids.
         lora_request: None: LoRA is not offered yet.
     """
 

@@ -21,7 +21,7 @@ class Request:
         seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats
             it.
         max_tokens: answer tokens at most: `params.max_tokens`, cut to what the context leaves.
-        eos_token_ids: end the answer, unless `params.ignore_eos`.
+        eos_token_ids: end the answer, unless `params.ignore_eos`; the tokenizer's own one first.
         bad_words_token_ids: each bad word as the token ids that would write it.
         priority: lower runs first under the `priority` policy.
         parent_id: of the request with n > 1 that this one gives one of the answers to.

@@ -1,8 +1,14 @@
-"""What a model folder says about ending and sampling: EOS ids and the defaults of generation_config.json."""
+"""What a model folder says about ending and sampling: EOS ids and the defaults of generation_config.json.
+
+As in vLLM the tokenizer's own end of sequence comes first, and ends answers whether or not the other files name it.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from triolet.core.model_info import GenerationDefaults
 from triolet.errors import InvalidParams, ModelFileError
@@ -22,7 +28,7 @@ _CLASS_EOS = {
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Read generation_config.json, which may be absent; EOS ids it lacks come from config.json.
+    """Read generation_config.json, which may be absent; EOS ids it lacks come from config.json, and the tokenizer's.
 
     Raises:
         ModelFileError: config.json is missing, or a file or one of its fields is not what it should be.
@@ -31,8 +37,10 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     path = folder / "generation_config.json"
     fields = Fields(path, read_json_object(path) if path.exists() else {})
     eos = _eos_ids(fields)
+    if eos is None:
+        eos = _eos_of_config(config)
     defaults = GenerationDefaults(
-        eos_token_ids=_eos_of_config(config) if eos is None else eos,
+        eos_token_ids=tuple(dict.fromkeys([*_eos_of_tokenizer(folder), *eos])),
         temperature=fields.optional_number("temperature"),
         top_p=fields.optional_number("top_p"),
         top_k=fields.optional_integer("top_k", minimum=-1),
@@ -54,6 +62,36 @@ def _eos_of_config(config: Fields) -> tuple[int, ...]:
             return ids
     class_eos = _CLASS_EOS.get(config.text("model_type", ""))
     return () if class_eos is None or "eos_token_id" in config else (class_eos,)
+
+
+def _eos_of_tokenizer(folder: Path) -> list[int]:
+    settings = _object(folder / "tokenizer_config.json")
+    eos = settings.get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    if not isinstance(text, str):
+        return []
+    listed = settings.get("added_tokens_decoder")
+    if isinstance(listed, dict):  # a small file, where the whole tokenizer is a large one
+        found = [int(key) for key, token in listed.items() if key.isdecimal() and _content(token) == text]
+        if found:
+            return found[:1]
+    added = _object(folder / "tokenizer.json").get("added_tokens")
+    entries = added if isinstance(added, list) else []
+    ids = [entry["id"] for entry in entries if _content(entry) == text and type(entry.get("id")) is int]
+    return ids[:1]
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    """What the file holds; nothing, if it is not there, or no JSON: whoever needs it says so."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _content(token: object) -> object:
+    return token.get("content") if isinstance(token, dict) else None
 
 
 def _eos_ids(fields: Fields) -> tuple[int, ...] | None:
