@@ -1,8 +1,8 @@
 """Which clients are there, and which of them have many requests beside one with few.
 
 A client is there while it has a request, and `LINGER_S` longer: who asks, reads and asks again is there all the time.
-It has *few* requests beside one that has at least `MANY` times as many as it ever had together since it last had none, no
-matter how many of them run.
+It has *few* requests beside one that has at least `MANY` times as many as it ever had together since it last had none,
+no matter how many of them run.
 """
 
 from __future__ import annotations
