@@ -11,7 +11,8 @@ system had taken back the process, until another one was loaded, until the next 
 them. Exits with 1 if an answer differs.
 
 An engine that crashes more than five times in 30 seconds gives up. Where kills are less than six seconds apart, its
-supervisors are given more patience than they have otherwise; nothing else differs.
+supervisors have more patience than otherwise; nothing else differs. No kill comes before every stream has
+gone on: a request that gets no further between two crashes is what a culprit looks like.
 
 As in `triolet serve`, Python's garbage collector is kept from what is there when the engine is open.
 """
@@ -56,19 +57,29 @@ APART_S = 6.1  # five restarts in 30 s
 
 @attrs.define(eq=False)
 class Kill:
-    """Monotonic times of what follows a kill, seconds."""
+    """Monotonic times of what follows a kill, seconds.
+
+    Args:
+        killed_s: of the kill.
+        waiting: the streams that have not gone on since.
+    """
 
     killed_s: float
+    waiting: set[int]
     noticed_s: float = math.nan
     gone_s: float = math.nan
     loaded_s: float = math.nan
     token_s: float = math.nan
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
-    def note_token(self, now_s: float) -> None:
-        """A token was read: the first one after the restart, perhaps."""
-        if not math.isnan(self.loaded_s) and not self.is_over.is_set():
+    def note_token(self, index: int, now_s: float) -> None:
+        """A token of a stream was read: the first one after the restart, perhaps."""
+        if math.isnan(self.loaded_s):
+            return
+        if math.isnan(self.token_s):
             self.token_s = now_s
+        self.waiting.discard(index)
+        if not self.waiting:
             self.is_over.set()
 
     def figures(self) -> dict[str, float]:
@@ -156,7 +167,7 @@ class Crowd:
             async for output in stream:
                 token_ids += output.outputs[0].token_ids
                 if self.kills:
-                    self.kills[-1].note_token(trio.current_time())
+                    self.kills[-1].note_token(index, trio.current_time())
         return token_ids
 
     async def _kill_all(self) -> None:
@@ -167,7 +178,7 @@ class Crowd:
             await trio.sleep(draw.random())  # also when the last restart took longer than that
             process_id = self.engine.model_info.process_id
             assert process_id is not None
-            kill = Kill(trio.current_time())
+            kill = Kill(trio.current_time(), set(range(self.num_streams)))
             self.kills.append(kill)
             os.kill(process_id, signal.SIGKILL)
             await kill.is_over.wait()
