@@ -191,7 +191,8 @@ class StructuredOutputsParams:
 
     Args:
         json: a JSON schema, as data or as text; kept as text.
-        regex: a regular expression that the whole answer matches. No look-around, no back-references.
+        regex: a regular expression that the whole answer matches. No look-around, no back-references; the classes
+            of digits, word characters and spaces are those of ASCII.
         choice: texts, of which the answer is one.
         grammar: a context-free grammar, in Lark's notation or in GBNF.
         json_object: any JSON object.
