@@ -31,7 +31,7 @@ class Peer:
     def __init__(self, engine: str, python: str, options: dict[str, Any]) -> None:
         self.engine = engine
         self._command = [python, str(Path(__file__).parent / WORKERS[engine]), json.dumps(options)]
-        self._environment = {**os.environ, **_preloads(engine, python)}
+        self._environment = {**os.environ, **_advised(engine, python)}
         self._process: subprocess.Popen[str] | None = None
         self.facts: dict[str, Any] = {}
 
@@ -88,7 +88,9 @@ class Peer:
         self._process.wait()
 
 
-def _preloads(engine: str, python: str) -> dict[str, str]:
-    """Intel's OpenMP, as vLLM advises for CPUs, if it is installed there."""
+def _advised(engine: str, python: str) -> dict[str, str]:
+    """What makes an engine fast here: Intel's OpenMP, as vLLM advises for CPUs; threads that stay on their cores."""
+    if engine == "llama.cpp":
+        return {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
     path = Path(python).parent.parent / "lib" / "libiomp5.so"
-    return {"LD_PRELOAD": str(path)} if engine == "vllm" and path.exists() else {}
+    return {"LD_PRELOAD": str(path)} if path.exists() else {}
