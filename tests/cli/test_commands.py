@@ -131,7 +131,7 @@ def test_timings_of_one_answer_go_to_stderr(run: RUN) -> None:
         (["chat", "-q", "hi", "-m", "missing"], "missing: neither a folder with a config.json"),
         (
             ["chat", "-q", "this is too long"],
-            "is longer than the maximum model length of 1024",
+            "The decoder prompt (length 1100) plus the number of requested output tokens (at least 1) is longer",
         ),
         (["generate", "-p", "kill the engine"], "the engine gave up after 3 crashes"),
     ],
