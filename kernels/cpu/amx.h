@@ -12,6 +12,7 @@ template <class T>
 constexpr int AMX_INPUTS = 64 / sizeof(T);  // numbers in a tile's row
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512F__) && defined(__linux__)
+#define AMX_TILES
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,14 +29,15 @@ INLINE bool ask_for_amx(bool wanted) {
 }
 
 // This thread's tiles, for as long as the object lives; others may set them up in their own way before and after.
-// Sums and activations (0 to 5) are `height` rows high, weights (6 and 7) always AMX_ROWS.
+// Sums and activations (0 to 5) are `height` rows high, weights (6 and 7) one for every four of the `depth` bytes of a
+// row of activations.
 class AmxTiles {
  public:
-  explicit AmxTiles(int height) {
+  explicit AmxTiles(int height, int depth = 64) {
     alignas(64) uint8_t config[64] = {1};  // palette 1; then, from byte 16, bytes per row, and from 48, rows
     for (int tile = 0; tile < 8; ++tile) {
-      config[16 + 2 * tile] = 64;
-      config[48 + tile] = static_cast<uint8_t>(tile < 6 ? height : AMX_ROWS);
+      config[16 + 2 * tile] = static_cast<uint8_t>(tile == 4 || tile == 5 ? depth : 64);
+      config[48 + tile] = static_cast<uint8_t>(tile < 6 ? height : depth / 4);
     }
     _tile_loadconfig(config);
   }
@@ -82,6 +84,33 @@ static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, int columns
       _tile_stored(1, sums + upper * columns + column + 16, sums_bytes);
       _tile_stored(2, sums + lower * columns + column, sums_bytes);
       _tile_stored(3, sums + lower * columns + column + 16, sums_bytes);
+    }
+  }
+}
+
+// sums[i][j] = a few signed bytes of x times unsigned ones, as many as AmxTiles was told; see above.
+INLINE void amx_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights, int columns, int rows, int32_t* sums) {
+  const int last = rows < AMX_ROWS ? 0 : rows - AMX_ROWS;
+  const ptrdiff_t bytes = columns * 4;
+  for (int first = 0; first < rows; first += 2 * AMX_ROWS) {
+    const ptrdiff_t upper = first < last ? first : last, lower = first + AMX_ROWS < last ? first + AMX_ROWS : last;
+    _tile_loadd(4, x + upper * x_row, x_row);
+    _tile_loadd(5, x + lower * x_row, x_row);
+    for (int column = 0; column < columns; column += 32) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      _tile_loadd(6, weights + 4 * column, bytes);
+      _tile_loadd(7, weights + 4 * column + 64, bytes);
+      _tile_dpbsud(0, 4, 6);
+      _tile_dpbsud(1, 4, 7);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+      _tile_stored(0, sums + upper * columns + column, bytes);
+      _tile_stored(1, sums + upper * columns + column + 16, bytes);
+      _tile_stored(2, sums + lower * columns + column, bytes);
+      _tile_stored(3, sums + lower * columns + column + 16, bytes);
     }
   }
 }

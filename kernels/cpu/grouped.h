@@ -93,10 +93,49 @@ INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* pa
     for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, total[i][j]);
 }
 
+// All groups of a panel times many rows, in the same order; whether there are tiles to do it with.
+__attribute__((noinline)) static bool add_groups_in_tiles(const ByteRows& x, int row, int num_in, const uint8_t* panel,
+                                                          int rows, float* sums) {
+#if defined(AMX_TILES)
+  if (rows <= AMX_ROWS || !amx_usable()) return false;  // measured: 8 rows are an eighth slower in tiles
+  alignas(64) int32_t products[ROW_BLOCK * TILE_COLUMNS];
+  alignas(64) uint8_t whole[GROUP * TILE_COLUMNS];
+  const AmxTiles tiles(std::min(rows, AMX_ROWS), GROUP);
+  const int groups = num_in / GROUP;
+  std::fill(sums, sums + rows * TILE_COLUMNS, 0.0f);
+  for (int group = 0; group < groups; ++group) {
+    const uint8_t* weights = panel + static_cast<ptrdiff_t>(group) * GROUP_BYTES;
+    for (int eight = 0; eight < GROUP / 8; ++eight)
+      for (int j = 0; j < TILE_COLUMNS * 4; j += 64) {
+        const Words both = *reinterpret_cast<const Words*>(weights + eight * TILE_COLUMNS * 4 + j);
+        *reinterpret_cast<Words*>(whole + 2 * eight * TILE_COLUMNS * 4 + j) = both & 0x0f0f0f0fu;
+        *reinterpret_cast<Words*>(whole + (2 * eight + 1) * TILE_COLUMNS * 4 + j) = both >> 4 & 0x0f0f0f0fu;
+      }
+    amx_group(x.numbers + static_cast<ptrdiff_t>(row) * num_in + group * GROUP, num_in, whole, TILE_COLUMNS, rows, products);
+    Floats scale[TILE_VECTORS];
+    for (int j = 0; j < TILE_VECTORS; ++j)
+      scale[j] = load(reinterpret_cast<const BFloat16*>(weights + TILE_COLUMNS * (GROUP / 2)) + j * LANES);
+    for (int i = 0; i < rows; ++i) {
+      const ptrdiff_t place = static_cast<ptrdiff_t>(row + i) * groups + group;
+#pragma GCC unroll 4
+      for (int j = 0; j < TILE_VECTORS; ++j) {
+        const Ints sum = *reinterpret_cast<const Ints*>(products + i * TILE_COLUMNS + j * LANES) + x.lifts[place];
+        float* total = sums + i * TILE_COLUMNS + j * LANES;
+        store(total, load(total) + __builtin_convertvector(sum, Floats) * (scale[j] * x.scales[place]));
+      }
+    }
+  }
+  return true;
+#else
+  return false;
+#endif
+}
+
 // All groups of a panel times some rows; as with other weights, they are fetched ahead with the first rows, and stay in
 // the cache while the others pass.
 __attribute__((noinline)) static void add_groups(const ByteRows& x, int row, int num_in, const uint8_t* panel, int rows,
                                                  bool cold, float* sums) {
+  if (add_groups_in_tiles(x, row, num_in, panel, rows, sums)) return;
   constexpr int GROUPS_AHEAD = 4;
   const int groups = num_in / GROUP, deep = rows <= TILE_ROWS ? groups : DEPTH_BLOCK / GROUP;
   for (int group = 0; group < groups; group += deep)

@@ -1,7 +1,7 @@
 // Vectors of float32, as wide as the machine's registers, and the storage types that become them.
 //
-// These sources are compiled on the machine that runs them (-march=native), so the width is chosen here, at compile
-// time: AVX-512, AVX2, or 128 bits (SSE2, NEON). All arithmetic goes through GCC's vector extensions, which clang has
+// These sources are compiled once for each kind of CPU (targets.py), so the width is chosen here, at compile time:
+// AVX-512, AVX2, or 128 bits (SSE2, NEON). All arithmetic goes through GCC's vector extensions, which clang has
 // too; intrinsics appear only where the extensions have no word for an instruction, each beside a portable spelling.
 //
 // All arithmetic is in float32. bfloat16 and float16 are formats of storage: widened when loaded, rounded to nearest
