@@ -30,7 +30,11 @@ constexpr int GROUP = 32;  // inputs whose halves of bytes have one scale
 
 constexpr int ROW_BLOCK = 16 * TILE_ROWS;  // rows whose sums stay in the first-level cache
 constexpr int AHEAD = 16;                  // steps that a panel is fetched ahead: a third off the time of 4 to 8 rows
-constexpr int DEPTH_BLOCK = 512;           // inputs of a panel that stay there while those rows pass; even
+constexpr int DEPTH_BLOCK = 512;           // inputs of a panel of bytes that stay there while those rows pass
+
+// The same for weights of any kind: 32 KiB; even.
+template <class W>
+constexpr int DEPTH_BLOCK_OF = DEPTH_BLOCK * 64 / TILE_COLUMNS / static_cast<int>(sizeof(W));
 
 // ------------------------------------------------------------------------------------------- packing
 
@@ -74,10 +78,11 @@ static void unpack_row(const T* packed, int num_in, int row, float* to) {
 
 // ------------------------------------------------------------------------------------- the inner loop
 
-// sums[i][j] (+)= some inputs of ROWS rows times one panel.
-template <int ROWS, int AHEAD>
-INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, int depth, float* sums, bool add) {
-  multiply_tile<ROWS, TILE_VECTORS, AHEAD>(x, x_row, 1, panel, TILE_COLUMNS, depth, sums, TILE_COLUMNS, add);
+// sums[i][j] (+)= some inputs of ROWS rows times one panel. Each step fetches LINES vectors of what is at `fetched`.
+template <int ROWS, int LINES>
+INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, const float* fetched, int depth,
+                       float* sums, bool add) {
+  multiply_tile<ROWS, TILE_VECTORS, LINES>(x, x_row, 1, panel, TILE_COLUMNS, depth, sums, TILE_COLUMNS, add, fetched);
 }
 
 // Pairs of bfloat16 times pairs, added to float32.
@@ -106,8 +111,8 @@ struct VectorOf<int32_t> {
   typedef Ints Type;
 };
 
-template <int ROWS, int AHEAD, class X, class W, class Sum>
-INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, int depth, Sum* sums, bool add) {
+template <int ROWS, int LINES, class X, class W, class Sum>
+INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, const W* fetched, int depth, Sum* sums, bool add) {
   using Sums = typename VectorOf<Sum>::Type;
   constexpr int TOGETHER = inputs_together(W{});
   Sums sum[ROWS][TILE_VECTORS];
@@ -121,7 +126,7 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, int depth, S
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; ++j) {
       weights[j] = *reinterpret_cast<const Words*>(panel + k * TILE_COLUMNS + TOGETHER * j * LANES);
-      if (AHEAD) __builtin_prefetch(panel + (k + TOGETHER * AHEAD) * TILE_COLUMNS + TOGETHER * j * LANES);
+      if (j < LINES) __builtin_prefetch(fetched + (k / TOGETHER * LINES + j) * TOGETHER * LANES);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
@@ -137,29 +142,37 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, int depth, S
 }
 
 // The inputs from `done` on, for rows whose sums of the inputs before are in `sums`. A panel that comes from memory
-// (`cold`) is fetched ahead with the first rows; the others find it in the cache.
+// (`cold`) is fetched ahead with the first rows; the others find it in the cache, and fetch the next one meanwhile.
 template <class X, class W, class Sum>
 __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int done,
                                                  int rows, bool cold, Sum* sums) {
-  const int deep = rows <= TILE_ROWS ? num_in : DEPTH_BLOCK;  // read once, the panel need not be kept
+  constexpr int TOGETHER = inputs_together(W{});
+  const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const int deep = groups == 1 ? num_in : DEPTH_BLOCK_OF<W>;  // read once, the panel need not be kept
   for (int k = done; k < num_in; k += deep)
     in_groups(rows, [&](auto size, int first) {
+      constexpr int ROWS = size.value;
       const X* from = x + first * x_row + k;
       const W* part = panel + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
-      const int depth = std::min(deep, num_in - k);
+      const W* next = part + static_cast<ptrdiff_t>(num_in) * TILE_COLUMNS;
+      const int depth = std::min(deep, num_in - k), group = first / (rows / groups);
+      Sum* mine = sums + first * TILE_COLUMNS;
       if (cold && first == 0)
-        panel_tile<size.value, AHEAD>(from, x_row, part, depth, sums, k > 0);
+        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, part + TOGETHER * AHEAD * TILE_COLUMNS, depth, mine, k > 0);
+      else if (cold && groups > 3)  // fewer have too little to do meanwhile
+        panel_tile<ROWS, 1>(from, x_row, part, next + (group - 1) * depth * LANES, depth, mine, k > 0);
       else
-        panel_tile<size.value, 0>(from, x_row, part, depth, sums + first * TILE_COLUMNS, k > 0);
+        panel_tile<ROWS, 0>(from, x_row, part, part, depth, mine, k > 0);
     });
 }
 
 // As many leading inputs as AMX takes; returns how many. For few rows it would only wait for the same memory.
 template <class X, class W, class Sum>
-INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, Sum* sums) {
+INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, bool cold,
+                          Sum* sums) {
   const int depth = num_in / AMX_INPUTS<X> * AMX_INPUTS<X>;
   if (sizeof(X) == 4 || rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
-  if constexpr (sizeof(X) < 4) amx_product(x, x_row, panel, TILE_COLUMNS, rows, depth, sums);
+  if constexpr (sizeof(X) < 4) amx_product(x, x_row, panel, TILE_COLUMNS, rows, depth, cold, sums);
   return depth;
 }
 
@@ -184,7 +197,7 @@ INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
     const T* from = x + block * x_row;
-    const int done = leading_inputs(from, x_row, weights, num_in, rows, sums);
+    const int done = leading_inputs(from, x_row, weights, num_in, rows, block == 0, sums);
     add_inputs(from, x_row, weights, num_in, done, rows, block == 0, sums);
     use_rows(linear, panel, block, rows, sums, use);
   }

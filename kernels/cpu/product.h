@@ -15,10 +15,10 @@ constexpr int TILE_COLUMNS = TILE_VECTORS * LANES;
 
 // c[i][j] (+)= sum over k of a[i * a_row + k * a_step] * b[k * b_step + j], for ROWS rows and VECTORS * LANES columns.
 // Each element is summed in the order of k, whatever the tile: a row's result does not depend on its neighbours.
-// AHEAD: how many steps of `b` are fetched ahead, for a `b` that comes from memory.
-template <int ROWS, int VECTORS, int AHEAD = 0>
+// LINES: vectors of what is at `fetched` that each step fetches into the cache, for a `b` that comes from memory.
+template <int ROWS, int VECTORS, int LINES = 0>
 INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, const float* b, ptrdiff_t b_step,
-                          int depth, float* c, ptrdiff_t c_row, bool add) {
+                          int depth, float* c, ptrdiff_t c_row, bool add, const float* fetched = nullptr) {
   Floats sum[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
@@ -29,7 +29,7 @@ INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, con
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) {
       column[j] = load(b + k * b_step + j * LANES);
-      if (AHEAD) __builtin_prefetch(b + (k + AHEAD) * b_step + j * LANES);
+      if (j < LINES) __builtin_prefetch(fetched + (k * LINES + j) * LANES);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
