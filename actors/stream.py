@@ -91,9 +91,11 @@ class TokenStream:
             raise StreamMisused("a stream has one reader; another task is waiting for its next output")
         self._is_read = True
         try:
-            if self._has_news(answers):
+            must_wait = not self._has_news(answers)
+            if not must_wait:
                 await trio.lowlevel.checkpoint()  # parking would have been one
-            while not self._has_news(answers):
+            while must_wait or not self._has_news(answers):
+                must_wait = False
                 await self._submission.readers.park()
         finally:
             self._is_read = False

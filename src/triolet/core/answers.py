@@ -35,6 +35,8 @@ class Answers:
     @property
     def failed(self) -> JournalEntry | None:
         """An answer that could not be finished, if there is one."""
+        if self._only is not None:
+            return self._only.entry if self._only.finish_reason is FinishReason.ERROR else None
         for collector in self._collectors:
             if collector.finish_reason is FinishReason.ERROR:
                 return collector.entry
