@@ -34,7 +34,11 @@ class Context:
         path = convert(Path(options["model"]), options["weights"])
         api.llama_backend_init()
         api.llama_log_set(_silence(api), None)
-        self.model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
+        params = api.llama_model_default_params()
+        params.use_extra_bufts = (
+            options["weights"] != "q8_0"
+        )  # packed for AMX, 0.3.36 crashed on these models
+        self.model = api.llama_model_load_from_file(str(path).encode(), params)
         if not self.model:
             raise RuntimeError(f"llama.cpp could not load {path}")
         self.num_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
