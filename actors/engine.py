@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import trio
 
+from triolet.actors.availability import Availability, death_by
 from triolet.actors.detokenizer import deliver
 from triolet.actors.handover import check_snapshot, resumed, take_snapshot
 from triolet.actors.health import check_health
@@ -56,12 +57,10 @@ class Engine:
         self._endings = Endings()
         self._ids = (f"request-{number}" for number in itertools.count(1))
         self._seeds = random.Random(config.seed)
-        self._refusal: EngineClosed | EngineDead | None = None
+        self._availability = Availability()
         self._num_restarts = 0
         self._loop_watch = LoopWatch()
-        self._is_closed = False
         self._resumed: set[str] = set()  # ids of streams that are yet to be entered
-        self._was_death_told = False
         self._reporting = Reporting(wiring.journal.tally, self.statistics, writes_log=config.log_stats)
         wiring.report = self._reporting.report
         self._tracing = open_tracing(config)
@@ -151,28 +150,27 @@ class Engine:
             EngineDead: nothing is going to be served any more.
             EngineClosed: nor is it after the engine's scope has ended; an engine that drains still serves.
         """
-        if isinstance(self._refusal, EngineDead):
-            raise _died(self._refusal.__cause__)
-        if self._is_closed:
+        if (death := self.death) is not None:
+            raise death
+        if not self._availability.is_serving:
             raise EngineClosed(SCOPE_ENDED)
         check_health(self._wiring, self.config.step_timeout)
 
     @property
     def death(self) -> EngineDead | None:
         """Why nothing will be served any more; None while the engine lives."""
-        return _died(self._refusal.__cause__) if isinstance(self._refusal, EngineDead) else None
+        return self._availability.death
 
     @property
     def is_open(self) -> bool:
         """Whether requests are taken."""
-        return self._refusal is None
+        return self._availability.is_open
 
     def status(self, request_id: str) -> RequestStatus | None:
         """Where a request is; ended ones are remembered for a while (`core.endings`). None for an unknown id."""
-        submission = self._submissions.get(request_id)
-        if submission is None:
-            return self._endings.get(request_id, trio.current_time())
-        return submission.status()
+        if (submission := self._submissions.get(request_id)) is not None:
+            return submission.status()
+        return self._endings.get(request_id, trio.current_time())
 
     def requests(self, owner: str | None = None) -> tuple[LiveRequest, ...]:
         """Everything that waits or runs, or this owner's part of it, in the order of arrival. Never waits."""
@@ -229,9 +227,8 @@ class Engine:
             raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
         if sampling_params is not None:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
-        if request_id is not None:
-            check_type("request_id", request_id, str, "a string")
-        for field, text in (("client", client), ("cache_salt", cache_salt), ("owner", owner)):
+        texts = {"request_id": request_id, "client": client, "cache_salt": cache_salt, "owner": owner}
+        for field, text in texts.items():
             if text is not None:
                 check_type(field, text, str, "a string")
         check_type("priority", priority, int, "an integer")
@@ -308,7 +305,7 @@ class Engine:
             await self._take_in(submission)
 
     async def _take_in(self, submission: Submission) -> None:
-        self._check_open()
+        self._availability.check_open()
         admission, request_id = self._wiring.admission, submission.request_id
         if (other := self._submissions.get(request_id)) is not None and other.is_live:
             raise RequestIdInUse(request_id)
@@ -321,7 +318,7 @@ class Engine:
         try:
             with submission.admission:
                 request = await resolve(submission, params, self._wiring, self.config, self._seeds)
-            self._check_open()
+            self._availability.check_open()
             if not was_let_in:
                 admission.check_tokens(trio.current_time(), submission.client)
         except BaseException:
@@ -347,18 +344,8 @@ class Engine:
 
     # ---------------------------------------------------------------------------------- the way down
 
-    def _check_open(self) -> None:
-        if isinstance(self._refusal, EngineDead):
-            self._was_death_told = True
-            # A fresh one each: tracebacks grow where exceptions are shared.
-            raise _died(self._refusal.__cause__)
-        if self._refusal is not None:
-            raise EngineClosed(*self._refusal.args)
-
-    def _refuse(self, refusal: EngineClosed | EngineDead) -> None:
-        """From now on nothing new is taken; the first reason stays, unless the engine has died since."""
-        if self._refusal is None or isinstance(refusal, EngineDead):
-            self._refusal = refusal
+    def _end_admissions(self) -> None:
+        """Nothing is taken in any more: let those go that wait for it."""
         for submission in self._submissions.values():
             if not submission.streams:
                 submission.admission.cancel()
@@ -373,7 +360,8 @@ class Engine:
             What had not finished, for another engine to `resume`.
         """
         deadline_s = seconds("deadline", deadline)
-        self._refuse(EngineClosed("the engine is draining and takes nothing new"))
+        self._availability.close("the engine is draining and takes nothing new", still_serving=True)
+        self._end_admissions()
         with trio.move_on_at(deadline_s):
             while self._wiring.journal:
                 await self._wiring.idle.park()
@@ -392,32 +380,21 @@ class Engine:
 
     def shut_down(self) -> None:
         """Take nothing new, and end what there is with finish_reason `shutdown`; the engine's scope goes on."""
-        self._is_closed = True
-        self._refuse(EngineClosed(SCOPE_ENDED))
+        self._availability.close(SCOPE_ENDED)
+        self._end_admissions()
         self._end_all(FinishReason.SHUTDOWN)
 
     def _die(self, cause: BaseException) -> None:
         """The root has given up: tell everybody why."""
-        self._refuse(_died(cause))
-        self._was_death_told = bool(self._wiring.streams)
+        self._availability.die(cause, was_told=bool(self._wiring.streams))
+        self._end_admissions()
         for entry in list(self._wiring.journal):
             self._wiring.finish(entry.serial, FinishReason.ERROR)
         for serial in list(self._wiring.streams):
             stream = self._wiring.close_stream(serial, FinishReason.ERROR)
             assert stream is not None
-            stream.fail(_died(cause))
+            stream.fail(death_by(cause))
         self._wiring.idle.unpark_all()
-
-    def _check_death_told(self) -> None:
-        """A death that no stream and no caller has seen must not pass in silence."""
-        if isinstance(self._refusal, EngineDead) and not self._was_death_told:
-            raise _died(self._refusal.__cause__)
 
     def _note_report(self, report: CrashReport) -> None:
         self._num_restarts += report.context == "child_terminated"
-
-
-def _died(cause: BaseException | None) -> EngineDead:
-    error = EngineDead(f"the engine gave up after repeated crashes; the last one was: {cause!r}")
-    error.__cause__ = cause
-    return error

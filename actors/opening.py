@@ -80,7 +80,7 @@ async def run_engine(
         wiring.scheduler.abandon_step()
     if failure is not None:
         raise failure
-    engine._check_death_told()
+    engine._availability.check_death_told()
 
 
 async def _send_last_spans(engine: Engine) -> None:
