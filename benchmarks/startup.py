@@ -91,7 +91,7 @@ def programs(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str
             "model": str(folder),
             "dtype": arguments.dtype,
             "weights": GGUF[arguments.dtype],
-            "max_model_len": NUM_KV_TOKENS,
+            "max_model_len": NUM_KV_TOKENS // 2,  # blocks are rounded up
             "max_num_seqs": 32,
             "kv_cache_tokens": NUM_KV_TOKENS,
             "kv_cache_bytes": NUM_KV_TOKENS * kv_bytes_per_token(name, arguments.dtype),
