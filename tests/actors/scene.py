@@ -90,7 +90,7 @@ class Scene:
     def sequence(self) -> Sequence | None:
         scheduler = self.engine._wiring.scheduler
         assert scheduler is not None
-        sequences = scheduler._sequences.values()
+        sequences = scheduler._lanes.live.values()
         return next((s for s in sequences if s.entry.request.request_id == "subject"), None)
 
     async def assert_nothing_is_held(self) -> None:
@@ -101,7 +101,7 @@ class Scene:
         scheduler, statistics = self.engine._wiring.scheduler, self.engine.statistics()
         assert scheduler is not None
         check(self.engine)
-        tables = [sequence.block_table for sequence in scheduler._running]
+        tables = [sequence.block_table for sequence in scheduler._lanes.running]
         assert statistics.kv_blocks_in_use == len({block_id for table in tables for block_id in table})
         assert statistics.kv_blocks_quarantined == 0
         assert (

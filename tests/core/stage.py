@@ -116,4 +116,4 @@ class Stage:
         return plan
 
     def waiting(self) -> list[str]:
-        return [sequence.entry.request.request_id for sequence in self.scheduler._waiting]
+        return [sequence.entry.request.request_id for sequence in self.scheduler._lanes.waiting]

@@ -18,9 +18,12 @@ from tests.simulation.world import World, is_planted
 from triolet.actors import detokenizer, opening, tokenizer, wiring
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.actors.wiring import Wiring
+from triolet.core import scheduler
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.lanes import Lanes
 from triolet.core.outputs import FinishReason
 from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.planning import Planner
 from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler, SchedulerConfig
 from triolet.core.sequence import Sequence
@@ -36,6 +39,8 @@ def watched(world: World) -> Iterator[None]:
         patch.setattr(opening, "Journal", lambda: WatchedJournal(world))
         patch.setattr(opening, "Wiring", lambda admission: WatchedWiring(world, admission))
         patch.setattr(wiring, "Scheduler", lambda *arguments: WatchedScheduler(world, *arguments))
+        patch.setattr(scheduler, "Lanes", lambda *arguments: WatchedLanes(world, *arguments))
+        patch.setattr(scheduler, "Planner", lambda **arguments: WatchedPlanner(world, **arguments))
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
         log.addFilter(reports)
@@ -109,10 +114,10 @@ class WatchedWiring(Wiring):
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
         if self.scheduler is not None:
             self.world.reach("scheduler.start")
-        scheduler = super().new_scheduler(config)
+        new = super().new_scheduler(config)
         self.is_stale = False
-        self.world.note(f"scheduler started with {scheduler.num_waiting}")
-        return scheduler
+        self.world.note(f"scheduler started with {new.num_waiting}")
+        return new
 
 
 class HangingInbox:
@@ -203,12 +208,24 @@ class WatchedScheduler(Scheduler):
         with self._transition("progress"):
             return super().take_progress()
 
+
+class WatchedPlanner(Planner):
+    def __init__(self, world: World, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.world = world
+
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         super()._schedule(sequence, num_tokens, num_missing_blocks)
         self.world.reach("scheduler.plan.middle")
 
-    def _take_back(self, sequence: Sequence) -> None:
-        super()._take_back(sequence)
+
+class WatchedLanes(Lanes):
+    def __init__(self, world: World, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.world = world
+
+    def _take_back(self, sequence: Sequence, step_id: int | None) -> None:
+        super()._take_back(sequence, step_id)
         if trio.lowlevel.current_task().name == "scheduler":
             point = "finish" if sequence.entry.finish_reason else "preempt"
             self.world.reach(f"scheduler.{point}.middle")

@@ -23,9 +23,10 @@ from triolet.core.block_pool import BlockPool
 from triolet.core.collector import OutputCollector
 from triolet.core.feed import Feed
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.lanes import Lanes
 from triolet.core.messages import Tokenize
 from triolet.core.outputs import FinishReason
-from triolet.core.plan import SampledToken, StepResult
+from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.prefix_cache import PrefixCache
 from triolet.core.scheduler import Scheduler
 from triolet.core.sequence import Sequence
@@ -44,14 +45,14 @@ def _no_free_on_preempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], bool]) -> None:
-    take_back = Scheduler._take_back
+    take_back = Lanes._take_back
 
-    def mutated(self: Scheduler, sequence: Sequence) -> None:
+    def mutated(self: Lanes, sequence: Sequence, step_id: int | None) -> None:
         if is_kept(sequence.entry):
             sequence.block_table = []
-        take_back(self, sequence)
+        take_back(self, sequence, step_id)
 
-    patch.setattr(Scheduler, "_take_back", mutated)
+    patch.setattr(Lanes, "_take_back", mutated)
 
 
 @mutant("publish unfilled blocks")
@@ -106,7 +107,7 @@ def _no_epoch_check(patch: pytest.MonkeyPatch) -> None:
     apply = Scheduler.apply
 
     def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
-        epochs = {s.entry.request.request_id: s.entry.epoch for s in self._sequences.values()}
+        epochs = {s.entry.request.request_id: s.entry.epoch for s in self._lanes.live.values()}
         tokens = tuple(attrs.evolve(t, epoch=epochs.get(t.request_id, t.epoch)) for t in result.tokens)
         apply(self, attrs.evolve(result, tokens=tokens), now_s)
 
@@ -273,13 +274,21 @@ def _deadline_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a preemption ends the deadline")
 def _deadline_lost_to_preemption(patch: pytest.MonkeyPatch) -> None:
-    preempt = Scheduler._preempt
+    plan_step, preempt = Scheduler.plan_step, Lanes.preempt
+    preempted: set[int] = set()
 
-    def mutated(self: Scheduler, victim: Sequence) -> None:
+    def mutated_preempt(self: Lanes, victim: Sequence) -> None:
         preempt(self, victim)
-        _forget_deadlines(self, {victim.entry.serial})
+        preempted.add(victim.entry.serial)
 
-    patch.setattr(Scheduler, "_preempt", mutated)
+    def mutated(self: Scheduler, now_s: float) -> StepPlan | None:
+        preempted.clear()
+        plan = plan_step(self, now_s)
+        _forget_deadlines(self, preempted)
+        return plan
+
+    patch.setattr(Lanes, "preempt", mutated_preempt)
+    patch.setattr(Scheduler, "plan_step", mutated)
 
 
 def _forget_deadlines(scheduler: Scheduler, serials: set[int]) -> None:
@@ -291,7 +300,7 @@ def _forget_deadlines(scheduler: Scheduler, serials: set[int]) -> None:
 @mutant("a queue timeout ends requests that run")
 def _queue_timeout_for_all(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: Scheduler, now_s: float) -> None:
-        for sequence in list(self._sequences.values()):
+        for sequence in list(self._lanes.live.values()):
             request = sequence.entry.request
             if min(request.deadline_s, request.queue_deadline_s) <= now_s:
                 self._finish(sequence, FinishReason.DEADLINE)

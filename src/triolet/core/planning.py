@@ -1,0 +1,183 @@
+"""Which tokens the next step computes: one token budget, spent on letting computed tokens catch up with known ones.
+
+There is no prefill phase and no decode phase. Every request has tokens that are known (prompt and answer) and tokens
+that are computed (their KV is present). A request whose tokens all get computed in a step has a new one sampled at its
+end. Chunked prefill is what happens when the budget is smaller than a prompt; a decode is a request that is one token
+behind.
+
+Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
+running request that needs a block when there is none takes it from the worst running one, possibly itself,
+which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
+that cheap). A step that preempted so admits nobody. What is left of a budget goes into guesses (`core.drafting`).
+
+What the policy is, is the waiting line's to say (`core.waiting`, `core.fairness`): its order, and whether one who
+waits may take the row of one who runs. Who may is let in before the others are served.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.caution import Caution
+from triolet.core.drafting import Drafting
+from triolet.core.journal import Journal
+from triolet.core.lanes import Lanes
+from triolet.core.pacing import Pace
+from triolet.core.plan import RowStart, StepPlan
+from triolet.core.prefix_cache import PrefixCache
+from triolet.core.reuse import find_computed, has_room
+from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
+from triolet.core.sequence import Sequence
+
+
+@attrs.define(kw_only=True, eq=False)
+class Planner:
+    """See the module's text.
+
+    Args:
+        config: limits.
+        journal: is told who is in a step for the first time.
+        counters: totals; also numbers the steps.
+        lanes: who is where; who is let in or preempted changes places at once.
+        cache: of the blocks.
+        pace: how long a step may be.
+        caution: who may run, and how much at once.
+        drafting: makes the guesses.
+        scheduled: those with a part in the step that was planned last, in the order of its rows.
+    """
+
+    config: SchedulerConfig
+    journal: Journal
+    counters: SchedulerCounters
+    lanes: Lanes
+    cache: PrefixCache
+    pace: Pace
+    caution: Caution
+    drafting: Drafting
+    scheduled: list[Sequence] = attrs.field(factory=list, init=False)
+    _starts: list[RowStart] = attrs.field(factory=list, init=False)
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Decide the next step; None when nothing can be computed.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        self.scheduled, self._starts = [], []
+        self._hold_back()
+        self.lanes.waiting.begin_step(now_s)
+        self.pace.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.lanes.running))
+        budget = self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
+        budget = self._let_overtake(budget, now_s)
+        budget, preempted = self._schedule_running(budget)
+        if not preempted:
+            budget = self._admit(budget, now_s)
+            self.drafting.add_drafts(self.scheduled, budget, self.cache.pool)
+        if not self.scheduled:
+            return None
+        self.counters.steps += 1
+        return StepPlan(
+            self.counters.steps,
+            self.lanes.take_ended_rows(),
+            tuple(self._starts),
+            tuple(sequence.take_row() for sequence in self.scheduled),
+        )
+
+    def _hold_back(self) -> None:
+        """Send those back to wait that may not take part in the next step."""
+        running, may_run = self.lanes.running, self.caution.suspects.may_run
+        for sequence in [sequence for sequence in running if not may_run(sequence.entry.serial)]:
+            self.lanes.preempt(sequence)
+        while len(running) > self._max_rows:
+            self.lanes.preempt(running[-1])
+
+    @property
+    def _max_rows(self) -> int:
+        return self.caution.memory.max_rows(self.config.max_num_seqs)
+
+    def _may_be_let_in(self, sequence: Sequence) -> bool:
+        return not sequence.entry.awaits_guidance and self.caution.suspects.may_run(sequence.entry.serial)
+
+    def _let_overtake(self, budget: int, now_s: float) -> int:
+        """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
+        the others.
+        """
+        waiting, running = self.lanes.waiting, self.lanes.running
+        while self.pace.has_room and (pair := waiting.overtaking(running, self._may_be_let_in)) is not None:
+            sequence, victim = pair
+            spare = budget - sum(other.is_unserved for other in running)
+            if num_tokens := self._let_in(sequence, spare, now_s):
+                budget -= num_tokens
+            else:
+                self.lanes.preempt(victim)
+        return budget
+
+    def _schedule_running(self, budget: int) -> tuple[int, bool]:
+        """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
+
+        Nobody who decodes starves: a request is let in only where budget is left over, so no more run than the
+        budget has tokens. Of those that are still at their prompts, the last may have to wait for the others.
+
+        Returns:
+            What is left of the budget, and whether anybody was preempted.
+        """
+        preempted = False
+        order = self.lanes.waiting.service_order(list(self.lanes.running))
+        for sequence in sorted(self.lanes.waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
+            if not (sequence.is_unserved and budget) or sequence.entry.awaits_guidance:
+                continue  # it has lost its blocks to one before it, has its tokens, or can not use any
+            if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
+                continue  # the step is long enough
+            missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
+            while missing > self.cache.pool.num_available and sequence.row_id is not None:
+                preempted = True
+                self.lanes.preempt(next(other for other in reversed(order) if other.is_unserved))
+            if sequence.row_id is not None:
+                self._schedule(sequence, num_tokens, missing)
+                budget -= num_tokens
+        return budget, preempted
+
+    def _admit(self, budget: int, now_s: float) -> int:
+        """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
+        while (sequence := self.lanes.waiting.next(self._may_be_let_in)) is not None:
+            if not (num_tokens := self._let_in(sequence, budget, now_s)):
+                break
+            budget -= num_tokens
+        return budget
+
+    def _let_in(self, sequence: Sequence, budget: int, now_s: float) -> int:
+        """Give a waiting request a row, and all the blocks that its known tokens need: let in half, it would soon
+        fight its neighbours for the rest.
+
+        Returns:
+            How many tokens of the budget it gets; 0 if it can not be let in.
+        """
+        if budget <= 0 or len(self.lanes.running) >= self._max_rows:
+            return 0
+        entry = sequence.entry
+        block_ids, hashes = find_computed(self.cache, sequence, self.lanes.live.get(entry.leader_serial))
+        if not has_room(self.cache, entry, block_ids):
+            return 0
+        num_cached = len(block_ids) * self.config.block_size
+        if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
+            return 0
+        self.lanes.let_in(sequence, block_ids, hashes)
+        missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
+        self._schedule(sequence, num_tokens, missing)
+        if self.config.enable_prefix_caching:
+            self.counters.prefix_cache_queries += entry.num_tokens
+            self.counters.prefix_cache_hits += num_cached
+        self.journal.scheduled(entry, now_s, num_cached)
+        self._starts.append(sequence.row_start())
+        return num_tokens
+
+    def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
+        """How many of its pending tokens a request gets in the step that is being planned."""
+        return self.lanes.waiting.portion(sequence, self.pace.chunk(min(num_pending, budget)))
+
+    def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
+        if num_missing_blocks > 0:
+            sequence.block_table += self.cache.pool.allocate(num_missing_blocks)
+        sequence.schedule(num_tokens, self.counters.steps + 1)
+        self.scheduled.append(sequence)
+        self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
