@@ -196,6 +196,34 @@ async def test_a_call_that_the_model_begins_follows_the_schema_of_a_strict_tool(
             assert json.loads(end.arguments)["days"] in (1, 3, 7)
 
 
+@pytest.mark.parametrize("likes", ["<", "{"])
+async def test_an_answer_with_tools_and_a_form_is_a_call_or_of_the_form(folder: Path, likes: str) -> None:
+    async with opened(folder, tool_parser="hermes") as engine:
+        digit = {"type": "object", "properties": {"digit": {"enum": [1, 2]}}, "required": ["digit"]}
+        form = StructuredOutputsParams(json={**digit, "additionalProperties": False})
+        plan = plan_tools(
+            [WEATHER], tool_parser="hermes", reasoning_parser=engine.reasoning_parser, form=form
+        )
+        assert plan.structured_outputs is not None
+        bound = params(
+            structured_outputs=plan.structured_outputs,
+            logit_bias={ord(likes) - ord("!"): 100.0, ord("<" if likes == "{" else "{") - ord("!"): -100.0},
+            thinking_token_budget=4,
+            max_tokens=80,
+        )
+        output = await engine.complete({"messages": MESSAGES, "tools": plan.template_tools}, bound)
+        parser = plan.parser(output.prompt)
+        events = [*parser.feed(output.text), *parser.finish()]
+        said = "".join(event.text for event in events if isinstance(event, TextPiece))
+        begun = [event.name for event in events if isinstance(event, ToolCallBegin)]
+        if likes == "{":
+            assert begun == []
+            assert json.loads(said) in ({"digit": 1}, {"digit": 2})
+        else:
+            assert set(begun) == {"get_weather"}
+            assert said.strip() in ("", *("<tool_call>"[:length] for length in range(1, 12)))
+
+
 # ------------------------------------------------------------------------------------------- thinking
 
 

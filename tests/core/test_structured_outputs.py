@@ -73,6 +73,10 @@ def test_exactly_one_kind_must_be_given() -> None:
         ({"structural_tag": True}, "structural_tag must have lists of structures and triggers"),
         ({"structural_tag": {"structures": [{}], "triggers": ["<"]}}, "structures of begin, schema and end"),
         (
+            {"tool_calls": {"format": "hermes", "tools": [], "parallel": True, "form": True}},
+            "tool_calls must have a form that is a JSON schema, got True",
+        ),
+        (
             {"structural_tag": {"structures": [{"begin": "f", "schema": {}, "end": ""}], "triggers": ["<"]}},
             "structures that begin with one of its triggers, got 'f'",
         ),

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from triolet.core.structured_outputs import CALL_FORMATS
+from triolet.core.structured_outputs import CALL_FORMATS, StructuredOutputsParams
 from triolet.core.tools import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -359,6 +359,52 @@ def test_a_strict_tool_binds_calls_to_schemas_and_leaves_the_choice_to_the_model
     assert plan_tools([{**strict, "strict": False}], tool_parser="hermes").structured_outputs is None
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_time"}]}
     assert plan_tools([strict, CLOCK], allowed, tool_parser="hermes").structured_outputs is None
+
+
+CARD = '{"name": "Ann <tool_call> [TOOL_CALLS]f{x} <|python_tag|>{", "age": 7}'
+WRITTEN_CALLS = {
+    "hermes": '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
+    "llama3_json": '{"name": "get_time", "parameters": {}}',
+    "mistral": "[TOOL_CALLS]get_time[ARGS]{}",
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN_CALLS))
+def test_an_answer_is_calls_or_else_the_form_and_how_it_is_cut_makes_no_difference(name: str) -> None:
+    plan = plan_tools([WEATHER, CLOCK], tool_parser=name, form=StructuredOutputsParams(json_object=True))
+    assert (plan.is_forced, plan.tool_parser) == (False, name)
+    texts = {
+        CARD: [TextPiece(CARD)],
+        f" \n{CARD}": [TextPiece(f" \n{CARD}")],
+        '["a"]': [TextPiece('["a"]')],
+        f"\n {WRITTEN_CALLS[name]}\n": call(0, "get_time", "{}"),
+        "": [],
+        "<tool": [TextPiece("<tool")],
+        " [TOOL_CALLS]": [TextPiece(" [TOOL_CALLS]")],
+    }
+    for text, events in texts.items():
+        for cuts in ([], range(1, len(text)), *([cut] for cut in range(1, len(text)))):
+            assert read(plan.parser(), text, cuts) == events, text
+
+
+def test_json_leaves_room_for_calls_and_any_other_form_is_that_of_the_whole_answer() -> None:
+    for fields in ({"regex": "a"}, {"choice": ["a"]}, {"json": {}, "disable_additional_properties": True}):
+        whole = StructuredOutputsParams(**fields)
+        assert plan_tools([CLOCK], tool_parser="hermes", form=whole).structured_outputs == whole
+    either = StructuredOutputsParams(json=True, disable_any_whitespace=True)
+    plan = plan_tools([CLOCK], tool_parser="hermes", form=either)
+    assert plan.structured_outputs is not None and plan.structured_outputs.disable_any_whitespace
+    assert json.loads(plan.structured_outputs.tool_calls or "")["form"] == {"anyOf": [True]}
+    for tools, choice in ((), "auto"), ([CLOCK], "none"):
+        alone = plan_tools(tools, choice, form=either)
+        assert (alone.structured_outputs, alone.is_forced, alone.tool_parser) == (either, False, None)
+        assert read(alone.parser(), "[1]") == [TextPiece("[1]")]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_time"}])
+def test_a_forced_call_leaves_no_room_for_a_form(choice: object) -> None:
+    with pytest.raises(InvalidRequest, match="tool_choice must be auto or none where a form"):
+        plan_tools([CLOCK], choice, form=StructuredOutputsParams(json_object=True))
 
 
 def test_every_format_of_calls_has_a_grammar() -> None:

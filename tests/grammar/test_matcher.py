@@ -238,14 +238,12 @@ ADD = {
     "required": ["x"],
     "additionalProperties": False,
 }
-TAG = {
-    "structures": [
-        {"begin": "<call>add ", "schema": ADD, "end": "</call>"},
-        {"begin": "<call>now", "schema": {"const": 0}, "end": "!"},
-        {"begin": "#", "schema": {"type": "boolean"}, "end": ""},
-    ],
-    "triggers": ["<call>", "#"],
-}
+STRUCTURES = [
+    {"begin": "<call>add ", "schema": ADD, "end": "</call>"},
+    {"begin": "<call>now", "schema": {"const": 0}, "end": "!"},
+    {"begin": "#", "schema": {"type": "boolean"}, "end": ""},
+]
+TAG = {"structures": STRUCTURES, "triggers": ["<call>", "#"]}
 
 
 @pytest.mark.parametrize("kind", ["text", "added", "special"])
@@ -273,6 +271,33 @@ def test_text_is_free_and_a_trigger_is_followed_by_one_of_its_structures(kind: s
     assert after('then <call>add {"x":2}</call> and on') == (set(), True)
     assert after("<call>now0") == ({"!"}, False)
     assert after("<call>now0!#tru") == ({"e"}, False)
+
+
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+def test_a_trigger_binds_whether_it_is_one_token_is_spelled_or_begins_a_longer_token(kind: str) -> None:
+    tokenizer = small_tokenizer(MERGES)
+    marks = ["<call>", "</call>", "<|tool|>"]
+    if kind != "text":
+        tokenizer.add_tokens([AddedToken(mark, special=kind == "special") for mark in marks])
+    longer = {"begin": "<|tool|>", "schema": ADD, "end": "</call>"}
+    tag = {"structures": [*STRUCTURES, longer], "triggers": ["<call>", "#", "<|to"]}
+    grammar = Grammar(
+        tokens(tokenizer), StructuredOutputsParams(structural_tag=tag, disable_any_whitespace=True)
+    )
+    for written in (tokenizer, small_tokenizer(MERGES)):  # of one token, or spelled
+
+        def stopped(text: str, written: Tokenizer = written) -> bool:
+            """Whether its last token may not come."""
+            *before, last = written.encode(text).ids
+            guided = grammar.guide(GuideStep(0, 0, tuple(before)))
+            assert guided.problem == "", text
+            return last not in bits(guided.mask)
+
+        assert stopped("ab <call>b")
+        assert stopped("ab <|tool|>b")
+        assert stopped('<|tool|>{"x":3')
+        assert stopped('<call>add {"x":1}b')
+        assert not stopped('ab <|tool|>{"x":2}</call> ab<call>add {"x":1}</call>b')
 
 
 def test_any_schema_object_is_closed_and_nothing_else() -> None:

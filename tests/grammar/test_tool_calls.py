@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from tests.grammar.vocabularies import EOS, bits, small_tokenizer, tokens
+from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import TextPiece, ToolCallEnd, plan_tools
 from triolet.grammar.matcher import Grammar, WrongGrammar
 from triolet.ipc.grammar import GuideStep
@@ -40,8 +41,15 @@ def vocabulary(kind: str) -> Tokenizer:
     return tokenizer
 
 
-def grammar(tokenizer: Tokenizer, tool_parser: str, *, parallel: bool = True, tools: Any = TOOLS) -> Grammar:
-    plan = plan_tools(tools, tool_parser=tool_parser, parallel_tool_calls=parallel)
+def grammar(
+    tokenizer: Tokenizer,
+    tool_parser: str,
+    *,
+    parallel: bool = True,
+    tools: Any = TOOLS,
+    form: StructuredOutputsParams | None = None,
+) -> Grammar:
+    plan = plan_tools(tools, tool_parser=tool_parser, parallel_tool_calls=parallel, form=form)
     assert plan.structured_outputs is not None
     return Grammar(tokens(tokenizer), plan.structured_outputs)
 
@@ -104,6 +112,71 @@ def test_text_is_free_and_calls_follow_their_schema(
     assert followed(tokenizer, bound, text) == end
     # A mark that is one token can be spelled, too, and what reads the answer sees no difference.
     assert followed(tokenizer, bound, text, spelled=True) == end
+
+
+FORM = {
+    "type": "object",
+    "properties": {"a": {"anyOf": [{"const": 1}, {"type": "string"}]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+EITHER_CASES = [
+    ("hermes", True, '{"a": 1}', OVER),
+    ("hermes", True, ' \n{"a": "<tool_call>[TOOL_CALLS]"}', OVER),
+    ("hermes", True, '{"a": 2', "stopped before 2"),
+    ("hermes", True, "ab", "stopped before ab"),
+    ("hermes", True, f"\n<tool_call>\n{CALL}\n</tool_call>", MAY_END),
+    ("hermes", True, f"<tool_call>{OTHER}</tool_call>\n<tool_call>{CALL}</tool_call>\n", MAY_END),
+    ("hermes", True, f"<tool_call>{CALL}</tool_call> ab", "stopped before ab"),
+    ("hermes", True, '<tool_call>{"name": "f", "arguments": {"x": 3', "stopped before 3"),
+    ("hermes", True, '<tool_call>{"a', "stopped before a"),
+    ("hermes", False, f"<tool_call>{OTHER}</tool_call>", OVER),
+    ("hermes", False, '{"a": 1}', OVER),
+    ("llama3_json", True, '{"a": 1}', OVER),
+    ("llama3_json", True, f"\n{LLAMA}; {LLAMA_OTHER}", MAY_END),
+    ("llama3_json", True, f"<|python_tag|>{LLAMA};{LLAMA}<|python_tag|>{LLAMA}", MAY_END),
+    ("llama3_json", True, f'{LLAMA};{{"a', "stopped before a"),
+    ("llama3_json", True, '{"name": "f", "parameters": {"x": 3', "stopped before 3"),
+    ("llama3_json", True, "ab", "stopped before ab"),
+    ("llama3_json", False, f"<|python_tag|> {LLAMA}", OVER),
+    ("llama3_json", False, '{"a": 1}', OVER),
+    ("mistral", True, '{"a": 1}', OVER),
+    ("mistral", True, f" [TOOL_CALLS] [{CALL}, {OTHER}]", OVER),
+    ("mistral", True, '[TOOL_CALLS]ff[ARGS]{"x": 3}[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"x": 1} ', MAY_END),
+    ("mistral", True, f"[TOOL_CALLS]ff[ARGS]{{}}[TOOL_CALLS][{CALL}]", OVER),
+    ("mistral", True, '[TOOL_CALLS]f{"x": 1}ab', "stopped before ab"),
+    ("mistral", True, "[1", "stopped before 1"),
+    ("mistral", False, f"[TOOL_CALLS][{CALL}]", OVER),
+    ("mistral", False, '[TOOL_CALLS]f{"x": 1}', OVER),
+    ("mistral", False, '{"a": 1}', OVER),
+]
+
+
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+@pytest.mark.parametrize(("tool_parser", "parallel", "text", "end"), EITHER_CASES)
+def test_an_answer_is_nothing_but_calls_or_of_the_form(
+    kind: str, tool_parser: str, parallel: bool, text: str, end: str
+) -> None:
+    tokenizer = vocabulary(kind)
+    bound = grammar(tokenizer, tool_parser, parallel=parallel, form=StructuredOutputsParams(json=FORM))
+    spelled = followed(tokenizer, bound, text, spelled=True)
+    assert spelled == end
+    if kind == "text" or "<tool_call>[" not in text:  # a special token is no part of a JSON string
+        assert followed(tokenizer, bound, text) == end
+
+
+@pytest.mark.parametrize("kind", ["text", "special"])
+def test_where_calls_have_no_mark_no_form_looks_like_one(kind: str) -> None:
+    tokenizer = vocabulary(kind)
+    any_object = StructuredOutputsParams(json_object=True)
+    bound = grammar(tokenizer, "llama3_json", form=any_object)
+    assert followed(tokenizer, bound, '{"name": "ab", "age": [1]}') == OVER
+    assert followed(tokenizer, bound, '{"name": "f", "parameters": {"x": 3') == "stopped before 3"
+    assert followed(tokenizer, bound, '{"name": "f", "arguments":') == 'stopped before ":'
+    assert followed(tokenizer, grammar(tokenizer, "hermes", form=any_object), '{"parameters": 1}') == OVER
+    named = {"type": "object", "properties": {"parameters": {"const": 3}}, "required": ["parameters"]}
+    bound = grammar(tokenizer, "llama3_json", form=StructuredOutputsParams(json=named))
+    assert followed(tokenizer, bound, '{"parameters": 3}') == OVER
 
 
 @pytest.mark.parametrize("tool_parser", ["hermes", "llama3_json", "mistral"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -126,6 +127,8 @@ def test_a_schema_becomes_a_constraint() -> None:
     )
     assert params.structured_outputs is not None
     assert params.structured_outputs.kind == "json"
+    unseen = params_of(tools=[TOOL], tool_choice="none", response_format={"type": "json_object"})
+    assert unseen.structured_outputs is not None and unseen.structured_outputs.kind == "json_object"
 
 
 def test_a_forced_call_is_a_constraint_and_leaves_no_room_for_another() -> None:
@@ -135,13 +138,17 @@ def test_a_forced_call_is_a_constraint_and_leaves_no_room_for_another() -> None:
     assert error.param == "tool_choice"
 
 
-def test_strict_tools_bind_calls_and_leave_room_for_a_form_of_the_whole_answer() -> None:
+def test_strict_tools_bind_calls_and_a_form_that_is_asked_for_leaves_room_for_them() -> None:
     strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
     bound = params_of("hermes", tools=[strict]).structured_outputs
     assert bound is not None and bound.kind == "tool_calls"
     assert params_of("hermes", tools=[TOOL]).structured_outputs is None
-    whole = params_of("hermes", tools=[strict], response_format={"type": "json_object"}).structured_outputs
-    assert whole is not None and whole.kind == "json_object"
+    for tool in (TOOL, strict):
+        either = params_of("hermes", tools=[tool], response_format={"type": "json_object"}).structured_outputs
+        assert either is not None and either.tool_calls is not None
+        assert json.loads(either.tool_calls)["form"] == {"type": "object"}
+    whole = params_of("hermes", tools=[strict], structured_outputs={"regex": "a"}).structured_outputs
+    assert whole is not None and whole.kind == "regex"
 
 
 def test_some_of_the_tools_are_allowed() -> None:

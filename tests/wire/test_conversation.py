@@ -413,6 +413,24 @@ def test_a_chat_that_is_sent_again_has_the_calls_of_one_answer_in_one_message() 
         ),
         (
             {"tools": [{**ADD, "strict": True}], "text": {"format": {"type": "json_object"}}},
+            {
+                "tool_calls": '{"format": "hermes", "tools": [{"name": "add", "parameters": {"type": "object"}}], '
+                '"parallel": true, "form": {"type": "object"}}'
+            },
+        ),
+        (
+            {
+                "tools": [ADD],
+                "text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}},
+                "parallel_tool_calls": False,
+            },
+            {
+                "tool_calls": '{"format": "hermes", "tools": [{"name": "add", "parameters": {"type": "object"}}], '
+                '"parallel": false, "form": {"const": 1}}'
+            },
+        ),
+        (
+            {"tools": [ADD], "tool_choice": "none", "text": {"format": {"type": "json_object"}}},
             {"json_object": True},
         ),
         (
@@ -454,6 +472,10 @@ def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form:
         (
             {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
             "tool_choice.tools",
+        ),
+        (
+            {"tools": [ADD], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+            "tool_choice",
         ),
         ({"structured_outputs": {"nothing": 1}}, "structured_outputs"),
         (

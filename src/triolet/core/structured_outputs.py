@@ -113,6 +113,8 @@ def _check_tool_calls(calls: Any) -> None:
         raise _wrong("tool_calls", "must have a format of " + ", ".join(CALL_FORMATS), call_format)
     if not isinstance(fields.get("parallel"), bool):
         raise _wrong("tool_calls", "must have parallel, true or false", fields.get("parallel"))
+    if not isinstance(fields.get("form", {}), dict):
+        raise _wrong("tool_calls", "must have a form that is a JSON schema", fields["form"])
     if not _is_list_of(tools, dict):
         raise _wrong("tool_calls", "must have a list of tools, not empty", tools)
     for tool in tools or ():
@@ -204,7 +206,8 @@ class StructuredOutputsParams:
             with it follows.
         tool_calls: text in which every call of a tool follows a schema, `{"format": ..., "tools": [{"name": ...,
             "parameters": {...}}], "parallel": ...}`, as data or as text: calls are written in the format of that
-            name, and are at most one unless `parallel`. `triolet.core.tools.plan_tools` makes it of strict tools.
+            name, and are at most one unless `parallel`. With a `form` besides, a JSON schema, there is no other text:
+            the answer is calls or follows that. `triolet.core.tools.plan_tools` makes it of strict tools and of forms.
 
     Raises:
         InvalidParams: names the field, the rule and what came.

@@ -11,7 +11,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.grammar.expression import ascii_classes
-from triolet.grammar.tool_calls import SpecialToken, tool_calls_source
+from triolet.grammar.marks import TEXT, SpecialToken, mark_rule, opening_rules
+from triolet.grammar.tool_calls import tool_calls_source
 
 # As people and programs write it. A model may go on for ever where any amount is allowed.
 WHITESPACE_PATTERN = r"[ ]|\r?\n[ \t]{0,16}"
@@ -69,31 +70,31 @@ def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
 
 
 def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: SpecialToken) -> str:
-    """Text, and where it says a trigger, a structure. A trigger may be a special token, which no text can spell."""
-    lines = ["%llguidance {}", "start: tagged* TEXT", "TEXT: /(.|\\n)*/"]
+    """Text, and where it says a trigger, a structure. What begins a structure may be one token, trigger and all."""
+    lines = ["%llguidance {}", "start: tagged* TEXT", TEXT]
     names = []
     for place, trigger in enumerate(tag["triggers"]):
-        bodies = [
-            _structure(structure, structure["begin"][len(trigger) :], params)
-            for structure in tag["structures"]
-            if structure["begin"].startswith(trigger)
-        ]
-        if not bodies:
+        structures = [one for one in tag["structures"] if one["begin"].startswith(trigger)]
+        if not structures:
             continue
         names.append(f"tag_{place}")
-        token_id = special_token(trigger)
-        if token_id is None:
-            lines.append(f"trigger_{place}[lazy]: TEXT {json.dumps(trigger)}")
-            lines.append(f"tag_{place}: trigger_{place} ({' | '.join(bodies)})")
-        else:
-            lines.append(f"tag_{place}: TEXT <[{token_id}]> ({' | '.join(bodies)})")
+        bodies = (_structure(one, one["begin"][len(trigger) :], params, special_token) for one in structures)
+        lines += opening_rules(f"trigger_{place}", trigger, special_token)
+        ways = [f"trigger_{place} ({' | '.join(bodies)})"]
+        for one in structures:
+            if one["begin"] != trigger and (token_id := special_token(one["begin"])) is not None:
+                ways.append(f"TEXT <[{token_id}]> {_structure(one, '', params, special_token)}")
+        lines.append(f"tag_{place}: " + " | ".join(ways))
     lines.append("tagged: " + " | ".join(names))
     return LLMatcher.grammar_from_lark("\n".join(lines))
 
 
-def _structure(structure: Any, begin: str, params: StructuredOutputsParams) -> str:
-    parts = [json.dumps(begin) if begin else "", _json_rule(structure["schema"], params)]
-    return " ".join([*parts, json.dumps(structure["end"]) if structure["end"] else ""])
+def _structure(
+    structure: Any, begin: str, params: StructuredOutputsParams, special_token: SpecialToken
+) -> str:
+    """What is left of how it begins, its JSON, and how it ends."""
+    marks = [mark_rule(mark, special_token) if mark else "" for mark in (begin, structure["end"])]
+    return f"{marks[0]} {_json_rule(structure['schema'], params)} {marks[1]}"
 
 
 def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:

@@ -19,9 +19,7 @@ from triolet.core.tools import (
     ToolCallBegin,
     ToolCallEnd,
     ToolPlan,
-    plan_tools,
 )
-from triolet.errors import InvalidRequest
 from triolet.wire.errors import missing, wrong
 from triolet.wire.generation import (
     MAX_TOP_LOGPROBS,
@@ -31,6 +29,7 @@ from triolet.wire.generation import (
     likeliest,
 )
 from triolet.wire.items import Message
+from triolet.wire.offering import OffersTools
 from triolet.wire.strict import CONVERTER, Wrong
 
 MAX_MESSAGES = 65_536  # of four tokens each they fill the longest contexts there are
@@ -70,7 +69,7 @@ def _known_to_templates(message: Message) -> Message:
 
 
 @attrs.frozen(kw_only=True)
-class ChatRequest(GenerationRequest):
+class ChatRequest(OffersTools, GenerationRequest):
     """A body of `/v1/chat/completions`.
 
     Args:
@@ -107,26 +106,6 @@ class ChatRequest(GenerationRequest):
         """See `GenerationRequest`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def plan(self, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
-        """What follows from the tools.
-
-        Args:
-            tool_parser: the model's format of calls.
-            reasoning_parser: the model's marks of reasoning.
-        Raises:
-            WireError: a wrong tool or choice, or one that the model does not know.
-        """
-        try:
-            return plan_tools(
-                self.tools,
-                self.tool_choice,
-                tool_parser=tool_parser,
-                reasoning_parser=reasoning_parser,
-                parallel_tool_calls=self.parallel_tool_calls,
-            )
-        except InvalidRequest as error:
-            raise self.refusal(error) from None
-
     def prompt(self, plan: ToolPlan, reasoning_parser: str | None = None) -> Any:
         """What `Engine.generate` is asked with.
 
@@ -149,8 +128,7 @@ class ChatRequest(GenerationRequest):
             if self.max_tokens is not None and self.max_tokens != self.max_completion_tokens:
                 raise wrong("max_tokens", "left out beside max_completion_tokens", self.max_tokens)
             chosen["max_tokens"] = self.max_completion_tokens
-        # An answer that is all of another form has no place for calls, strict or not.
-        if plan.structured_outputs is not None and (plan.is_forced or not self.asks_for_form):
+        if plan.structured_outputs is not None:
             chosen["structured_outputs"] = plan.structured_outputs
         if not plan.skip_special_tokens and self.skip_special_tokens is None:
             chosen["skip_special_tokens"] = False

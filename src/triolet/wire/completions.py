@@ -9,6 +9,7 @@ import attrs
 
 from triolet.core.outputs import CompletionOutput
 from triolet.core.params import SamplingParams
+from triolet.errors import InvalidRequest
 from triolet.wire.errors import unsupported, wrong
 from triolet.wire.generation import (
     MAX_TOP_LOGPROBS,
@@ -80,7 +81,11 @@ class CompletionRequest(GenerationRequest):
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """See `GenerationRequest.sampling_params`."""
-        return self.sampling_params(attrs.evolve(defaults, max_tokens=DEFAULT_MAX_TOKENS, min_tokens=0))
+        defaults = attrs.evolve(defaults, max_tokens=DEFAULT_MAX_TOKENS, min_tokens=0)
+        try:
+            return self.sampling_params(defaults, structured_outputs=self.form())
+        except InvalidRequest as error:
+            raise self.refusal(error) from None
 
     def written(self) -> Mapping[str, str]:
         """See `GenerationRequest`."""

@@ -225,22 +225,19 @@ class GenerationRequest:
             given["logit_bias"] = token_biases(self.logit_bias)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         try:
-            if (constraint := self._constraint()) is not None:
-                if "structured_outputs" in chosen:
-                    raise wrong("tool_choice", "auto or none where a form of the answer is asked for", "more")
-                given["structured_outputs"] = constraint
             return attrs.evolve(
                 defaults, **{**given, **chosen}, logprobs=self.num_logprobs(), output_kind=kind
             )
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
-    @property
-    def asks_for_form(self) -> bool:
-        """Whether all of the answer is to have a form."""
-        return self.structured_outputs is not None or self.response_format.type != "text"
+    def form(self) -> StructuredOutputsParams | None:
+        """The form that the text of the answer is to have.
 
-    def _constraint(self) -> StructuredOutputsParams | None:
+        Raises:
+            WireError: none that is known, or two.
+            InvalidRequest: it says nothing.
+        """
         if self.structured_outputs is None:
             return self.response_format.constraint()
         if self.response_format.type != "text":

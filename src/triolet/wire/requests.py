@@ -14,11 +14,12 @@ import attrs
 from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt
 from triolet.core.structured_outputs import StructuredOutputsParams
-from triolet.core.tools import ToolPlan, plan_tools
+from triolet.core.tools import ToolPlan
 from triolet.core.trace_headers import TraceHeaders, pick_trace_headers
 from triolet.errors import InvalidRequest
-from triolet.wire.errors import of_exception, unsupported, wrong
+from triolet.wire.errors import WireError, of_exception, unsupported, wrong
 from triolet.wire.items import Input, Message
+from triolet.wire.offering import OffersTools
 from triolet.wire.strict import CONVERTER, Wrong, structure
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
@@ -107,7 +108,7 @@ class ReasoningConfig:
 
 
 @attrs.frozen(kw_only=True)
-class CreateResponse:
+class CreateResponse(OffersTools):
     """`response.create`: start an answer.
 
     The first group are OpenAI's fields, the second what a WebSocket adds, the third this server's own (most of them
@@ -223,30 +224,6 @@ class CreateResponse:
             raise unsupported("background", "background responses are not supported; stream instead")
         check_stream_id(self.stream_id)
 
-    def plan(self, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
-        """What follows from the tools: how they are shown, what is forced, and how the answer is read.
-
-        Args:
-            tool_parser: the model's format of calls.
-            reasoning_parser: the model's marks of reasoning.
-        Raises:
-            WireError: a wrong tool or choice, or one that this model can not serve.
-        """
-        try:
-            return plan_tools(
-                self.tools,
-                self.tool_choice
-                if self.tools
-                else "none"
-                if self.tool_choice == "auto"
-                else self.tool_choice,
-                tool_parser=tool_parser,
-                reasoning_parser=reasoning_parser,
-                parallel_tool_calls=self.parallel_tool_calls,
-            )
-        except InvalidRequest as error:
-            raise of_exception(error) from None
-
     def prompt(self, messages: list[Message], plan: ToolPlan, reasoning_parser: str | None = None) -> Prompt:
         """What `Engine.generate` is asked with.
 
@@ -288,28 +265,31 @@ class CreateResponse:
             given["logprobs"] = self.top_logprobs
         if not self.generate:  # the input is computed, and with it there always comes one token
             given |= {"max_tokens": 1, "min_tokens": 0}
+        elif plan.structured_outputs is not None:
+            given["structured_outputs"] = plan.structured_outputs
         try:
-            if (form := self._form(plan)) is not None and self.generate:
-                given["structured_outputs"] = form
             return attrs.evolve(defaults, **given, output_kind=RequestOutputKind.DELTA)
         except InvalidRequest as error:
-            raise of_exception(error) from None
+            raise self.refusal(error) from None
 
-    def _form(self, plan: ToolPlan) -> StructuredOutputsParams | None:
-        """The form that the answer must have: by its tools, by `text.format` or by `structured_outputs`."""
-        asked = {
-            "tool_choice": plan.structured_outputs if plan.is_forced else None,
-            "text.format": self.text.form(),
-            "structured_outputs": None
-            if self.structured_outputs is None
-            else StructuredOutputsParams(**known_fields(self.structured_outputs)),
-        }
-        forms = {name: form for name, form in asked.items() if form is not None}
-        if len(forms) > 1:
-            first, second, *_ = forms
-            raise wrong(second, f"left out beside {first}, which asks for a form of its own", "both")
-        # An answer that is all of another form has no place for calls, strict or not.
-        return next(iter(forms.values()), plan.structured_outputs)
+    def form(self) -> StructuredOutputsParams | None:
+        """The form that the text of the answer is to have: by `text.format` or by `structured_outputs`.
+
+        Raises:
+            WireError: none that is known, or both.
+            InvalidRequest: it says nothing.
+        """
+        form = self.text.form()
+        if self.structured_outputs is None:
+            return form
+        if form is not None:
+            rule = "left out beside text.format, which asks for a form of its own"
+            raise wrong("structured_outputs", rule, "both")
+        return StructuredOutputsParams(**known_fields(self.structured_outputs))
+
+    def refusal(self, error: BaseException) -> WireError:
+        """What the client is told about an exception."""
+        return of_exception(error)
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,8 @@
     a name    that function is called: the answer is its arguments, by a grammar made from its parameters
 
 `allowed_tools` is auto or required with some of the tools: the model hears of those alone. Under auto, tools that are
-`strict` bind the answer to a form: free text, in which every call follows the schemas.
+`strict` bind the answer to a form: free text, in which every call follows the schemas. Where JSON is asked for besides,
+the answer is either calls or that JSON.
 
 Schema and messages are vLLM's, as far as it has them.
 """
@@ -21,11 +22,18 @@ import attrs
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools.answer import AnswerParser
 from triolet.core.tools.detection import NO_TOOLS
+from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
 from triolet.core.tools.functions import FunctionTool, parse_tools, wrong
 from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningSplitter
-from triolet.core.tools.schemas import calls_schema, object_schema, strict_calls
+from triolet.core.tools.schemas import (
+    bound_calls,
+    calls_schema,
+    leaves_room_for_calls,
+    object_schema,
+    schema_of,
+)
 from triolet.errors import UnsupportedFeature, shown
 
 
@@ -77,15 +85,18 @@ class ToolPlan:
     Args:
         template_tools: for the chat prompt, `{"messages": ..., "tools": plan.template_tools}`; None for none, also
             where the model can not be told of them.
-        structured_outputs: for `SamplingParams`; None where calls are the model's own business.
+        structured_outputs: for `SamplingParams`; None where all of the answer is the model's own business.
         skip_special_tokens: for `SamplingParams`; False where the marks of calls are special tokens.
         tool_parser: name of the format that calls are looked for in; None where none are, or where they are forced.
+        is_forced: the answer is nothing but calls.
     """
 
     template_tools: tuple[dict[str, Any], ...] | None
     structured_outputs: StructuredOutputsParams | None
     skip_special_tokens: bool
     tool_parser: str | None
+    is_forced: bool = False
+    _is_either: bool = False
     _names: tuple[str, ...] = ()
     _named: str | None = None
     _reasoning: str | None = None
@@ -102,17 +113,15 @@ class ToolPlan:
             splitter = ReasoningSplitter(marks, is_open=marks.is_open_after(prompt or ""))
         return AnswerParser(splitter, self._format())
 
-    @property
-    def is_forced(self) -> bool:
-        """The answer is nothing but calls."""
-        return self.structured_outputs is not None and self.tool_parser is None
-
     def _format(self) -> ToolFormat | None:
         if self._named is not None:
             return ArgumentsFormat(self._named)
         if self.is_forced:
             return CallListFormat()
-        return TOOL_FORMATS[self.tool_parser](self._names) if self.tool_parser else None
+        if self.tool_parser is None:
+            return None
+        calls = TOOL_FORMATS[self.tool_parser](self._names)
+        return CallsOrForm(calls) if self._is_either else calls
 
 
 def plan_tools(
@@ -122,6 +131,7 @@ def plan_tools(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
     parallel_tool_calls: bool = True,
+    form: StructuredOutputsParams | None = None,
 ) -> ToolPlan:
     """Decide how tools are offered, and how the answer is read.
 
@@ -133,10 +143,12 @@ def plan_tools(
         tool_parser: the model's format of calls (`Engine.tool_parser`); `none` for a model that can not be told of
             tools, whose calls can only be forced; None if the format is not known.
         reasoning_parser: the model's marks of reasoning (`Engine.reasoning_parser`).
-        parallel_tool_calls: False: `required` asks for exactly one call, and strict tools are called at most once.
-            Otherwise the model decides.
+        parallel_tool_calls: False: `required` asks for exactly one call, and where the answer is bound to a form under
+            `auto`, tools are called at most once. Otherwise the model decides.
+        form: that the text of the answer is to have. JSON leaves room for calls: an answer is either calls or that.
+            Any other form is that of the whole answer.
     Raises:
-        InvalidRequest: a wrong tool or choice.
+        InvalidRequest: a wrong tool or choice, or a form where calls are forced.
         UnsupportedFeature: a tool that is no function; `auto` and a model whose format of calls is not known.
     """
     for field, name, known in (
@@ -151,7 +163,7 @@ def plan_tools(
     if choice == "none":
         return ToolPlan(
             template_tools=None,
-            structured_outputs=None,
+            structured_outputs=form,
             skip_special_tokens=True,
             tool_parser=None,
             reasoning=reasoning_parser,
@@ -167,30 +179,51 @@ def plan_tools(
             got=tool_choice,
         )
     is_auto = choice == "auto" and bool(functions)
+    is_forced = choice != "auto"
+    if is_forced and form is not None:
+        raise wrong(
+            "tool_choice", "must be auto or none where a form of the answer is asked for", tool_choice
+        )
     return ToolPlan(
         template_tools=None
         if tool_parser == NO_TOOLS
         else tuple(map(FunctionTool.for_template, functions)) or None,
-        structured_outputs=_form(choice, functions, tool_parser, parallel_tool_calls),
+        structured_outputs=_forced(choice, functions, parallel_tool_calls)
+        if is_forced
+        else _chosen(functions, tool_parser, parallel_tool_calls, form),
         skip_special_tokens=not (is_auto and tool_parser in SPECIAL_MARKS),
         tool_parser=tool_parser if is_auto else None,
+        is_forced=is_forced,
+        is_either=is_auto and form is not None and leaves_room_for_calls(form),
         names=tuple(tool.name for tool in functions),
         named=choice.name if isinstance(choice, FunctionTool) else None,
         reasoning=reasoning_parser,
     )
 
 
-def _form(
-    choice: str | FunctionTool,
+def _forced(
+    choice: str | FunctionTool, functions: Sequence[FunctionTool], may_be_several: bool
+) -> StructuredOutputsParams:
+    """The form of an answer that must call."""
+    if isinstance(choice, FunctionTool):
+        return StructuredOutputsParams(json=object_schema(choice))
+    return StructuredOutputsParams(json=calls_schema(functions, may_be_several))
+
+
+def _chosen(
     functions: Sequence[FunctionTool],
     tool_parser: str | None,
     may_be_several: bool,
+    form: StructuredOutputsParams | None,
 ) -> StructuredOutputsParams | None:
-    """The form of the answer, if its calls have one."""
-    if isinstance(choice, FunctionTool):
-        return StructuredOutputsParams(json=object_schema(choice))
-    if choice == "required":
-        return StructuredOutputsParams(json=calls_schema(functions, may_be_several))
-    if any(function.strict for function in functions):
-        return StructuredOutputsParams(tool_calls=strict_calls(functions, tool_parser, may_be_several))
-    return None
+    """The form of an answer that may call, if it has one."""
+    if not functions:
+        return form
+    calls = bound_calls(functions, tool_parser, may_be_several)
+    if form is None:
+        is_bound = any(function.strict for function in functions)
+        return StructuredOutputsParams(tool_calls=calls) if is_bound else None
+    if not leaves_room_for_calls(form):
+        return form
+    calls["form"] = schema_of(form)
+    return attrs.evolve(form, json=None, json_object=None, tool_calls=calls)

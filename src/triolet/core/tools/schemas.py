@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools.functions import FunctionTool, wrong
 
 
@@ -13,7 +15,7 @@ def object_schema(tool: FunctionTool) -> dict[str, Any]:
     return dict(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
 
 
-def strict_calls(
+def bound_calls(
     tools: Sequence[FunctionTool], tool_parser: str | None, may_be_several: bool
 ) -> dict[str, Any]:
     """See `StructuredOutputsParams.tool_calls`; a tool that is not strict takes any object."""
@@ -22,6 +24,17 @@ def strict_calls(
         for tool in tools
     ]
     return {"format": tool_parser, "tools": listed, "parallel": may_be_several}
+
+
+def leaves_room_for_calls(form: StructuredOutputsParams) -> bool:
+    """Whether an answer can be of this form or else calls."""
+    return form.kind in ("json", "json_object") and not form.disable_additional_properties
+
+
+def schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
+    """The schema of a form that is JSON."""
+    schema = json.loads(form.json) if form.json is not None else {"type": "object"}
+    return schema if isinstance(schema, dict) else {"anyOf": [schema]}
 
 
 def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[str, Any]:

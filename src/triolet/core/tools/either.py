@@ -1,0 +1,46 @@
+"""Answers that are calls, or else JSON of a form that was asked for."""
+
+from __future__ import annotations
+
+from triolet.core.tools.events import AnswerEvent, TextPiece
+from triolet.core.tools.formats import ToolFormat
+from triolet.core.tools.scanning import WHITESPACE
+
+
+class CallsOrForm:
+    """How an answer begins tells which it is: one that does not begin with a call holds none, whatever its strings say.
+
+    Args:
+        calls: finds them.
+    """
+
+    def __init__(self, calls: ToolFormat) -> None:
+        self._calls = calls
+        self._held = ""
+        self._is_calls = False
+        self._is_form = False
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        if self._is_form:
+            return [TextPiece(text)]
+        if self._is_calls:
+            return self._calls.feed(text)
+        has_begun = bool(self._held.strip(WHITESPACE))
+        self._held += text
+        return self._decided(self._calls.feed(text if has_begun else text.lstrip(WHITESPACE)))
+
+    def _decided(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+        """What is known with the first events, which are text or the beginning of a call."""
+        if not events:
+            return []
+        self._is_form = isinstance(events[0], TextPiece)
+        self._is_calls = not self._is_form
+        return [TextPiece(self._held)] if self._is_form else events
+
+    def finish(self) -> list[AnswerEvent]:
+        """See `ToolFormat`."""
+        if self._is_form:
+            return []
+        events = self._calls.finish()
+        return events if self._is_calls else self._decided(events or [TextPiece(self._held)])
