@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -55,20 +56,40 @@ def start(command: list[str]) -> Start:
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
+        peak = PeakMemory(process.pid)
         first = process.stdout.read(1)
         elapsed = time.perf_counter() - began
-        peak_mib = peak_memory_mib(process.pid)
         process.stdout.read()
+        peak_mib = peak.ended()
     if process.returncode or not first:
         raise RuntimeError(f"{' '.join(command[:4])} ended with {process.returncode} and {first!r}")
     return Start(elapsed, peak_mib)
 
 
-def peak_memory_mib(pid: int) -> float:
-    """Of a process that lives: what `wait4` tells of an ended one counts the memory of its parent, too."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+class PeakMemory:
+    """The most memory of a process, looked at every few milliseconds: it may end before anybody asks.
+
+    What `wait4` tells of an ended process counts the memory of its parent, too.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/status")
+        self._mib = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            lines = self._path.read_text().splitlines() if self._path.exists() else []
+            found = [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")]
+            self._mib = max([self._mib, *found])
+
+    def ended(self) -> float:
+        """The process has ended; MiB."""
+        self._is_over.set()
+        self._thread.join()
+        return self._mib
 
 
 def start_peer(engine: str, python: str, options: dict[str, Any]) -> Start:
