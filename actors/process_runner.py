@@ -20,7 +20,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -28,6 +27,7 @@ import attrs
 import trio
 
 from triolet.config import EngineConfig
+from triolet.core.last_words import LastWords
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import StepPlan, StepResult
 from triolet.core.progress import LoadProgress, OnProgress
@@ -46,15 +46,14 @@ READ_BYTES = 2**16  # what a pipe holds on Linux
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
-NUM_LAST_WORDS, MAX_LAST_WORDS_CHARS = 5, 200  # lines that are told with a death, if they ...
-RECENT_S = 1.0  # ... are not older than this when it is told
+RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
 
 
 class ProcessExecutor:
     """See `model_runner.Executor`.
 
     Args:
-        config: with a `model`; sent to the process as it is.
+        config: with a `model`; sent to the process as it is, but for secrets.
         command: starts the process.
     """
 
@@ -90,7 +89,7 @@ class ProcessExecutor:
         async with process.conversation():
             if self._former is not None:
                 await self._former.gone()  # it may still hold most of what there is of memory
-            await process.ask(self._config)
+            await process.ask(self._config.without_secrets())
             while isinstance(reply := await process.reply(), LoadProgress):
                 if not self._has_loaded:
                     on_progress(reply)
@@ -139,7 +138,7 @@ class RunnerProcess:
     _dying: trio.Event = attrs.field(factory=trio.Event)
     _exited: trio.Event = attrs.field(factory=trio.Event)
     _line: bytes = b""
-    _last_words: deque[tuple[float, str]] = attrs.field(factory=lambda: deque(maxlen=NUM_LAST_WORDS))
+    _last_words: LastWords = attrs.field(factory=LastWords)
     _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _talk: trio.CancelScope | None = None
 
@@ -159,7 +158,7 @@ class RunnerProcess:
                 stdout=replies_end,
                 stderr=errors_end,
                 pass_fds=[life_end],
-                env={**os.environ, "PYTHONPATH": _search_path(), lifeline.VARIABLE: str(life_end)},
+                env={**_environment(), lifeline.VARIABLE: str(life_end)},
                 # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
                 start_new_session=True,
             )
@@ -288,8 +287,7 @@ class RunnerProcess:
             returncode = self._popen.returncode
         self._hear_the_rest()
         reason = reason or _ending(returncode)
-        recent_s = trio.current_time() - RECENT_S
-        if last_words := [text for said_s, text in self._last_words if said_s >= recent_s]:
+        if last_words := self._last_words.since(trio.current_time() - RECENT_S):
             reason += "; its last words: " + " | ".join(last_words)
         return RunnerDied(reason, returncode)
 
@@ -331,7 +329,7 @@ class RunnerProcess:
 
     def _log(self, line: bytes) -> None:
         if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
-            self._last_words.append((trio.current_time(), text[:MAX_LAST_WORDS_CHARS]))
+            self._last_words.hear(text, trio.current_time())
             logger.warning("process %d: %s", self._popen.pid, text)
 
 
@@ -350,9 +348,12 @@ async def _wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
         await trio.to_thread.run_sync(popen.wait, limiter=trio.CapacityLimiter(1))
 
 
-def _search_path() -> str:
-    """Where this program finds its modules, in its order: the process must find the same ones."""
-    return os.pathsep.join(path or os.getcwd() for path in sys.path)
+def _environment() -> dict[str, str]:
+    """This program's, without secrets; and the process must find its modules where this program finds them."""
+    secrets = EngineConfig.secret_variables()
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    shared = {name: value for name, value in os.environ.items() if name not in secrets}
+    return {**shared, "PYTHONPATH": search_path}
 
 
 def _ending(returncode: int) -> str:

@@ -15,8 +15,9 @@ MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
 
 
 def option(text: str, *, default: Any, validator: Any, is_secret: bool = False) -> Any:
-    """A field together with the sentence that `--help` prints for it; a secret is in no `repr`."""
-    return attrs.field(default=default, validator=validator, repr=not is_secret, metadata={"help": text})
+    """A field together with the sentence that `--help` prints for it; a secret is in no `repr` (`without_secrets`)."""
+    metadata = {"help": text, "is_secret": is_secret}
+    return attrs.field(default=default, validator=validator, repr=not is_secret, metadata=metadata)
 
 
 class Configuration:
@@ -57,6 +58,21 @@ class Configuration:
         environ = os.environ if environ is None else environ
         keys = {name: ENVIRONMENT_PREFIX + name.upper() for name in cls.field_types()}
         return {name: environ[key] for name, key in keys.items() if key in environ}
+
+    def without_secrets(self) -> Self:
+        """The same for a process that has no use for them."""
+        changed: Self = attrs.evolve(self, **{field.name: field.default for field in self._secrets()})  # type: ignore[misc]
+        return changed
+
+    @classmethod
+    def secret_variables(cls) -> frozenset[str]:
+        """Names of the environment variables that such a process must not inherit either."""
+        return frozenset(ENVIRONMENT_PREFIX + field.name.upper() for field in cls._secrets())
+
+    @classmethod
+    def _secrets(cls) -> list[attrs.Attribute[Any]]:
+        fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)  # type: ignore[arg-type]
+        return [field for field in fields if field.metadata.get("is_secret")]
 
     @classmethod
     def field_types(cls) -> dict[str, str]:

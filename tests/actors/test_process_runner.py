@@ -35,6 +35,7 @@ from triolet.errors import (
     RunnerDied,
     RunnerFailed,
 )
+from triolet.ipc.messages import REQUESTS, Request
 
 SOON_S = 5.0  # on a machine that is busy with other things
 
@@ -222,7 +223,11 @@ async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
     [
         ("exit", "ended with exit status 3", 3),
         ("kill", "was killed by SIGKILL", -signal.SIGKILL),
-        ("segfault", "was killed by SIGSEGV; its last words: .*fake_worker.py", -signal.SIGSEGV),
+        (
+            "segfault",
+            r"was killed by SIGSEGV; its last words: Fatal Python error: Segmentation fault \| .*fake_worker.py",
+            -signal.SIGSEGV,
+        ),
         (
             "rubbish",
             r"and the engine do not understand each other \(a frame must begin with .*got b'Segmentation",
@@ -473,6 +478,27 @@ async def test_what_a_process_prints_goes_to_the_log_line_by_line_and_bounded(
     assert lines[-1] == "the last line"
     assert max(map(len, lines)) <= MAX_LINE_BYTES
     assert sum(len(line) for line in lines) < 3 * 2**16
+
+
+async def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIOLET_API_KEYS", "key-of-the-environment")
+    asked = []
+    pack = REQUESTS.pack
+
+    def record(way: object, message: Request) -> bytes:
+        asked.append(pack(message))
+        return asked[-1]
+
+    monkeypatch.setattr(type(REQUESTS), "pack", record)
+    program = f"import os; open({str(tmp_path / 'environ')!r}, 'w').write(str(dict(os.environ)))"
+    config = EngineConfig(model="nowhere", api_keys=("key-of-the-configuration",))
+    await death_of(ProcessExecutor(config, [sys.executable, "-c", program]))
+    assert b"nowhere" in asked[0]
+    assert b"key-of-the" not in asked[0]
+    environ = (tmp_path / "environ").read_text()
+    assert "PYTHONPATH" in environ
+    assert "key-of-the" not in environ
+    assert config.without_secrets() == EngineConfig(model="nowhere")
 
 
 async def test_a_process_finds_the_modules_that_its_parent_finds(
