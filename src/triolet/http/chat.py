@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from triolet.actors.answering import new_id
 from triolet.actors.stream import TokenStream
 from triolet.core.outputs import RequestOutput
-from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.params import RequestOutputKind
 from triolet.core.tools import ToolPlan
 from triolet.http.errors import refusals
-from triolet.http.reading import read_json, until_gone
-from triolet.http.service import Service, owner_of, service_of
-from triolet.http.sse import Events, EventStream
+from triolet.http.generating import Generated
+from triolet.http.reading import read_json
+from triolet.http.service import service_of
+from triolet.http.sse import Events
 from triolet.wire.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
-from triolet.wire.generation import Usage
 
 
 async def chat_completions(request: Request) -> Response:
@@ -33,26 +32,14 @@ async def chat_completions(request: Request) -> Response:
     params = body.params(service.engine.default_sampling_params(), plan)
     if service.engine.reasoning_parser is not None:  # whose tokens can only be counted as they come
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
-    answer = _Answer(service, body, plan, params, service.arguments(request, body), owner_of(request))
-    if body.stream:
-        return EventStream(answer.stream)
-    return JSONResponse(await until_gone(request.receive, answer.whole))
+    return await _Answer.to(request, service, body, params, plan=plan).response(request)
 
 
 @attrs.define(eq=False)
-class _Answer:
-    service: Service
-    body: ChatRequest
-    plan: ToolPlan
-    params: SamplingParams
-    arguments: dict[str, Any]
-    owner: str | None
-    usage: Usage = attrs.field(factory=Usage, init=False)
-    frame: dict[str, Any] = attrs.field(init=False)
+class _Answer(Generated[ChatRequest]):
+    ID_PREFIX = "chatcmpl"
 
-    def __attrs_post_init__(self) -> None:
-        model = self.service.engine.model_name
-        self.frame = {"answer_id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+    plan: ToolPlan = attrs.field(kw_only=True)
 
     async def whole(self) -> dict[str, Any]:
         choices: list[ChatChoice] = []

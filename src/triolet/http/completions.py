@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AsyncExitStack
 from typing import Any
 
 import attrs
 import trio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from triolet.actors.answering import new_id
 from triolet.actors.stream import TokenStream
 from triolet.core.outputs import RequestOutput
-from triolet.core.params import SamplingParams
 from triolet.http.errors import refusals
-from triolet.http.reading import read_json, until_gone
-from triolet.http.service import Service, owner_of, service_of
-from triolet.http.sse import Events, EventStream
+from triolet.http.generating import Generated
+from triolet.http.reading import read_json
+from triolet.http.service import service_of
+from triolet.http.sse import Events
 from triolet.wire.completions import CompletionRequest, TextChoice, text_completion
-from triolet.wire.generation import Usage
 
 
 async def completions(request: Request) -> Response:
@@ -29,26 +26,14 @@ async def completions(request: Request) -> Response:
     body = await read_json(request, CompletionRequest.of)
     service.check_model(body.model)
     params = body.params(service.engine.default_sampling_params())
-    answer = _Answer(service, body, params, service.arguments(request, body), owner_of(request))
-    if body.stream:
-        return EventStream(answer.stream)
-    return JSONResponse(await until_gone(request.receive, answer.whole))
+    return await _Answer.to(request, service, body, params).response(request)
 
 
 @attrs.define(eq=False)
-class _Answer:
-    service: Service
-    body: CompletionRequest
-    params: SamplingParams
-    arguments: dict[str, Any]
-    owner: str | None
-    usage: Usage = attrs.field(factory=Usage, init=False)
-    choices: dict[int, TextChoice] = attrs.field(factory=dict, init=False)
-    frame: dict[str, Any] = attrs.field(init=False)
+class _Answer(Generated[CompletionRequest]):
+    ID_PREFIX = "cmpl"
 
-    def __attrs_post_init__(self) -> None:
-        model = self.service.engine.model_name
-        self.frame = {"answer_id": new_id("cmpl"), "created": int(time.time()), "model": model}
+    choices: dict[int, TextChoice] = attrs.field(factory=dict, init=False)
 
     async def whole(self) -> dict[str, Any]:
         choices = []
