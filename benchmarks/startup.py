@@ -102,7 +102,19 @@ def start_peer(engine: str, python: str, options: dict[str, Any]) -> Start:
 
 def programs(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[], Start]]:
     """What starts each engine."""
-    ids = ["-m", "triolet", "generate", "--model", str(folder), "--max-tokens", "1", "--temperature", "0"]
+    # As JSON: the text of a token that random weights choose may be empty.
+    ids = [
+        "-m",
+        "triolet",
+        "generate",
+        "--json",
+        "--model",
+        str(folder),
+        "--max-tokens",
+        "1",
+        "--temperature",
+        "0",
+    ]
     found: dict[str, Callable[[], Start]] = {
         "triolet": partial(start, [sys.executable, *ids, "--prompt", "Hello"]),
         "transformers": partial(start, [sys.executable, "-c", TRANSFORMERS, str(folder)]),
