@@ -298,7 +298,7 @@ def test_a_running_neighbours_beginning_is_found() -> None:
 def test_what_is_computed_in_this_very_step_is_not_found_yet() -> None:
     stage = Stage(max_num_batched_tokens=32)
     stage.add("a", range(9))
-    stage.add("b", range(9))
+    stage.add("b", [*range(4), 50, 51, 52, 53, 54])
     assert stage.step() == [("a", 0, 9), ("b", 0, 9)]
 
 

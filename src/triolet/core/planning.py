@@ -8,7 +8,8 @@ behind.
 Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
-that cheap). A step that preempted so admits nobody. What is left of a budget goes into guesses (`core.drafting`).
+that cheap). A step that preempted so admits nobody. Nor does it admit those who had better wait for a beginning that
+it computes for another (`core.reuse`). What is left of a budget goes into guesses (`core.drafting`).
 
 What the policy is, is the waiting line's to say (`core.waiting`, `core.fairness`): its order, and whether one who
 waits may take the row of one who runs. Who may is let in before the others are served.
@@ -25,7 +26,7 @@ from triolet.core.lanes import Lanes
 from triolet.core.pacing import Pace
 from triolet.core.plan import RowStart, StepPlan
 from triolet.core.prefix_cache import PrefixCache
-from triolet.core.reuse import find_computed, has_room
+from triolet.core.reuse import Found, Underway, find_computed, has_room
 from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
 from triolet.core.sequence import Sequence
 
@@ -56,6 +57,10 @@ class Planner:
     drafting: Drafting
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
+    _underway: Underway = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._underway = Underway(self.cache)
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed.
@@ -66,6 +71,7 @@ class Planner:
         self.scheduled, self._starts = [], []
         self._hold_back()
         self.lanes.waiting.begin_step(now_s)
+        self._underway.begin_step()
         self.pace.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.lanes.running))
         budget = self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
         budget = self._let_overtake(budget, now_s)
@@ -96,7 +102,9 @@ class Planner:
         return self.caution.memory.max_rows(self.config.max_num_seqs)
 
     def _may_be_let_in(self, sequence: Sequence) -> bool:
-        return not sequence.entry.awaits_guidance and self.caution.suspects.may_run(sequence.entry.serial)
+        entry = sequence.entry
+        is_held = entry.awaits_guidance or entry.serial in self._underway.held
+        return not is_held and self.caution.suspects.may_run(entry.serial)
 
     def _let_overtake(self, budget: int, now_s: float) -> int:
         """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
@@ -108,7 +116,7 @@ class Planner:
             spare = budget - sum(other.is_unserved for other in running)
             if num_tokens := self._let_in(sequence, spare, now_s):
                 budget -= num_tokens
-            else:
+            elif not self._underway.holds(sequence, self._find_computed(sequence)):
                 self.lanes.preempt(victim)
         return budget
 
@@ -139,10 +147,12 @@ class Planner:
 
     def _admit(self, budget: int, now_s: float) -> int:
         """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
-        while (sequence := self.lanes.waiting.next(self._may_be_let_in)) is not None:
-            if not (num_tokens := self._let_in(sequence, budget, now_s)):
+        may_run, waiting, underway = self._may_be_let_in, self.lanes.waiting, self._underway
+        while not underway.is_full and (sequence := waiting.next(may_run)) is not None:
+            if num_tokens := self._let_in(sequence, budget, now_s):
+                budget -= num_tokens
+            elif sequence.entry.serial not in underway.held:
                 break
-            budget -= num_tokens
         return budget
 
     def _let_in(self, sequence: Sequence, budget: int, now_s: float) -> int:
@@ -155,8 +165,8 @@ class Planner:
         if budget <= 0 or len(self.lanes.running) >= self._max_rows:
             return 0
         entry = sequence.entry
-        block_ids, hashes = find_computed(self.cache, sequence, self.lanes.live.get(entry.leader_serial))
-        if not has_room(self.cache, entry, block_ids):
+        found = block_ids, hashes = self._find_computed(sequence)
+        if self._underway.holds(sequence, found) or not has_room(self.cache, entry, block_ids):
             return 0
         num_cached = len(block_ids) * self.config.block_size
         if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
@@ -171,6 +181,9 @@ class Planner:
         self._starts.append(sequence.row_start())
         return num_tokens
 
+    def _find_computed(self, sequence: Sequence) -> Found:
+        return find_computed(self.cache, sequence, self.lanes.live.get(sequence.entry.leader_serial))
+
     def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
         """How many of its pending tokens a request gets in the step that is being planned."""
         return self.lanes.waiting.portion(sequence, self.pace.chunk(min(num_pending, budget)))
@@ -178,6 +191,7 @@ class Planner:
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
             sequence.block_table += self.cache.pool.allocate(num_missing_blocks)
+        self._underway.add(sequence, num_tokens)
         sequence.schedule(num_tokens, self.counters.steps + 1)
         self.scheduled.append(sequence)
         self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
