@@ -312,7 +312,8 @@ class Engine:
         params = submission.params or self.default_sampling_params()
         self.config.request_limits.check(params, self.model_info.vocab_size)
         was_let_in = submission.saved is not None
-        admission.reserve(trio.current_time(), params.n, client=submission.client, was_let_in=was_let_in)
+        num_places = submission.num_places(params.n)
+        admission.reserve(trio.current_time(), num_places, client=submission.client, was_let_in=was_let_in)
         self._submissions[request_id], submission.began_s = submission, trio.current_time()
         self._resumed.discard(request_id)
         try:
@@ -325,7 +326,7 @@ class Engine:
             del self._submissions[request_id]
             raise
         finally:
-            admission.give_back(params.n, submission.client)
+            admission.give_back(num_places, submission.client)
         # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
         open_streams(submission, request, self._wiring, self.config, self._seeds)
         if submission.was_aborted:

@@ -32,7 +32,7 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
         requests=tuple(
             _saved(submission, now_s)
             for submission in submissions
-            if submission.streams and submission.is_live and submission.error is None
+            if submission.streams and submission.is_live and not submission.has_failed
         ),
     )
 

@@ -12,7 +12,7 @@ import trio
 from triolet.actors.wiring import Stream
 from triolet.core.answers import Answers
 from triolet.core.journal import JournalEntry
-from triolet.core.outputs import RequestStatus
+from triolet.core.outputs import FinishReason, RequestStatus
 from triolet.core.params import SamplingParams
 from triolet.core.prompt import ParsedPrompt
 from triolet.core.request_progress import RequestProgress
@@ -75,6 +75,16 @@ class Submission:
     def error(self) -> BaseException | None:
         """What its reader gets instead of a next output."""
         return next((stream.error for stream in self.streams if stream.error is not None), None)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its reader gets an error in the end."""
+        was_refused = any(entry.finish_reason is FinishReason.ERROR for entry in self.entries)
+        return was_refused or self.error is not None
+
+    def num_places(self, num_answers: int) -> int:
+        """How many of so many answers are to be computed: what another engine had finished takes no place."""
+        return num_answers if self.saved is None else self.saved.num_unfinished
 
     def open(self, streams: tuple[Stream, ...]) -> None:
         """It is in the journal."""

@@ -160,6 +160,36 @@ async def test_an_answer_that_had_ended_beside_others_is_not_computed_again(
     assert second.token_ids == answer_of([1], 4, 10)
 
 
+async def test_an_engine_takes_up_whatever_an_equal_one_has_held(autojump_clock: MockClock) -> None:
+    """Answers that have ended took no place there any more, and take none here."""
+    answers = [SavedAnswer(seed=seed, output_token_ids=(), finish_reason=None) for seed in range(2)]
+    ended = SavedAnswer(seed=2, output_token_ids=answer_of((1, 2), 2, 4), finish_reason=FinishReason.LENGTH)
+    saved = SavedRequest(
+        request_id="r",
+        prompt_token_ids=(1, 2),
+        params=SamplingParams(n=3, max_tokens=4),
+        answers=(*answers, ended),
+    )
+    async with fake_engine(max_num_seqs=1, max_queued_requests=1) as engine:
+        (outputs,) = (await finished(engine, snapshot_of(saved))).values()
+    reasons = {
+        new.index: new.finish_reason for output in outputs for new in output.outputs if new.finish_reason
+    }
+    assert reasons == dict.fromkeys(range(3), FinishReason.LENGTH)
+
+
+async def test_what_has_failed_is_not_handed_over_also_if_another_answer_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    executor = FakeExecutor(num_blocks=32, block_size=2)
+    async with fake_engine(executor) as engine:
+        executor.model.failing.add("1_r")
+        async with engine.generate([1, 2, 3], SamplingParams(n=2, max_tokens=20), request_id="r"):
+            await trio.sleep(5.5 * STEP_S)
+            assert engine.statistics().num_requests_live == 1
+            assert len(engine.snapshot()) == 0
+
+
 async def test_a_deadline_goes_on_from_where_it_was(autojump_clock: MockClock) -> None:
     deadline = trio.current_time() + 10 * STEP_S
     snapshot = await interrupted(4.5 * STEP_S, SamplingParams(max_tokens=100, seed=1), deadline=deadline)

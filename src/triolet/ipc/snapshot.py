@@ -74,6 +74,11 @@ class SavedRequest:
     time_left_s: float | None = None
     queue_time_left_s: float | None = None
 
+    @property
+    def num_unfinished(self) -> int:
+        """Answers that go on."""
+        return sum(answer.finish_reason is None for answer in self.answers)
+
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
