@@ -9,11 +9,11 @@ from tests.simulation.expected import expected_of
 from tests.simulation.hooks import watched
 from tests.simulation.model import FaultyCodec, FaultyExecutor
 from tests.simulation.story import MAX_STEP_S
-from tests.simulation.world import World
+from tests.simulation.world import Record, World
 from triolet import EngineConfig, Snapshot
 from triolet.actors.opening import run_engine
 from triolet.actors.stream import TokenStream
-from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.outputs import CompletionOutput, FinishReason, RequestOutput
 from triolet.core.params import RequestOutputKind
 from triolet.core.request import Request
 from triolet.errors import RequestFailed
@@ -22,9 +22,10 @@ from triolet.errors import RequestFailed
 async def hand_over(world: World, snapshot: Snapshot) -> None:
     """Let another engine finish it, without faults of its own; what is wrong with that is noted in the world."""
     cut_off = {
-        record.entry.request.request_id: record.entry.request
+        record.request_id: records
         for record in world.records.values()
         if record.entry.finish_reason is FinishReason.SHUTDOWN
+        and not _has_failed(records := world.records_of(record.owner))
     }
     names = {saved.request_id for saved in snapshot.requests}
     world.expect(names == cut_off.keys(), f"the snapshot has {sorted(names)}, not {sorted(cut_off)}")
@@ -35,7 +36,8 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
         executor = FaultyExecutor(next_world)
         async with run_engine(config, executor, lambda: FaultyCodec(next_world)) as engine:
             streams = engine.resume(Snapshot.from_bytes(snapshot.to_bytes()))
-            tokens_s = sum(request.max_tokens + len(request.prompt_token_ids) for request in cut_off.values())
+            requests = [record.entry.request for records in cut_off.values() for record in records]
+            tokens_s = sum(request.max_tokens + len(request.prompt_token_ids) for request in requests)
             with trio.move_on_after(3 * MAX_STEP_S * tokens_s + 30) as patience:
                 async with trio.open_nursery() as nursery:
                     for name, stream in streams.items():
@@ -46,27 +48,57 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
     world.violations += next_world.violations
 
 
-async def _read_on(world: World, stream: TokenStream, request: Request) -> None:
-    name, expected = f"resumed {request.request_id}", expected_of(request)
-    outputs: list[RequestOutput] = []
+def _has_failed(records: list[Record]) -> bool:
+    """Whether their reader is told that it went wrong: then it may ask again."""
+    return any(record.entry.finish_reason is FinishReason.ERROR for record in records)
+
+
+async def _read_on(world: World, stream: TokenStream, records: list[Record]) -> None:
+    """Read all answers to their ends.
+
+    Args:
+        world: judges.
+        stream: of the next engine.
+        records: of these answers, of the first engine.
+    """
+    name, outputs = f"resumed {records[0].request_id}", list[RequestOutput]()
     try:
         async with stream:
             outputs = [output async for output in stream]
     except RequestFailed as error:
         is_poisoned = any(
-            ask.poison_at is not None for ask in world.story.asks if ask.request_id == request.request_id
+            ask.poison_at is not None for ask in world.story.asks if ask.request_id == records[0].request_id
         )
         world.expect(is_poisoned, f"{name} got {error!r} for no reason")
         return
-    if outputs[-1].finish_reason is FinishReason.DEADLINE:
+    requests = [record.entry.request for record in records]
+    for request in requests:
+        answers = [new for output in outputs for new in output.outputs if new.index == request.index]
+        _judge(world, name, requests[0], request, answers)
+
+
+def _judge(
+    world: World, name: str, first: Request, request: Request, answers: list[CompletionOutput]
+) -> None:
+    """Hold what was read of one answer against what it must be.
+
+    Args:
+        world: judges.
+        name: of the request.
+        first: of its answers, which waits for all of them.
+        request: of this answer.
+        answers: outputs with some of it.
+    """
+    expected = expected_of(request)
+    if answers[-1].finish_reason is FinishReason.DEADLINE:
         world.expect(
-            min(request.deadline_s, request.queue_deadline_s) < float("inf"),
+            min(request.deadline_s, first.queue_deadline_s) < float("inf"),
             f"{name} ended by a deadline that it does not have",
         )
         return
-    text = "".join(output.text for output in outputs)
-    tokens = tuple(token_id for output in outputs for token_id in output.outputs[0].token_ids)
+    text = "".join(new.text for new in answers)
+    tokens = tuple(token_id for new in answers for token_id in new.token_ids)
     if request.params.output_kind is not RequestOutputKind.DELTA:
-        text, tokens = outputs[-1].text, tuple(outputs[-1].outputs[0].token_ids)
+        text, tokens = answers[-1].text, tuple(answers[-1].token_ids)
     world.expect(tokens == expected.token_ids, f"{name} got tokens {tokens}, not {expected.token_ids}")
     world.expect(text == expected.text, f"{name} got {text!a}, not {expected.text!a}")

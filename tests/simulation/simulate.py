@@ -159,6 +159,10 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
         "blocks": engine.statistics().kv_blocks_in_use,
     }
     world.expect(not any(held.values()), f"the idle engine still holds {held}")
+    statistics = engine.statistics()
+    num_ended = sum(statistics.num_requests_ended.values())
+    num_received = statistics.num_requests_received
+    world.expect(num_ended == num_received, f"{num_received} requests came, and {num_ended} ended")
     await _must_serve(world, engine)
 
 
@@ -168,8 +172,7 @@ async def _must_serve(world: World, engine: Engine) -> None:
     tokens_s = 3 * MAX_STEP_S * len(prompt)
     with trio.move_on_after(tokens_s):
         output = await engine.complete(prompt, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))
-        record = world.record_of(trio.lowlevel.current_task())
-        assert record is not None
+        (record,) = world.records_of(trio.lowlevel.current_task())
         is_right = output.outputs[0].token_ids == expected_of(record.entry.request).token_ids
         world.expect(is_right and output.finish_reason is FinishReason.LENGTH, f"the last answer is {output}")
         return

@@ -100,15 +100,25 @@ class Ask:
     abort_after_s: float | None = None
     poison_at: int | None = None
 
+    @property
+    def num_answers(self) -> int:
+        """How many it wants."""
+        return int(self.params.get("n", 1))
+
     def is_of(self, start: RowStart) -> bool:
-        """Whether a row of the runner's is this one's."""
+        """Whether a row of the runner's is one of this one's answers."""
         prompt = self.prompt
         if prompt == "panic":
             return False
         token_ids = LetterCodec().tokenize(Tokenize(prompt)).token_ids if isinstance(prompt, str) else prompt
-        return (self.request_id, token_ids, self.params["seed"]) == (
-            start.request_id, start.prompt_token_ids, start.seed,
-        )  # fmt: skip
+        answers = [(self.request_id, self.params["seed"])]
+        if self.num_answers > 1:
+            answers = [
+                (f"{index}_{name}", seed + index)
+                for index in range(self.num_answers)
+                for name, seed in answers
+            ]
+        return (start.request_id, start.seed) in answers and start.prompt_token_ids == token_ids
 
 
 @attrs.frozen(kw_only=True)
@@ -176,6 +186,7 @@ def draw_story(seed: int) -> Story:
             attrs.evolve(ask, arguments=ask.arguments | {"client": "hog" if ask.number % 5 else "light"})
             for ask in asks
         )
+    asks = _draw_several(random.Random(f"answers {seed}"), asks)
     ending: Ending = rng.choices(("wait", "drain", "leave"), (70, 20, 10))[0]
     is_sudden = ending == "drain" and rng.random() < 0.7  # the others are mostly through by then
     return Story(
@@ -297,6 +308,15 @@ def _repeat(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
         return attrs.evolve(ask, params=params, prompt=prompt)
 
     return tuple(repeat(ask) if rng.random() < 0.7 else ask for ask in asks)
+
+
+def _draw_several(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """In some stories, clients want several answers to one prompt."""
+    chance = rng.choice((0.0, 0.0, 0.3, 0.8))
+    return tuple(
+        attrs.evolve(ask, params=ask.params | {"n": rng.randint(2, 4)}) if rng.random() < chance else ask
+        for ask in asks
+    )
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:

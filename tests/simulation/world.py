@@ -53,6 +53,12 @@ class Record:
     owner: trio.lowlevel.Task
     closed_s: float | None = None
 
+    @property
+    def request_id(self) -> str:
+        """The client's word for it, also where this is one of several answers."""
+        request = self.entry.request
+        return request.parent_id or request.request_id
+
 
 @attrs.define
 class Countdown:
@@ -170,9 +176,9 @@ class World:
         self.records[entry.serial] = Record(entry, trio.lowlevel.current_task())
         self.note(f"opened {entry.serial} {entry.request.request_id}")
 
-    def record_of(self, task: trio.lowlevel.Task) -> Record | None:
-        """Of the request that a task submitted last."""
-        return next((record for record in reversed(self.records.values()) if record.owner is task), None)
+    def records_of(self, task: trio.lowlevel.Task) -> list[Record]:
+        """Of the answers to the request that a task submitted, in the order of their index."""
+        return [record for record in self.records.values() if record.owner is task]
 
     def closed(self, entry: JournalEntry) -> None:
         """A request has ended."""

@@ -1,0 +1,92 @@
+"""Defects of several answers to one prompt, which wait for the first of them and share its blocks; see `mutation`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.simulation.mutation import mutant
+from triolet.actors import engine, resolving
+from triolet.actors.submission import Submission
+from triolet.core import planning
+from triolet.core.block_pool import BlockPool
+from triolet.core.fan_out import fan_out
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.lanes import Lanes
+from triolet.core.outputs import FinishReason
+from triolet.core.prefix_cache import PrefixCache
+from triolet.core.request import Request
+from triolet.core.reuse import find_computed
+from triolet.core.sequence import Sequence
+
+
+@mutant("an abort ends the first answer only")
+def _first_aborted(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: engine.Engine, request_id: str) -> None:
+        if (submission := self._submissions.get(request_id)) is not None:
+            submission.was_aborted = True
+            for entry in submission.entries[:1]:
+                self._wiring.finish(entry.serial, FinishReason.ABORT)
+
+    patch.setattr(engine.Engine, "abort", mutated)
+
+
+@mutant("leaving ends the first answer only")
+def _first_left(patch: pytest.MonkeyPatch) -> None:
+    leave = engine.Engine._leave
+
+    def mutated(self: engine.Engine, submission: Submission) -> None:
+        submission.streams = submission.streams[:1]
+        leave(self, submission)
+
+    patch.setattr(engine.Engine, "_leave", mutated)
+
+
+@mutant("answers that wait for the first one do not end with it")
+def _held_for_ever(patch: pytest.MonkeyPatch) -> None:
+    close = Journal.close
+
+    def mutated(self: Journal, entry: JournalEntry) -> list[int]:
+        self._held.pop(entry.serial, None)
+        return close(self, entry)
+
+    patch.setattr(Journal, "close", mutated)
+
+
+@mutant("all answers have the same noise")
+def _same_noise(patch: pytest.MonkeyPatch) -> None:
+    def mutated(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
+        return tuple(attrs.evolve(one, seed=request.seed) for one in fan_out(request, draw_seed))
+
+    patch.setattr(resolving, "fan_out", mutated)
+
+
+@mutant("the blocks of the prompt are freed with the first answer")
+def _freed_with_first(patch: pytest.MonkeyPatch) -> None:
+    let_in, share = Lanes.let_in, BlockPool.share
+
+    def mutated(self: Lanes, sequence: Sequence, *found: Any) -> None:
+        is_first = not sequence.entry.leader_serial
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(BlockPool, "share", share if is_first else lambda self, block_ids: None)
+            let_in(self, sequence, *found)
+
+    patch.setattr(Lanes, "let_in", mutated)
+
+
+@mutant("answers share the block that they write their first tokens to")
+def _last_block_shared(patch: pytest.MonkeyPatch) -> None:
+    def mutated(cache: PrefixCache, sequence: Sequence, leader: Sequence | None) -> Any:
+        block_ids, hashes = find_computed(cache, sequence, leader)
+        is_shared = leader is not None and leader.block_table[: len(block_ids)] == block_ids
+        if leader is None or not is_shared or len(leader.block_table) <= len(block_ids):
+            return block_ids, hashes
+        num_tokens = (len(block_ids) + 1) * cache.block_size
+        if num_tokens >= sequence.entry.num_tokens:
+            return block_ids, hashes
+        return leader.block_table[: len(block_ids) + 1], hashes
+
+    patch.setattr(planning, "find_computed", mutated)
