@@ -24,6 +24,7 @@ from triolet.core.scheduler import Scheduler, SchedulerConfig
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model import runner as runner_module
+from triolet.model.load import load_model
 from triolet.model.runner import ModelRunner, choose_device, load_runner, longest_sequence
 from triolet.model.sampler import NOT_NUMBERS, SamplingBatch
 from triolet.model.sampling_row import SamplingRow
@@ -463,7 +464,6 @@ def test_the_kernels_are_compiled_while_the_model_is_loaded_and_not_in_the_first
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
-    load_model = runner_module.load_model
 
     def load(*args: Any, **options: Any) -> Any:
         events.append("weights")
