@@ -21,12 +21,12 @@ import trio
 from triolet.actors.engine import Engine
 from triolet.actors.opening import open_engine
 from triolet.actors.reporting import StatLogger
+from triolet.compat.async_facts import AsyncFacts, told
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import (
     ASYNC_METHODS,
-    NO_LORA,
     check_rank,
     check_request_id,
     refuse,
@@ -34,15 +34,8 @@ from triolet.compat.refusals import (
     refusing,
     request_ids,
 )
-from triolet.compat.views import (
-    DecodingConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerView,
-    Tokenizer,
-    tokenizer_of,
-)
 from triolet.config import EngineConfig
+from triolet.core.codec import TextCodec
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import RequestStatus
 from triolet.core.params import RequestOutputKind, SamplingParams
@@ -55,7 +48,7 @@ StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
 
 @refusing(ASYNC_METHODS)
-class AsyncLLM:
+class AsyncLLM(AsyncFacts):
     """See the module's text. Arguments that are not named here are vLLM's, and refused unless they have no value.
 
     Args:
@@ -155,6 +148,14 @@ class AsyncLLM:
         for generation in tuple(self._generations):
             generation.close()
         return await self._scope.__aexit__(kind, error, traceback)
+
+    @property
+    def _info(self) -> ModelInfo:
+        return self.engine.model_info
+
+    @property
+    def _codec(self) -> TextCodec | None:
+        return self.engine.tokenizer
 
     @property
     def engine(self) -> Engine:
@@ -321,80 +322,13 @@ class AsyncLLM:
         """Whether there are any."""
         return self.get_num_unfinished_requests() > 0
 
-    # --------------------------------------------------------------------------------------------- facts
-
-    @property
-    def vllm_config(self) -> EngineConfig:
-        """What the engine was started with."""
-        return self._config
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """Of the model that runs."""
-        return ModelConfig.of(self._config, self._info)
-
-    @property
-    def _info(self) -> ModelInfo:
-        return self.engine.model_info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's."""
-        return tokenizer_of(self.engine.tokenizer)
-
-    async def get_tokenizer(self, lora_request: object = None) -> Tokenizer:
-        """The model's."""
-        if lora_request is not None:
-            refuse("lora_request", NO_LORA)
-        return await _told(self.tokenizer)
-
-    async def get_vllm_config(self) -> EngineConfig:
-        """What the engine was started with."""
-        return await _told(self._config)
-
-    async def get_model_config(self) -> ModelConfig:
-        """Of the model that runs."""
-        return await _told(self.model_config)
-
-    async def get_parallel_config(self) -> ParallelConfig:
-        """One of everything."""
-        return await _told(ParallelConfig())
-
-    async def get_scheduler_config(self) -> SchedulerView:
-        """Limits of a step."""
-        return await _told(SchedulerView.of(self._config, self._info))
-
-    async def get_decoding_config(self) -> DecodingConfig:
-        """Who compiles grammars."""
-        return await _told(DecodingConfig())
-
-    async def get_lora_config(self) -> None:
-        """None: LoRA is not enabled."""
-        return await _told(None)
-
-    async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What this engine can be asked for."""
-        return await _told(("generate",))
-
-    async def is_tracing_enabled(self) -> bool:
-        """Whether spans are exported: `otlp_traces_endpoint` is set."""
-        return await _told(self._config.otlp_traces_endpoint is not None)
-
-    async def is_sleeping(self) -> bool:
-        """False: it can not be put to sleep."""
-        return await _told(False)
-
-    async def is_paused(self) -> bool:
-        """False: it can not be paused."""
-        return await _told(False)
-
     # ------------------------------------------------------------------------------------------- numbers
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, **vllm_only: object) -> bool:
         """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""
         refuse_given(vllm_only)
         done = self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
-        return bool(await _told(done))
+        return bool(await told(done))
 
     async def do_log_stats(self, *unused: object) -> None:
         """Tell the stat loggers now what they would be told with the next step; they log when they are asked to."""
@@ -421,12 +355,6 @@ class AsyncLLM:
         if logger_name not in self._named_loggers:
             raise KeyError(f"Logger with name {logger_name} does not exist.")
         self.engine.remove_stat_logger(self._named_loggers.pop(logger_name))
-
-
-async def _told(answer: T) -> T:
-    """An answer that is known, from a method that vLLM's users await."""
-    await trio.lowlevel.checkpoint()
-    return answer
 
 
 AsyncLLMEngine = AsyncLLM

@@ -19,12 +19,13 @@ import attrs
 from triolet.actors.reporting import Reporting, StatLogger
 from triolet.actors.tracing import kept_headers, open_tracing
 from triolet.compat.engine_args import EngineArgs
+from triolet.compat.facts import EngineFacts
 from triolet.compat.guided import GrammarsHere
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
 from triolet.compat.resolving import Resolver
-from triolet.compat.views import ModelConfig, Tokenizer, cache_config, tokenizer_of
+from triolet.compat.views import cache_config
 from triolet.config import EngineConfig
 from triolet.core.admission import Admission
 from triolet.core.answers import Answers
@@ -78,7 +79,7 @@ def load(config: EngineConfig) -> Loaded:
 
 
 @refusing(ENGINE_METHODS)
-class LLMEngine:
+class LLMEngine(EngineFacts):
     """One model, computed by whoever calls `step()`; for one thread.
 
     Args:
@@ -101,9 +102,10 @@ class LLMEngine:
         **vllm_only: object,
     ) -> None:
         refuse_given(vllm_only)
-        self.vllm_config = config = vllm_config
+        self._config = config = vllm_config
         self.log_stats = log_stats and config.log_stats
-        self._runner, self._info, self._codec = loaded or load(config)
+        self._loaded = loaded or load(config)
+        self._runner = self._loaded[0]
         self._clock = clock
         self._journal = Journal()
         self._admission = Admission(
@@ -158,6 +160,14 @@ class LLMEngine:
             stat_loggers=stat_loggers,
             log_stats=not disable_log_stats,
         )
+
+    @property
+    def _info(self) -> ModelInfo:
+        return self._loaded[1]
+
+    @property
+    def _codec(self) -> TextCodec | None:
+        return self._loaded[2]
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -321,61 +331,6 @@ class LLMEngine:
         self._admission.ended(self._clock())
 
     # --------------------------------------------------------------------------------------------- facts
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """Of the model that runs."""
-        return ModelConfig.of(self.vllm_config, self._info)
-
-    @property
-    def model_name(self) -> str:
-        """The name under which the model is shown."""
-        return self.vllm_config.model_name
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest sequence, tokens."""
-        return self._info.max_model_len
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """That end an answer."""
-        return self._info.generation.eos_token_ids
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's."""
-        return tokenizer_of(self._codec)
-
-    @property
-    def dp_group(self) -> None:
-        """None: there is one engine."""
-        return None
-
-    @property
-    def external_launcher_dp(self) -> bool:
-        """False: there is one engine."""
-        return False
-
-    def default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets."""
-        return self._info.generation.sampling_params()
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's."""
-        return self.tokenizer
-
-    def get_model_config(self) -> ModelConfig:
-        """Of the model that runs."""
-        return self.model_config
-
-    def get_supported_tasks(self) -> tuple[str, ...]:
-        """What this engine can be asked for."""
-        return ("generate",)
-
-    def is_sleeping(self) -> bool:
-        """False: it can not be put to sleep."""
-        return False
 
     def check_health(self) -> None:
         """Hold every count of the scheduler against every other.
