@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from triolet.actors.engine import Engine
+from triolet.actors.stream import TokenStream
 from triolet.config_gateway import GatewayConfig
 from triolet.errors import PromptTooLong
 from triolet.wire.access import Access
 from triolet.wire.answer import Answer
 from triolet.wire.conversation import Service
 from triolet.wire.items import Message
+from triolet.wire.kept_answers import Rest
 from triolet.wire.output_items import Event
 from triolet.wire.store import ResponseStore
 from triolet.wire.truncation import without_oldest
@@ -73,6 +75,25 @@ async def _make_answer(
             await room()
 
 
+async def go_on_with_answer(answer: Answer, stream: TokenStream, rest: Rest, tell: Tell, room: Room) -> None:
+    """Have an engine go on with what the last server has begun; leaving it is the abort.
+
+    Args:
+        answer: as it was there.
+        stream: of the engine, with all of it.
+        rest: what is new in that.
+        tell: gets the events.
+        room: waits until it should get more.
+    Raises:
+        Exception: there will be no more of it.
+    """
+    async with stream:
+        async for output in stream:
+            if (new := rest.of(output)) is not None:
+                tell(answer.add(new, int(time.time())))
+            await room()
+
+
 def answering(
     engine: Engine,
     config: GatewayConfig,
@@ -97,6 +118,7 @@ def answering(
         max_lanes=config.max_lanes,
         max_queued=config.max_queued_responses,
         max_queued_bytes=4 * config.max_message_bytes,
+        hands_over=config.snapshot is not None,
     )
 
 

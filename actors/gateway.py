@@ -11,6 +11,7 @@ What goes wrong with one connection is logged and ends there: only Trio's own ex
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -25,13 +26,15 @@ from triolet.actors.connection import Connection
 from triolet.actors.engine import Engine
 from triolet.actors.resumable import ResumableAnswers
 from triolet.actors.running import RunningAnswers
+from triolet.actors.stream import TokenStream
 from triolet.actors.websocket import Handshake, ServerSocket, SocketLimits
 from triolet.config_gateway import GatewayConfig
 from triolet.wire.answer import Answer
 from triolet.wire.conversation import shutting_down
-from triolet.wire.errors import WireError
+from triolet.wire.errors import WireError, of_exception
 from triolet.wire.items import Message
 from triolet.wire.jsons import encode
+from triolet.wire.kept_answers import Rest
 from triolet.wire.turns import Turn
 
 PATH = "/v1/responses"
@@ -194,6 +197,30 @@ class Gateway:
     ) -> None:
         with self.place(owner):
             await self.running.make(self.engine, answer, messages, owner, tell, room)
+
+    def go_on(self, answer: Answer, owner: str | None, stream: TokenStream | None, rest: Rest) -> None:
+        """Go on with a resumable response that the last server has begun; see `triolet.actors.kept_answers`.
+
+        Args:
+            answer: as it was there.
+            owner: who may read it.
+            stream: of the engine; None if it is over.
+            rest: what is new in that.
+        """
+
+        async def make(
+            answer: Answer, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
+        ) -> None:
+            if stream is None:
+                return
+            try:
+                with _counting(self._active_by_key, owner):  # it has its place since the last server
+                    await self.running.go_on(answer, owner, stream, rest, lambda events: grown(), wanted)
+            except Exception as error:  # its readers know of it: this is an ending like others
+                log.exception("a response of the last server failed")
+                answer.fail(of_exception(error), int(time.time()))
+
+        self.resumable.take_up(answer, owner, make)
 
     def _remember(self, answer: Answer, owner: str | None) -> None:
         if answer.request.store and answer.was_successful:

@@ -51,6 +51,7 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
         client=first.client,
         cache_salt=first.cache_salt,
         trace_headers=first.trace_headers,
+        owner=submission.owner,
         time_left_s=_time_left(first.deadline_s, now_s),
         queue_time_left_s=None if was_scheduled else _time_left(first.queue_deadline_s, now_s),
     )
@@ -116,6 +117,7 @@ def resumed(saved: SavedRequest) -> Submission:
         queue_timeout_s=math.inf if saved.queue_time_left_s is None else saved.queue_time_left_s,
         cache_salt=saved.cache_salt,
         trace_headers=saved.trace_headers,
+        owner=saved.owner,
         saved=saved,
     )
 

@@ -29,6 +29,7 @@ class Resumable:
         answer: see there; it logs its events.
         owner: who may read it.
         error: what it could not even begin for.
+        is_hurried: it waits for no reader any more.
     """
 
     answer: Answer
@@ -37,23 +38,31 @@ class Resumable:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     num_readers: int = 0
     is_made: bool = False
+    is_hurried: bool = False
     _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     async def wanted(self) -> None:
         """Wait until a reader has read everything."""
         await trio.lowlevel.checkpoint()
-        while not self._readers:
+        while not self._readers and not self.is_hurried:
             await self._makers.park()
 
     def grown(self) -> None:
         """There is more to read, or nothing more will come."""
         self._readers.unpark_all()
 
+    async def made(self) -> None:
+        """Have it made to its end, however much of it has been read."""
+        self.is_hurried = True
+        while not self.is_made:
+            await self.more()
+
     async def more(self) -> None:
-        """Everything has been read: wait for more."""
+        """Everything has been read: wait for more, if more will come."""
         self._makers.unpark_all()
-        await self._readers.park()
+        if not self.is_made:  # perhaps since its reader last looked
+            await self._readers.park()
 
 
 @attrs.define(eq=False)
@@ -94,6 +103,24 @@ class ResumableAnswers:
             )
         kept = self._answers[answer.response_id] = Resumable(answer, owner)
         self.nursery.start_soon(self._make, kept, make)
+
+    def take_up(self, answer: Answer, owner: str | None, make: Make) -> None:
+        """Have an answer made on that the last server has begun: as `begin`, but it waits for its reader."""
+        kept = self._answers[answer.response_id] = Resumable(answer, owner)
+        self.nursery.start_soon(self._make, kept, make)
+        self.nursery.start_soon(self._expect_reader, kept)
+
+    async def _expect_reader(self, kept: Resumable) -> None:
+        """A deadline would be the request's own: this one ends only what nobody reads."""
+        await trio.sleep(self.grace_s)
+        if not kept.num_readers and kept.scope.deadline == float("inf"):
+            kept.scope.cancel()
+
+    async def all_made(self) -> list[tuple[Answer, str | None]]:
+        """Every answer and its owner, once the engine has nothing left for any of them: it has been drained."""
+        for kept in tuple(self._answers.values()):
+            await kept.made()
+        return [(kept.answer, kept.owner) for kept in self._answers.values()]
 
     async def read(
         self,
@@ -148,6 +175,6 @@ class ResumableAnswers:
         if kept.answer.is_over:
             self.on_over(kept.answer, kept.owner)
         kept.grown()
-        if kept.answer.is_over:
+        if kept.answer.is_over or kept.answer.is_left_over:
             await trio.sleep(self.grace_s)
         del self._answers[kept.answer.response_id]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import attrs
 import trio
 
-from triolet.actors.answering import Room, Tell, make_answer
+from triolet.actors.answering import Room, Tell, go_on_with_answer, make_answer
 from triolet.actors.engine import Engine
+from triolet.actors.stream import TokenStream
 from triolet.wire.answer import Answer
 from triolet.wire.items import Message
+from triolet.wire.kept_answers import Rest
 
 
 @attrs.frozen(eq=False)
@@ -40,10 +45,22 @@ class RunningAnswers:
         room: Room,
     ) -> None:
         """See `make_answer`; an answer that `cancel` ends is told to its end, too."""
+        with self._registered(answer, owner, tell):
+            await make_answer(engine, answer, messages, owner, tell, room)
+
+    async def go_on(
+        self, answer: Answer, owner: str | None, stream: TokenStream, rest: Rest, tell: Tell, room: Room
+    ) -> None:
+        """See `go_on_with_answer`; the rest is as in `make`."""
+        with self._registered(answer, owner, tell):
+            await go_on_with_answer(answer, stream, rest, tell, room)
+
+    @contextmanager
+    def _registered(self, answer: Answer, owner: str | None, tell: Tell) -> Iterator[None]:
         running = self._running[answer.response_id] = _Running(answer, owner, tell)
         try:
             with running.scope:
-                await make_answer(engine, answer, messages, owner, tell, room)
+                yield
         finally:
             del self._running[answer.response_id]
 

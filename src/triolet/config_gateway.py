@@ -156,6 +156,13 @@ class GatewayConfig(Configuration):
     resume_grace: float = _seconds(
         "Seconds that a resumable response waits for its client to come back.", default=30.0
     )
+    snapshot: str | None = option(
+        # None: what clients have asked and been answered lies in it.
+        "File in which the server leaves its resumable responses at its end, for the next one to go on with; by "
+        "default they end with it.",
+        default=None,
+        validator=text(optional=True),
+    )
 
     # ------------------------------------------------------------------------------------------ memory
 

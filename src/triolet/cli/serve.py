@@ -6,7 +6,8 @@
       front            listens; a connection's failure is its own, and what still breaks the front opens it again
 
 The first signal drains: nothing new is taken, what runs may finish within the grace period, then it is ended with a
-terminal event. The second one ends at once. Neither waits for a client that does not read.
+terminal event, or left to the next server in a file, if it is resumable. The second one ends at once. Neither waits for
+a client that does not read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import resource
 import signal
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import attrs
 import trio
@@ -24,6 +26,7 @@ import trio
 from triolet.actors.engine import Engine
 from triolet.actors.front import Front
 from triolet.actors.gateway import Gateway, open_gateway
+from triolet.actors.kept_answers import check_directory, leave_file, take_up_file
 from triolet.actors.loop_watch import settle_memory
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.cli.failures import INTERRUPTED, TERMINATED
@@ -43,10 +46,12 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
     """Serve until a signal comes.
 
     Raises:
+        ConfigError: the snapshot can not be written where it is to be.
         SystemExit: with 130 after a Ctrl-C; after SIGTERM the program just ends.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _raise_descriptor_limit()
+    check_directory(gateway.snapshot)
     server = Server(gateway, config)
     trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
     if server.signal == signal.SIGINT:
@@ -85,6 +90,8 @@ class Server:
 
     async def _serve(self, engine: Engine, gateway: Gateway, signalled: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
+            if self.gateway.snapshot is not None:
+                take_up_file(Path(self.gateway.snapshot), gateway)
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
             settle_memory()
@@ -124,9 +131,11 @@ class Server:
         deadline = now + max(grace_s - 2 * self.gateway.close_timeout, grace_s / 2)
         assert self._front is not None, "it listens"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.drain, deadline)  # what HTTP has running ends with it, too
-            nursery.start_soon(gateway.drain, deadline)
             nursery.start_soon(self._front.stop, now + grace_s)
+            nursery.start_soon(gateway.drain, deadline)
+            snapshot = await engine.drain(deadline)  # what HTTP has running ends with it, too
+        if self.gateway.snapshot is not None:
+            await leave_file(Path(self.gateway.snapshot), gateway, snapshot)
 
     async def _watch_signals(self, signalled: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

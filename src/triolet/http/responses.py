@@ -17,6 +17,7 @@ from triolet.http.reading import read_json, until_gone
 from triolet.http.service import Service, deadline_of, owner_of, service_of
 from triolet.http.sse import Events, EventStream
 from triolet.wire.answer import Answer
+from triolet.wire.conversation import shutting_down
 from triolet.wire.errors import WireError, of_exception, unsupported, wrong
 from triolet.wire.items import Message
 from triolet.wire.jsons import encode
@@ -125,6 +126,8 @@ class _Making:
             WireError: it could not be finished.
         """
         await self.make(lambda events: None, trio.lowlevel.checkpoint)
+        if self.answer.is_left_over:
+            raise shutting_down()
         response = self.answer.response()
         if response["status"] == "failed":
             is_closing = response["finish_reason"] == "shutdown"
@@ -171,6 +174,8 @@ class _Stream:
             await self.make(self._tell, self._room)
         except Exception as error:
             self._fail(error)
+        if self.answer.is_left_over:  # no event says so: the next one comes from the next server
+            self._failure = shutting_down()
         self._is_made = True
         self._senders.unpark_all()
 

@@ -58,6 +58,7 @@ class SavedRequest:
         client: likewise.
         cache_salt: likewise.
         trace_headers: likewise.
+        owner: likewise.
         time_left_s: until its deadline, seconds; None if it has none.
         queue_time_left_s: until its queue timeout, seconds; None if it has none, or has been scheduled.
     """
@@ -71,6 +72,7 @@ class SavedRequest:
     client: str | None = None
     cache_salt: str | None = None
     trace_headers: TraceHeaders = ()
+    owner: str | None = None
     time_left_s: float | None = None
     queue_time_left_s: float | None = None
 

@@ -9,11 +9,15 @@
     running    last output: abort, deadline        open item done, response.incomplete               over
                (status cancelled)
     running    last output: error, shutdown        response.failed                                   over
+    running    last output: shutdown, of one       none                                              left over
+               that outlives the server
     running    cancel                              open item done, response.incomplete               over
                (status cancelled, or, of a steer, reason steered)
     running    fail                                response.failed                                   over
     fresh      cancel, fail                        those of begin, then as above                     over
     over       anything                            none
+
+What is left over goes on in the next server, where it is replayed piece by piece: its events are the same ones.
 
 The same for WebSocket and HTTP; who sends the events adds what is the transport's, such as a `stream_id`. What goes
 beyond OpenAI's events are two keys of a response that is over: `finish_reason`, the engine's own word, and `metrics`.
@@ -27,7 +31,7 @@ from typing import Any
 
 import attrs
 
-from triolet.core.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from triolet.core.outputs import FinishReason, RequestOutput
 from triolet.core.params import SamplingParams
 from triolet.core.tools import (
     AnswerEvent,
@@ -51,6 +55,7 @@ from triolet.wire.output_items import (
     ReasoningOutput,
     messages_of,
 )
+from triolet.wire.pieces import History, Piece
 from triolet.wire.requests import CreateResponse
 from triolet.wire.store import StoredResponse
 
@@ -77,6 +82,7 @@ class Answer:
         new_id: names items.
         plan: how it is read.
         chat: what it answers, less its instructions: with its own messages, what later turns continue.
+        outlives_server: the next server goes on with it, if this one can not finish it.
     """
 
     response_id: str
@@ -87,6 +93,8 @@ class Answer:
     new_id: NewId
     plan: ToolPlan = attrs.field(factory=plan_tools)
     chat: tuple[Message, ...] = ()
+    outlives_server: bool = False
+    is_left_over: bool = attrs.field(default=False, init=False)
     _state: _State = attrs.field(default=_State.FRESH, init=False)
     _num_events: int = attrs.field(default=0, init=False)
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
@@ -94,6 +102,8 @@ class Answer:
     _open: OutputItem | None = attrs.field(default=None, init=False)
     _statuses: list[str] = attrs.field(factory=list, init=False)
     _late_logprobs: Logprobs = attrs.field(factory=Logprobs, init=False)
+    _pieces: list[Piece] = attrs.field(factory=list, init=False)
+    _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
     _last_output: RequestOutput | None = attrs.field(default=None, init=False)
     _num_output_tokens: int = attrs.field(default=0, init=False)
     _num_reasoning_tokens: int = attrs.field(default=0, init=False)
@@ -131,16 +141,48 @@ class Answer:
         """
         if self.is_over:
             return []
-        events = self.begin()
         completion = output.outputs[0]
-        self._last_output = output
+        if self.outlives_server and completion.finish_reason is FinishReason.SHUTDOWN:
+            self.is_left_over = True
+            return []
+        piece = Piece.of(completion, self.request.top_logprobs if self.request.wants_logprobs else None)
+        return self._take(piece, output, completion.finish_reason, now)
+
+    def replay(self, history: History) -> None:
+        """Become what another one was, whose events nobody is told again; `new_id` must give its items the same ids."""
+        self.begin()
+        for number, piece in enumerate(history.pieces, start=1):
+            assert history.output is not None, "a piece is a piece of an output"
+            reason = history.finish_reason if number == len(history.pieces) else None
+            self._take(piece, history.output, reason, history.completed_at)
+
+    def history(self) -> History | None:
+        """For `replay`, of a resumable response; None if it has not begun, or the engine did not end it."""
+        was_finished = self._finish_reason is not None and self.was_successful
+        if self._state is _State.FRESH or (self.is_over and not was_finished):
+            return None
+        return History(
+            pieces=tuple(self._pieces),
+            item_ids=tuple(item_id for item in self._items for item_id in item.ids),
+            output=self._last_output,
+            finish_reason=self._finish_reason,
+            completed_at=self._ending.get("completed_at", 0),
+        )
+
+    def _take(
+        self, piece: Piece, output: RequestOutput, reason: FinishReason | None, now: int
+    ) -> list[Event]:
+        events = self.begin()
+        self._last_output, self._finish_reason = output, reason
+        if self.request.resumable:
+            self._pieces.append(piece)
         if self.request.generate:
-            self._num_output_tokens += len(completion.token_ids)
+            self._num_output_tokens += piece.num_tokens
             if self._parser is None:
                 self._parser = self.plan.parser(output.prompt)
-            events += map(self.numbered, self._grown(self._parser, completion))
-        if completion.finish_reason is not None:
-            events += self._finish(completion.finish_reason, now)
+            events += map(self.numbered, self._grown(self._parser, piece, is_last=reason is not None))
+        if reason is not None:
+            events += self._finish(reason, now)
         return events
 
     def cancel(self, now: int, *, steered: bool = False) -> list[Event]:
@@ -216,13 +258,12 @@ class Answer:
 
     # ------------------------------------------------------------------------------------------ items
 
-    def _grown(self, parser: AnswerParser, completion: CompletionOutput) -> list[Event]:
-        is_last = completion.finish_reason is not None
-        self._late_logprobs.add(self._logprobs(completion))
+    def _grown(self, parser: AnswerParser, new: Piece, *, is_last: bool) -> list[Event]:
+        self._late_logprobs.add(new.logprobs)
         events: list[Event] = []
-        pieces = [*parser.feed(completion.text), *(parser.finish() if is_last else ())]
+        pieces = [*parser.feed(new.text), *(parser.finish() if is_last else ())]
         if any(isinstance(piece, ReasoningPiece) for piece in pieces):
-            self._num_reasoning_tokens += len(completion.token_ids)
+            self._num_reasoning_tokens += new.num_tokens
         for piece in pieces:
             events += self._piece(piece)
         if (
@@ -360,29 +401,6 @@ class Answer:
             times["ttft_s"] = metrics.first_token_ts - metrics.queued_ts
             times["decode_s"] = metrics.last_token_ts - metrics.first_token_ts
         return {name: round(time, 6) for name, time in times.items()}
-
-    def _logprobs(self, completion: CompletionOutput) -> Logprobs:
-        if completion.logprobs is None or not self.request.wants_logprobs:
-            return Logprobs()
-        return Logprobs(
-            _position(token_id, logprobs, self.request.top_logprobs)
-            for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True)
-        )
-
-
-def _position(token_id: int, logprobs: dict[int, Logprob], num_top: int) -> dict[str, Any]:
-    """One token's log-probability, and those of the likeliest at its place."""
-    likeliest = sorted(logprobs.values(), key=lambda one: -one.logprob)[:num_top]
-    return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, likeliest))}
-
-
-def _token(one: Logprob) -> dict[str, Any]:
-    text = one.decoded_token or ""
-    return {
-        "token": text,
-        "bytes": list(text.encode(errors="replace")),
-        "logprob": max(one.logprob, -9999.0),  # JSON has no infinity; OpenAI's word for "impossible"
-    }
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,12 @@ active turns of a connection there are at most `max_active`; who waits for that,
     queued     the server drains               Send of an error                                    over
     starting,  the server ends it              Stop, Send of response.failed                       over
     active
+    active     the server ends it, and the     Stop                                                over
+               next one goes on with it
 
-So every `response.create` has exactly one ending: one `error`, or one terminal event after `response.created`. Errors
-of a create wait for their place in the lane, since a client tells the turns of a lane apart by their order alone.
+So every `response.create` has exactly one ending: one `error`, or one terminal event after `response.created`, if need
+be from the next server. Errors of a create wait for their place in the lane, since a client tells the turns of a lane
+apart by their order alone.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class Service:
         max_lanes: named lanes.
         max_queued: turns that wait.
         max_queued_bytes: how long what they were asked with may be together.
+        hands_over: the next server goes on with resumable responses that this one can not finish.
     """
 
     models: tuple[str, ...]
@@ -80,6 +84,7 @@ class Service:
     max_lanes: int = 32
     max_queued: int = 256
     max_queued_bytes: int = 64 * 2**20
+    hands_over: bool = False
 
     def plan(self, request: CreateResponse) -> ToolPlan:
         """What follows from the tools of a request, see there.
@@ -117,6 +122,7 @@ class Service:
             new_id=self.new_id,
             plan=self.plan(request),
             chat=(*before, *request.input.messages()),
+            outlives_server=self.hands_over and request.resumable,
         )
 
 
@@ -251,11 +257,15 @@ class Conversation:
         return effects + self._closed_if_idle()
 
     def end(self, now: int) -> list[Effect]:
-        """End everything now."""
+        """End everything now: the server ends."""
         effects = self.drain(now)
         for turn in self.active:
-            effects += [Stop(turn), *self.refuse(turn, shutting_down(), now)]
+            goes_on = turn.was_told and turn.answer is not None and turn.answer.outlives_server
+            effects += [Stop(turn), *(self._ended(turn, now) if goes_on else self._failed(turn, now))]
         return effects + self._closed_if_idle()
+
+    def _failed(self, turn: Turn, now: int) -> list[Effect]:
+        return self.refuse(turn, shutting_down(), now)
 
     def expire(self, now: int) -> list[Effect]:
         """The connection has lived long enough."""
@@ -263,7 +273,12 @@ class Conversation:
             "This connection has reached its longest lifetime; open another one.",
             code="websocket_connection_limit_reached",
         )
-        return [] if self._is_closed else [Send(error.event()), *self.end(now)]
+        if self._is_closed:
+            return []
+        effects = [Send(error.event()), *self.drain(now)]
+        for turn in self.active:
+            effects += [Stop(turn), *self._failed(turn, now)]
+        return effects + self._closed_if_idle()
 
     def abandon(self) -> list[Effect]:
         """The client is given up: nothing can be said to it any more."""

@@ -18,6 +18,11 @@ Logprobs = Encoded  # of positions: the longest thing that a response says, and 
 class OutputItem(Protocol):
     """One item of an answer."""
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of it, in the order in which they were made."""
+        ...
+
     def begin(self) -> list[Event]:
         """It is added."""
         ...
@@ -39,6 +44,11 @@ class MessageOutput:
     output_index: int
     _pieces: list[str] = attrs.field(factory=list, init=False)
     _logprobs: Logprobs = attrs.field(factory=Logprobs, init=False)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `OutputItem`."""
+        return (self.id,)
 
     @property
     def text(self) -> str:
@@ -91,6 +101,11 @@ class ReasoningOutput:
     output_index: int
     _pieces: list[str] = attrs.field(factory=list, init=False)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `OutputItem`."""
+        return (self.id,)
+
     def begin(self) -> list[Event]:
         """See `OutputItem`."""
         item = {**self.item("in_progress"), "content": []}
@@ -130,6 +145,11 @@ class CallOutput:
     call_id: str
     name: str
     _pieces: list[str] = attrs.field(factory=list, init=False)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `OutputItem`."""
+        return self.call_id, self.id
 
     def begin(self) -> list[Event]:
         """See `OutputItem`."""
