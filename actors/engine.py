@@ -133,13 +133,7 @@ class Engine:
 
     def cache_config(self) -> dict[str, object]:
         """How the KV cache is laid out."""
-        info = self.model_info
-        return {
-            "block_size": info.block_size,
-            "num_gpu_blocks": info.num_kv_blocks,  # vLLM's word, whatever the device
-            "cache_dtype": info.dtype,
-            "enable_prefix_caching": self.config.enable_prefix_caching,
-        }
+        return self.model_info.cache_config(enable_prefix_caching=self.config.enable_prefix_caching)
 
     def check_health(self) -> None:
         """Find out whether requests are being served; what is wrong now may be mended a moment later.

@@ -25,7 +25,6 @@ from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
 from triolet.compat.resolving import Resolver
-from triolet.compat.views import cache_config
 from triolet.config import EngineConfig
 from triolet.core.admission import Admission
 from triolet.core.answers import Answers
@@ -346,7 +345,7 @@ class LLMEngine(EngineFacts):
 
     def cache_config(self) -> Mapping[str, object]:
         """How the KV cache is laid out."""
-        return cache_config(self._info, self.vllm_config)
+        return self._info.cache_config(enable_prefix_caching=self.vllm_config.enable_prefix_caching)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""

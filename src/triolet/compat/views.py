@@ -105,16 +105,6 @@ class DecodingConfig:
     backend: str = "guidance"
 
 
-def cache_config(info: ModelInfo, config: EngineConfig) -> Mapping[str, object]:
-    """How the KV cache is laid out; see `Engine.cache_config`."""
-    return {
-        "block_size": info.block_size,
-        "num_gpu_blocks": info.num_kv_blocks,
-        "cache_dtype": info.dtype,
-        "enable_prefix_caching": config.enable_prefix_caching,
-    }
-
-
 class Tokenizer:
     """The model's tokenizer, with the calls that users of transformers know.
 

@@ -69,3 +69,12 @@ class ModelInfo:
     cpu_kernels: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
     process_id: int | None = None
+
+    def cache_config(self, *, enable_prefix_caching: bool) -> dict[str, object]:
+        """How the KV cache is laid out, in vLLM's words."""
+        return {
+            "block_size": self.block_size,
+            "num_gpu_blocks": self.num_kv_blocks,  # whatever the device
+            "cache_dtype": self.dtype,
+            "enable_prefix_caching": enable_prefix_caching,
+        }
