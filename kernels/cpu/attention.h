@@ -18,6 +18,7 @@
 
 constexpr int KEYS = 64;
 constexpr int FEW_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
+constexpr int MOST_TOGETHER = 12;  // rows of sequences that share a prefix: measured, and whole fours for groups of 1 to 4
 constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens
 constexpr float UNSEEN = -1e30f;  // below every score, and still finite: the difference of two is 0, not NaN
 
@@ -87,7 +88,7 @@ INLINE Floats capped(Floats score, float soft_cap) {
 // ------------------------------------------------------------------------------------------ a few rows
 
 // scores[r][i] for the keys lo ... hi - 1 of a tile.
-template <int ROWS, class T>
+template <int ROWS, bool WHOLE, class T>
 INLINE void score_few(const float* query, int padded_dim, const T* const* key, const T* const* next, int lo, int hi,
                       float* scores) {
   constexpr int TOGETHER = 4;  // keys whose sums are under way at once
@@ -96,7 +97,7 @@ INLINE void score_few(const float* query, int padded_dim, const T* const* key, c
     for (int i = 0; i < LANES; i += TOGETHER) {
       const T* row[TOGETHER];
       for (int t = 0; t < TOGETHER; ++t) {  // a key out of range stands in for nothing: its score is masked
-        const int mine = std::min(std::max(first + i + t, lo), hi - 1);
+        const int mine = WHOLE ? first + i + t : std::min(std::max(first + i + t, lo), hi - 1);
         row[t] = key[mine];
         for (int byte = 0; byte < padded_dim * static_cast<int>(sizeof(T)); byte += 64)
           __builtin_prefetch(reinterpret_cast<const char*>(next[mine]) + byte);
@@ -147,6 +148,7 @@ INLINE void mix_columns(const float* weights, const float* fade, const T* const*
 }
 
 // Turn one row's scores into weights; returns by what factor all before has to fade.
+template <bool WHOLE>
 INLINE float weigh_few(float* scores, int lo, int hi, float soft_cap, float* largest, float* total) {
   Floats index;
   for (int lane = 0; lane < LANES; ++lane) index[lane] = static_cast<float>(lane);
@@ -154,7 +156,8 @@ INLINE float weigh_few(float* scores, int lo, int hi, float soft_cap, float* lar
   for (int i = 0; i < KEYS; i += LANES) {
     const Floats at = index + static_cast<float>(i);
     const Floats score = capped(load(scores + i), soft_cap);
-    const Floats seen = at >= static_cast<float>(lo) && at < static_cast<float>(hi) ? score : splat(UNSEEN);
+    const Floats seen =
+        WHOLE ? score : at >= static_cast<float>(lo) && at < static_cast<float>(hi) ? score : splat(UNSEEN);
     store(scores + i, seen);
     most = larger(most, seen);
   }
@@ -164,7 +167,8 @@ INLINE float weigh_few(float* scores, int lo, int hi, float soft_cap, float* lar
   for (int i = 0; i < KEYS; i += LANES) {
     const Floats at = index + static_cast<float>(i);
     const Floats weight = exp_nonpositive(load(scores + i) - new_largest);
-    const Floats seen = at >= static_cast<float>(lo) && at < static_cast<float>(hi) ? weight : Floats{};
+    const Floats seen =
+        WHOLE ? weight : at >= static_cast<float>(lo) && at < static_cast<float>(hi) ? weight : Floats{};
     store(scores + i, seen);
     sum += seen;
   }
@@ -173,36 +177,58 @@ INLINE float weigh_few(float* scores, int lo, int hi, float soft_cap, float* lar
   return fade[0];
 }
 
-// One tile of keys for ROWS rows, whose vectors of keys and values may be loaded whole.
-template <int ROWS, class T>
-static void few_tile(const float* query, int padded_dim, const T* const* key, const T* const* value,
+// One tile of keys for ROWS rows, whose vectors of keys and values may be loaded whole. WHOLE: every row sees every key.
+template <int ROWS, bool WHOLE, class T>
+INLINE void few_tile(const float* query, int padded_dim, const T* const* key, const T* const* value,
                      const T* const* next_key, int lo, int hi, const int* row_lo, const int* row_hi, float soft_cap,
                      float* largest, float* total, float* out) {
   constexpr int VECTORS = std::min(8, REGISTERS / 2 / ROWS);
   alignas(64) float scores[ROWS * KEYS] = {};
   float fade[ROWS];
-  score_few<ROWS>(query, padded_dim, key, value, lo, hi, scores);
+  score_few<ROWS, WHOLE>(query, padded_dim, key, value, lo, hi, scores);
   for (int r = 0; r < ROWS; ++r)
-    fade[r] = weigh_few(scores + r * KEYS, row_lo[r], row_hi[r], soft_cap, largest + r, total + r);
+    fade[r] = weigh_few<WHOLE>(scores + r * KEYS, row_lo[r], row_hi[r], soft_cap, largest + r, total + r);
   mix_columns<ROWS, VECTORS>(scores, fade, value, next_key, lo, hi, 0, padded_dim, out);
 }
 
-// Rows first ... first + ROWS - 1 of `work`.
+// The same for whichever tile, and the head_dims that are common known to the compiler.
 template <int ROWS, class T>
-static void attend_few(const AttentionRows<T>& work, int first, Scratch& scratch) {
-  const int dim = work.head_dim, padded_dim = round_up(dim, LANES);
-  float* query = scratch.floats(static_cast<size_t>(padded_dim) * (2 * ROWS + 2 * KEYS));
-  float* out = query + ROWS * padded_dim;
-  float* wide_keys = out + ROWS * padded_dim;
-  float* wide_values = wide_keys + KEYS * padded_dim;
-  float largest[ROWS], total[ROWS] = {};
-  for (int r = 0; r < ROWS; ++r) {
-    largest[r] = UNSEEN;
-    widen_row(work.query_row(first + r), dim, query + r * padded_dim);
-    for (int d = 0; d < dim; ++d) query[r * padded_dim + d] *= work.scale;
+static void few_tile(const float* query, int padded_dim, const T* const* key, const T* const* value,
+                     const T* const* next_key, int lo, int hi, const int* row_lo, const int* row_hi, float soft_cap,
+                     float* largest, float* total, float* out) {
+  bool whole = lo == 0 && hi == KEYS;
+  for (int r = 0; r < ROWS; ++r) whole &= row_lo[r] <= 0 && row_hi[r] >= KEYS;
+  auto of_dim = [&](auto dim) {
+    few_tile<ROWS, true>(query, dim, key, value, next_key, 0, KEYS, row_lo, row_hi, soft_cap, largest, total, out);
+  };
+  if (!whole)
+    return few_tile<ROWS, false>(query, padded_dim, key, value, next_key, lo, hi, row_lo, row_hi, soft_cap, largest,
+                                 total, out);
+  switch (padded_dim) {
+    case 48: return of_dim(std::integral_constant<int, 48>{});
+    case 64: return of_dim(std::integral_constant<int, 64>{});
+    case 128: return of_dim(std::integral_constant<int, 128>{});
+    default: return of_dim(padded_dim);
   }
-  std::fill(out, out + ROWS * padded_dim, 0.0f);
-  const int begin = work.begin(first), end = work.end(first + ROWS - 1);
+}
+
+// Rows that are under way: what they ask for, scaled, and what they have so far.
+struct FewRows {
+  int padded_dim;
+  float *query, *out;         // [rows, padded_dim]
+  float *largest, *total;     // [rows]
+  float *wide_keys, *wide_values;  // [KEYS, padded_dim], for a tile that has to be widened
+  FewRows from(int row) const {
+    const ptrdiff_t begin = static_cast<ptrdiff_t>(row) * padded_dim;
+    return {padded_dim, query + begin, out + begin, largest + row, total + row, wide_keys, wide_values};
+  }
+};
+
+// The keys begin ... end - 1 for ROWS rows, of which row r sees those from row_begin[r] to row_end[r] - 1.
+template <int ROWS, class T>
+static void few_tiles(const AttentionRows<T>& work, int begin, int end, const int* row_begin, const int* row_end,
+                      const FewRows& rows) {
+  const int dim = work.head_dim, padded_dim = rows.padded_dim;
   const T *key[KEYS], *value[KEYS], *next_key[KEYS];
   work.keys.rows(begin, std::min(end, begin / KEYS * KEYS + KEYS), key + begin % KEYS);
   for (int tile = begin / KEYS * KEYS; tile < end; tile += KEYS) {
@@ -213,27 +239,72 @@ static void attend_few(const AttentionRows<T>& work, int first, Scratch& scratch
     if (num_next > 0) work.keys.rows(tile + KEYS, tile + KEYS + num_next, next_key);
     int row_lo[ROWS], row_hi[ROWS];
     for (int r = 0; r < ROWS; ++r) {
-      row_lo[r] = work.begin(first + r) - tile;
-      row_hi[r] = std::min(work.end(first + r) - tile, hi);
+      row_lo[r] = row_begin[r] - tile;
+      row_hi[r] = std::min(row_end[r] - tile, hi);
     }
     if (std::is_same<T, Float16>::value || padded_dim != dim) {
       // The last vector of a row would reach into its neighbour; and float16 is rare.
       const float *wide_key[KEYS], *wide_value[KEYS];
       for (int i = lo; i < hi; ++i) {
-        widen_row(key[i], dim, wide_keys + i * padded_dim);
-        widen_row(value[i], dim, wide_values + i * padded_dim);
-        wide_key[i] = wide_keys + i * padded_dim;
-        wide_value[i] = wide_values + i * padded_dim;
+        widen_row(key[i], dim, rows.wide_keys + i * padded_dim);
+        widen_row(value[i], dim, rows.wide_values + i * padded_dim);
+        wide_key[i] = rows.wide_keys + i * padded_dim;
+        wide_value[i] = rows.wide_values + i * padded_dim;
       }
-      few_tile<ROWS>(query, padded_dim, wide_key, wide_value, wide_key, lo, hi, row_lo, row_hi, work.soft_cap,
-                     largest, total, out);
+      few_tile<ROWS>(rows.query, padded_dim, wide_key, wide_value, wide_key, lo, hi, row_lo, row_hi, work.soft_cap,
+                     rows.largest, rows.total, rows.out);
     } else if constexpr (!std::is_same<T, Float16>::value) {
-      few_tile<ROWS>(query, padded_dim, key, value, next_key, lo, hi, row_lo, row_hi, work.soft_cap, largest, total,
-                     out);
+      few_tile<ROWS>(rows.query, padded_dim, key, value, next_key, lo, hi, row_lo, row_hi, work.soft_cap,
+                     rows.largest, rows.total, rows.out);
     }
     std::copy(next_key, next_key + KEYS, key);
   }
-  for (int r = 0; r < ROWS; ++r) narrow_row(out + r * padded_dim, dim, 1.0f / total[r], work.out_row(first + r));
+}
+
+// Rows that see the same keys in the same places, as many at once as the registers hold; `from` on, of each what it sees.
+template <class T>
+static void few_tiles(const AttentionRows<T>& work, int num_rows, int from, const int* row_begin, const int* row_end,
+                      const FewRows& rows) {
+  for (int row = 0, size; row < num_rows; row += size) {
+    size = std::min(num_rows - row, 4);
+    const int begin = std::max(from, row_begin[row]), end = row_end[row + size - 1];
+    switch (size) {
+      case 1: few_tiles<1>(work, begin, end, row_begin + row, row_end + row, rows.from(row)); break;
+      case 2: few_tiles<2>(work, begin, end, row_begin + row, row_end + row, rows.from(row)); break;
+      case 3: few_tiles<3>(work, begin, end, row_begin + row, row_end + row, rows.from(row)); break;
+      case 4: few_tiles<4>(work, begin, end, row_begin + row, row_end + row, rows.from(row)); break;
+    }
+  }
+}
+
+// Few rows of each of some sequences, whose first `shared` keys, a multiple of KEYS that all rows see, are the same. Over
+// those all rows go together; then each sequence's go on alone, from where they stand: in the order of a row alone.
+template <class T>
+static void attend_few(const AttentionRows<T>* works, int num_works, int shared, Scratch& scratch) {
+  const int dim = works[0].head_dim, padded_dim = round_up(dim, LANES);
+  float* memory = scratch.floats(static_cast<size_t>(padded_dim) * 2 * (MOST_TOGETHER + KEYS));
+  float largest[MOST_TOGETHER], total[MOST_TOGETHER] = {};
+  int row_begin[MOST_TOGETHER], row_end[MOST_TOGETHER], all_shared[MOST_TOGETHER], none[MOST_TOGETHER] = {}, num_rows = 0;
+  const FewRows rows{padded_dim, memory, memory + MOST_TOGETHER * padded_dim, largest, total,
+                     memory + 2 * MOST_TOGETHER * padded_dim, memory + (2 * MOST_TOGETHER + KEYS) * padded_dim};
+  std::fill(rows.out, rows.out + MOST_TOGETHER * padded_dim, 0.0f);
+  std::fill(largest, largest + MOST_TOGETHER, UNSEEN);
+  std::fill(all_shared, all_shared + MOST_TOGETHER, shared);
+  for (int i = 0; i < num_works; ++i) {
+    for (int r = 0; r < works[i].num_rows; ++r, ++num_rows) {
+      float* query = rows.query + num_rows * padded_dim;
+      widen_row(works[i].query_row(r), dim, query);
+      for (int d = 0; d < dim; ++d) query[d] *= works[i].scale;
+      row_begin[num_rows] = works[i].begin(r);
+      row_end[num_rows] = works[i].end(r);
+    }
+  }
+  if (shared) few_tiles(works[0], num_rows, 0, none, all_shared, rows);
+  for (int i = 0, row = 0; i < num_works; row += works[i++].num_rows) {
+    few_tiles(works[i], works[i].num_rows, shared, row_begin + row, row_end + row, rows.from(row));
+    for (int r = 0; r < works[i].num_rows; ++r)
+      narrow_row(rows.out + (row + r) * padded_dim, dim, 1.0f / total[row + r], works[i].out_row(r));
+  }
 }
 
 // ------------------------------------------------------------------------------------------- many rows
@@ -328,19 +399,14 @@ INLINE int rows_per_piece(int query_len, int group) {
   return has_few_rows(query_len, group) ? std::min(query_len * group, FEW_ROWS) : TILE_COLUMNS;
 }
 
+// Some rows of one sequence; or all of each of several, which are few, and whose first `shared` keys are the same: a
+// multiple of KEYS that all rows see. num_works: at most MOST_TOGETHER.
 template <class T>
-void attend(const AttentionRows<T>& work, Scratch& scratch) {
-  if (!has_few_rows(work.query_len, work.group)) {
-    const int vectors = (work.num_rows + LANES - 1) / LANES;
-    if (vectors == 1) return attend_many<1>(work, scratch);
-    if (vectors == 2) return attend_many<2>(work, scratch);
-    return attend_many<TILE_VECTORS>(work, scratch);
-  }
-  int row = 0;
-  for (; row + 4 <= work.num_rows; row += 4) attend_few<4>(work, row, scratch);
-  switch (work.num_rows - row) {
-    case 1: return attend_few<1>(work, row, scratch);
-    case 2: return attend_few<2>(work, row, scratch);
-    case 3: return attend_few<3>(work, row, scratch);
-  }
+void attend(const AttentionRows<T>* works, int num_works, int shared, Scratch& scratch) {
+  const AttentionRows<T>& work = works[0];
+  if (has_few_rows(work.query_len, work.group)) return attend_few(works, num_works, work.window ? 0 : shared, scratch);
+  const int vectors = (work.num_rows + LANES - 1) / LANES;
+  if (vectors == 1) return attend_many<1>(work, scratch);
+  if (vectors == 2) return attend_many<2>(work, scratch);
+  return attend_many<TILE_VECTORS>(work, scratch);
 }

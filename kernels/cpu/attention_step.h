@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -16,31 +18,96 @@ struct AttentionCall {
   float scale, soft_cap;
 };
 
-// Some rows of one sequence, under each KV head a unit of work.
+// Under each KV head a unit of work: some rows of one sequence; or all rows of several, which have few, and whose first
+// `shared` keys are the same.
 struct Piece {
-  int sequence, first_row, num_rows;
+  int first_row, num_rows, num_sequences, shared;
+  int sequences[MOST_TOGETHER];
 };
+
+// What the block tables say that sequences share. Only what lies before a sequence's new tokens counts, in whole tiles.
+class Prefixes {
+ public:
+  explicit Prefixes(const AttentionCall& call) : call_(call) {}
+
+  int length(int sequence) const {
+    const int query_len = call_.cu_query_lens[sequence + 1] - call_.cu_query_lens[sequence];
+    return (call_.seq_lens[sequence] - query_len) / KEYS * KEYS;
+  }
+
+  // Any order in which sequences that begin alike are neighbours, the longer ones first.
+  bool before(int one, int other) const {
+    const int mine = num_blocks(one), others = num_blocks(other);
+    const int sign = std::memcmp(blocks(one), blocks(other), std::min(mine, others) * sizeof(int32_t));
+    return sign ? sign > 0 : mine != others ? mine > others : one < other;
+  }
+
+  // Keys, a multiple of KEYS.
+  int shared(int one, int other) const {
+    const int most = std::min(num_blocks(one), num_blocks(other));
+    const int32_t* begin = blocks(one);
+    const ptrdiff_t alike = std::mismatch(begin, begin + most, blocks(other)).first - begin;
+    return std::min({static_cast<int>(alike) * call_.block_size / KEYS * KEYS, length(one), length(other)});
+  }
+
+ private:
+  int num_blocks(int sequence) const { return (length(sequence) + call_.block_size - 1) / call_.block_size; }
+  const int32_t* blocks(int sequence) const { return call_.block_tables + sequence * call_.block_tables_stride; }
+  const AttentionCall& call_;
+};
+
+// Pieces of sequences with so few rows that several fit into one: those that share a prefix, together. All threads are
+// to have some of them.
+inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequences, std::vector<Piece>& pieces) {
+  const int group = call.num_heads / call.num_kv_heads;
+  const Prefixes prefixes(call);
+  const int fair = static_cast<int>(sequences.size()) * call.num_kv_heads / (2 * std::max(1, call.num_threads));
+  std::sort(sequences.begin(), sequences.end(), [&](int one, int other) { return prefixes.before(one, other); });
+  bool may_grow = false;
+  for (int sequence : sequences) {
+    const int rows = (call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence]) * group;
+    if (may_grow) {
+      Piece& last = pieces.back();
+      const int shared = prefixes.shared(last.sequences[0], sequence);
+      if (shared > 0 && 2 * shared >= last.shared && last.num_rows + rows <= MOST_TOGETHER && last.num_sequences < fair) {
+        last.shared = last.shared ? std::min(last.shared, shared) : shared;
+        last.num_rows += rows;
+        last.sequences[last.num_sequences++] = sequence;
+        continue;
+      }
+    }
+    pieces.push_back({0, rows, 1, 0, {sequence}});
+    may_grow = true;
+  }
+}
 
 inline std::vector<Piece> pieces_of(const AttentionCall& call) {
   std::vector<Piece> pieces;
+  std::vector<int> small;
   const int group = call.num_heads / call.num_kv_heads;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
     const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence], rows = query_len * group;
     if (rows == 0) continue;
+    if (2 * rows <= MOST_TOGETHER) {
+      small.push_back(sequence);
+      continue;
+    }
     const int most = rows_per_piece(query_len, group);
     // From the end: the last queries see the most keys, and what takes longest is best begun first.
     for (int first = (rows - 1) / most * most; first >= 0; first -= most)
-      pieces.push_back({sequence, first, std::min(most, rows - first)});
+      pieces.push_back({first, std::min(most, rows - first), 1, 0, {sequence}});
   }
+  add_shared_pieces(call, std::move(small), pieces);
   return pieces;
 }
 
+// All rows of a sequence.
 template <class T>
-inline AttentionRows<T> rows_of(const AttentionCall& call, const Piece& piece, int kv_head) {
+inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_head) {
   const int group = call.num_heads / call.num_kv_heads, dim = call.head_dim;
   const ptrdiff_t slot_stride = static_cast<ptrdiff_t>(call.num_kv_heads) * dim;
-  const ptrdiff_t first_token = call.cu_query_lens[piece.sequence];
-  const int32_t* blocks = call.block_tables + piece.sequence * call.block_tables_stride;
+  const ptrdiff_t first_token = call.cu_query_lens[sequence];
+  const int32_t* blocks = call.block_tables + sequence * call.block_tables_stride;
   const ptrdiff_t head = static_cast<ptrdiff_t>(kv_head) * dim;
   AttentionRows<T> work;
   work.query = static_cast<const T*>(call.query) + first_token * call.query_stride_t + kv_head * group * call.query_stride_h;
@@ -51,14 +118,26 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, const Piece& piece, i
   work.out_stride_h = dim;
   work.keys = {static_cast<const T*>(call.keys) + head, blocks, call.block_size, slot_stride};
   work.values = {static_cast<const T*>(call.values) + head, blocks, call.block_size, slot_stride};
-  work.first_row = piece.first_row;
-  work.num_rows = piece.num_rows;
+  work.query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence];
+  work.first_row = 0;
+  work.num_rows = work.query_len * group;
   work.group = group;
   work.head_dim = dim;
-  work.query_len = call.cu_query_lens[piece.sequence + 1] - call.cu_query_lens[piece.sequence];
-  work.seq_len = call.seq_lens[piece.sequence];
+  work.seq_len = call.seq_lens[sequence];
   work.window = call.sliding_window;
   work.scale = call.scale;
   work.soft_cap = call.soft_cap;
   return work;
+}
+
+// One KV head of a piece.
+template <class T>
+inline void attend(const AttentionCall& call, const Piece& piece, int kv_head, Scratch& scratch) {
+  AttentionRows<T> works[MOST_TOGETHER];
+  for (int i = 0; i < piece.num_sequences; ++i) works[i] = rows_of<T>(call, piece.sequences[i], kv_head);
+  if (piece.num_sequences == 1) {
+    works[0].first_row = piece.first_row;
+    works[0].num_rows = piece.num_rows;
+  }
+  attend(works, piece.num_sequences, piece.shared, scratch);
 }

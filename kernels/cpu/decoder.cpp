@@ -14,8 +14,8 @@
 #include "team.h"
 
 // paged_attention.cpp has them.
-extern template void attend(const AttentionRows<float>&, Scratch&);
-extern template void attend(const AttentionRows<BFloat16>&, Scratch&);
+extern template void attend(const AttentionRows<float>*, int, int, Scratch&);
+extern template void attend(const AttentionRows<BFloat16>*, int, int, Scratch&);
 
 // These four are mirrored in decoder.py, field by field.
 struct Layer {
@@ -78,11 +78,14 @@ struct Workspace {
     attention.num_kv_heads = model.num_kv_heads;
     attention.head_dim = model.head_dim;
     attention.block_size = step.block_size;
+    attention.num_threads = step.num_threads;
     attention.soft_cap = model.attention_soft_cap;
     pieces = pieces_of(attention);
     for (const Piece& piece : pieces)
-      only_decodes &= step.cu_query_lens[piece.sequence + 1] - step.cu_query_lens[piece.sequence] == 1 &&
-                      piece.num_rows == model.num_heads / model.num_kv_heads;
+      only_decodes &= piece.num_rows == piece.num_sequences * (model.num_heads / model.num_kv_heads) &&
+                      std::all_of(piece.sequences, piece.sequences + piece.num_sequences, [&](int sequence) {
+                        return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
+                      });
     if (!step.logits) choices.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
     reserve();
   }
@@ -292,13 +295,13 @@ class Worker {
       static thread_local Scratch scratch;
       const Piece& piece = shared_.pieces[item / kv_heads];
       const int head = item % kv_heads;
-      if (shared_.only_decodes) {
-        const int token = step_.cu_query_lens[piece.sequence];
+      for (int place = 0; shared_.only_decodes && place < piece.num_sequences; ++place) {
+        const int token = step_.cu_query_lens[piece.sequences[place]];
         for (int i = 0; i < group; ++i) place_head(layer, index, token, head * group + i);
         place_head(layer, index, token, model_.num_heads + head);
         place_head(layer, index, token, model_.num_heads + kv_heads + head);
       }
-      attend(rows_of<T>(call, piece, head), scratch);
+      attend<T>(call, piece, head, scratch);
     });
   }
 

@@ -156,3 +156,59 @@ def test_the_cpu_uses_the_compiled_kernel_where_there_is_one(monkeypatch: pytest
     args = case.query, case.keys, case.values, case.metadata
     assert launcher.paged_attention(*args, scale=case.scale).equal(run("", case))
     assert not case.metadata._gather_plans  # torch's way makes one
+
+
+def sharing(case: PagedCase, prefix: int, sequences: Sequence[int]) -> PagedCase:
+    """The same, but that the sequences' first `prefix` tokens are in the blocks of the first of them."""
+    blocks, block_size = case.metadata.block_tables, case.keys.shape[1]
+    full = prefix // block_size
+    keys, values = list(case.plain_keys), list(case.plain_values)
+    for sequence in sequences[1:]:
+        query_len, seq_len = case.metadata.query_lens_host[sequence], case.metadata.seq_lens_host[sequence]
+        shared = min(full, (seq_len - query_len) // block_size)
+        blocks[sequence, :shared] = blocks[sequences[0], :shared]
+        for mine in (keys, values):
+            mine[sequence] = mine[sequence].clone()
+            mine[sequence][: shared * block_size] = mine[sequences[0]][: shared * block_size]
+    return attrs.evolve(case, plain_keys=tuple(keys), plain_values=tuple(values))
+
+
+# Decodes of two families, with drafts, with a short past and on the edge of a tile, and a prefill of the first family.
+FAMILIES = [
+    *[(1, 300), (1, 230), (1, 400), (1, 193), (1, 192), (1, 90), (1, 64), (1, 65), (1, 20), (1, 1)],
+    *[(2, 300), (3, 199), (30, 250), (1, 500), (0, 200), (1, 310), (1, 350), (1, 210), (1, 260), (6, 220)],
+    *[(1, 300), (1, 301)],
+]
+FIRST_FAMILY = [2, 0, 4, 1, 5, 6, 7, 8, 9, 3, 10, 11, 12, 14, 19]
+SECOND_FAMILY = [13, 18, 15, 17, 16]
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    "options", [{}, {"soft_cap": 2.0}, {"sliding_window": 150}], ids=["plain", "cap", "window"]
+)
+def test_sequences_that_share_a_prefix_are_bit_for_bit_what_each_is_alone(
+    variant: str, dtype: torch.dtype, group: int, options: dict[str, Any]
+) -> None:
+    target = Target("cpu", dtype)
+    case = PagedCase.make(FAMILIES, num_heads=2 * group, num_kv_heads=2, head_dim=48, target=target)
+    case = sharing(sharing(case, 192, FIRST_FAMILY), 256, SECOND_FAMILY)
+    starts = case.metadata.cu_query_lens.tolist()
+    rows = run(variant, case, **options)
+    torch.testing.assert_close(rows.double(), case.truth(**options), **target.tolerance)
+    for sequence in range(len(FAMILIES)):
+        mine = rows[starts[sequence] : starts[sequence + 1]]
+        assert run(variant, alone(case, sequence), **options).equal(mine)
+
+
+@pytest.mark.parametrize(("head_dim", "block_size"), [(24, 16), (64, 1), (80, 32), (128, 24)])
+def test_a_shared_prefix_may_end_anywhere(head_dim: int, block_size: int) -> None:
+    lens = [(1, 201 + 17 * sequence) for sequence in range(9)]
+    case = PagedCase.make(lens, head_dim=head_dim, block_size=block_size)
+    case = sharing(sharing(case, 100, range(9)), 170, [3, 4, 5])
+    rows = run("", case)
+    torch.testing.assert_close(rows.double(), case.truth(), **EXACT)
+    for sequence in range(9):
+        assert run("", alone(case, sequence)).equal(rows[sequence : sequence + 1])
