@@ -117,3 +117,13 @@ class Stage:
 
     def waiting(self) -> list[str]:
         return [sequence.entry.request.request_id for sequence in self.scheduler._lanes.waiting]
+
+
+def crowded_stage() -> Stage:
+    """Two requests that run, and one that waits for room in a step."""
+    stage = Stage(max_num_seqs=3, max_num_batched_tokens=10)
+    for name in "abc":
+        stage.add(name, 2 if name == "c" else 5)
+    stage.step()
+    assert stage.waiting() == ["c"]
+    return stage

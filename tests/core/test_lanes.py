@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.make import make_request
-from tests.core.stage import BLOCK_SIZE, Stage, make_config
+from tests.core.stage import BLOCK_SIZE, crowded_stage, make_config
 from triolet.core.block_pool import BlockPool
 from triolet.core.journal import Journal
 from triolet.core.lanes import Lanes
@@ -150,10 +150,7 @@ def test_every_row_has_ended_before_anybody_has_begun_and_each_is_told_once() ->
     ],
 )
 def test_a_place_that_is_wrong_is_found(corrupt: Callable[[Scheduler], object], message: str) -> None:
-    stage = Stage(max_num_seqs=3, max_num_batched_tokens=10)
-    for name in "abc":
-        stage.add(name, 2 if name == "c" else 5)
-    stage.step()
+    stage = crowded_stage()
     corrupt(stage.scheduler)
     with pytest.raises(InvariantViolated, match=message):
         stage.scheduler.check()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.make import make_request
-from tests.core.stage import Stage, make_config
+from tests.core.stage import Stage, crowded_stage, make_config
 from triolet.core.journal import Journal
 from triolet.core.plan import StepResult
 from triolet.core.scheduler import Scheduler
@@ -157,10 +157,7 @@ def test_arrivals_are_queued_once_each_for_a_stay_of_its_own() -> None:
     ],
 )
 def test_a_count_that_is_wrong_is_found(corrupt: Callable[[Scheduler], object], message: str) -> None:
-    stage = Stage(max_num_seqs=3, max_num_batched_tokens=10)
-    for name in "abc":
-        stage.add(name, 2 if name == "c" else 5)
-    stage.step()
+    stage = crowded_stage()
     corrupt(stage.scheduler)
     with pytest.raises(InvariantViolated, match=message):
         stage.scheduler.check()
