@@ -71,6 +71,8 @@ def random_request(seed: int) -> Asked:
         "repetition_detection": maybe({"max_pattern_size": 4, "min_count": 3}),
         "skip_reading_prefix_cache": maybe(True),
     }
+    if fields["logprobs"] is not None and fields["logprob_token_ids"]:
+        fields["logprobs"] = len(fields["logprob_token_ids"])  # another number is refused
     return Asked(token_ids, SamplingParams(**fields))
 
 
