@@ -8,7 +8,7 @@ import pytest
 
 from triolet.core.logprobs import Logprob
 from triolet.core.outputs import CompletionOutput, FinishReason
-from triolet.core.params import SamplingParams
+from triolet.core.params import MIN_TEMPERATURE, SamplingParams
 from triolet.wire.completions import CompletionRequest, TextChoice
 from triolet.wire.errors import WireError
 
@@ -71,3 +71,12 @@ def test_offsets_go_on_from_chunk_to_chunk() -> None:
     ]
     assert [piece["logprobs"]["text_offset"] for piece in pieces] == [[0], [3]]
     assert pieces[1]["logprobs"]["top_logprobs"] == [{" two": -0.5}]
+
+
+def test_a_temperature_too_small_to_divide_by_is_raised_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    params = structured(temperature=1e-9).params(SamplingParams())
+    assert params.temperature == MIN_TEMPERATURE
+    assert not recwarn.list
+    assert structured(temperature=0).params(SamplingParams()).temperature == 0

@@ -17,7 +17,7 @@ from triolet.core.params import RequestOutputKind, SamplingParams
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
 from triolet.wire.errors import WireError, of_exception, unsupported, wrong
-from triolet.wire.requests import Strings, known_fields, token_biases
+from triolet.wire.requests import Strings, known_fields, sampled, token_biases
 from triolet.wire.strict import structure
 
 MAX_TOP_LOGPROBS = 20
@@ -225,9 +225,7 @@ class GenerationRequest:
             given["logit_bias"] = token_biases(self.logit_bias)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         try:
-            return attrs.evolve(
-                defaults, **{**given, **chosen}, logprobs=self.num_logprobs(), output_kind=kind
-            )
+            return sampled(defaults, **{**given, **chosen}, logprobs=self.num_logprobs(), output_kind=kind)
         except InvalidRequest as error:
             raise self.refusal(error) from None
 

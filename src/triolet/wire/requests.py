@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.params import MIN_TEMPERATURE, RequestOutputKind, SamplingParams
 from triolet.core.prompt import Prompt
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan
@@ -268,7 +268,7 @@ class CreateResponse(OffersTools):
         elif plan.structured_outputs is not None:
             given["structured_outputs"] = plan.structured_outputs
         try:
-            return attrs.evolve(defaults, **given, output_kind=RequestOutputKind.DELTA)
+            return sampled(defaults, **given, output_kind=RequestOutputKind.DELTA)
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
@@ -349,6 +349,20 @@ def known_fields(form: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise wrong("structured_outputs", "an object of " + ", ".join(sorted(known)), name)
     return dict(form)
+
+
+def sampled(defaults: SamplingParams, **fields: Any) -> SamplingParams:
+    """The model's own wishes, and over them what a client wrote.
+
+    A temperature that is too small to divide by is raised here, without the warning that a programmer gets for it: the
+    one who wrote it can not read that.
+
+    Raises:
+        InvalidRequest: a value out of its range.
+    """
+    if 0 < (fields.get("temperature") or 0) < MIN_TEMPERATURE:
+        fields["temperature"] = MIN_TEMPERATURE
+    return attrs.evolve(defaults, **fields)
 
 
 def token_biases(written: Mapping[str, Any]) -> dict[int, float]:
