@@ -98,7 +98,8 @@ async def test_prompt_logprobs_come_at_once_and_in_deltas_only_once(folder: Path
             )
             async with engine.generate(PROMPT, params) as stream:
                 outputs = [output async for output in stream]
-            assert [output.prompt_logprobs is not None for output in outputs] == there
+            assert [output.prompt_logprobs != [] for output in outputs] == there
+            assert all(output.prompt_logprobs is not None for output in outputs)
         output = await engine.complete(
             PROMPT, SamplingParams(n=2, seed=1, max_tokens=3, prompt_logprobs=0, logprobs=1)
         )
