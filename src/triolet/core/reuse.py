@@ -110,7 +110,8 @@ class Underway:
             sequence: a waiting one.
             found: what is there of it now.
         """
-        begin, entry, index = len(found[0]) * self.cache.block_size, sequence.entry, len(found[0])
+        entry, index = sequence.entry, len(found[0])
+        begin = index * self.cache.block_size
         if not (self._by_next_hash and entry.reads_prefix_cache and index < len(sequence.known_hashes)):
             return False
         other, end = self._by_next_hash.get(sequence.known_hashes[index], (None, 0))
