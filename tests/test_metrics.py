@@ -94,6 +94,15 @@ async def test_a_request_is_counted_with_its_times(autojump_clock: MockClock) ->
     assert got == pytest.approx(expected)
 
 
+async def test_an_answer_of_one_token_has_a_gap_of_nothing_as_in_vllm(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        metrics = Metrics(engine)
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=1))
+        now = values(metrics.render())
+    assert now["triolet:request_time_per_output_token_seconds_count"] == 1
+    assert now["triolet:request_time_per_output_token_seconds_sum"] == 0
+
+
 async def test_buckets_are_those_of_the_dashboards() -> None:
     async with fake_engine() as engine:
         text = Metrics(engine).render().decode()

@@ -60,7 +60,10 @@ _COUNTERS: Final = {
 _SECONDS: Final = {
     "time_to_first_token_seconds": ("From the arrival to the first token.", _TTFT_BUCKETS),
     "inter_token_latency_seconds": ("From one token to the next.", _ITL_BUCKETS),
-    "request_time_per_output_token_seconds": ("Mean of a request's gaps between tokens.", _ITL_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Mean of a request's gaps between tokens; 0 if it has one.",
+        _ITL_BUCKETS,
+    ),
     "e2e_request_latency_seconds": ("From the arrival to the end.", _LATENCY_BUCKETS),
     "request_queue_time_seconds": ("From the arrival to the first step.", _LATENCY_BUCKETS),
     "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY_BUCKETS),
@@ -262,8 +265,7 @@ class Metrics:
             seen["request_prefill_time_seconds"] = metrics.prefill_time
             seen["request_decode_time_seconds"] = metrics.decode_time
             seen["request_inference_time_seconds"] = metrics.inference_time
-        if num_tokens > 1:
-            seen["request_time_per_output_token_seconds"] = metrics.decode_time / (num_tokens - 1)
+            seen["request_time_per_output_token_seconds"] = metrics.decode_time / max(1, num_tokens - 1)
         for name, value in seen.items():
             self._histograms[name].observe(value)
 
