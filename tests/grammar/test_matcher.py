@@ -300,6 +300,39 @@ def test_a_trigger_binds_whether_it_is_one_token_is_spelled_or_begins_a_longer_t
         assert not stopped('ab <|tool|>{"x":2}</call> ab<call>add {"x":1}</call>b')
 
 
+@pytest.mark.parametrize("kind", ["added", "special"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"choice": ["<tool>"]},
+        {"choice": ["a<tool>b"]},
+        {"regex": "<tool>c*"},
+        {"json": {"enum": ["<tool>"]}},
+        {"json": {"type": "object", "properties": {"<tool>": {}}, "required": ["<tool>"]}},
+        {"grammar": 'start: "a" "<tool>"'},
+    ],
+)
+def test_a_text_that_a_special_token_is_called_by_is_spelled(kind: str, form: dict[str, Any]) -> None:
+    tokenizer = small_tokenizer(MERGES)
+    tokenizer.add_tokens(["b b", AddedToken("<tool>", special=kind == "special"), "c c"])
+    grammar = Grammar(tokens(tokenizer), StructuredOutputsParams(**form))
+    text, answer = "", list[int]()
+    while "<tool>" not in text:
+        guided = grammar.guide(GuideStep(0, 0, tuple(answer)))
+        assert guided.problem == "", text
+        answer.append(min(bits(guided.mask) - {tokenizer.token_to_id(EOS)}))
+        text = tokenizer.decode(answer, skip_special_tokens=False)
+    assert tokenizer.token_to_id("<tool>") not in answer
+
+
+def test_a_grammar_may_name_a_special_token_outside_of_texts() -> None:
+    tokenizer = small_tokenizer(MERGES)
+    tokenizer.add_special_tokens([AddedToken("<tool>", special=True)])
+    grammar = Grammar(tokens(tokenizer), StructuredOutputsParams(grammar='start: "a" <tool> "b"'))
+    guided = grammar.guide(GuideStep(0, 0, tuple(tokenizer.encode("a").ids)))
+    assert bits(guided.mask) == {tokenizer.token_to_id("<tool>")}
+
+
 def test_any_schema_object_is_closed_and_nothing_else() -> None:
     schema = {
         "type": "object",

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from triolet.core.structured_outputs import StructuredOutputsParams
 from triolet.grammar.source import grammar_source
+from triolet.grammar.spelling import SpellingTokenizer
 from triolet.ipc.grammar import Guided, GuideStep, Vocabulary
 
 MAX_LEXER_STATES = 50_000  # of 1 or 2 kB each
@@ -38,11 +39,9 @@ class Tokens:
         self.vocab_size = vocabulary.vocab_size
         eos = list(vocabulary.eos_token_ids) or None
         try:
-            self.tokenizer = LLTokenizer(vocabulary.tokenizer_json, eos_token=eos)
-            if self.tokenizer.vocab_size < self.vocab_size:
-                self.tokenizer = LLTokenizer(
-                    vocabulary.tokenizer_json, n_vocab=self.vocab_size, eos_token=eos
-                )
+            self._whole = LLTokenizer(vocabulary.tokenizer_json, eos_token=eos)
+            spelling = SpellingTokenizer(self._whole, vocabulary.tokenizer_json, self.vocab_size)
+            self.tokenizer = LLTokenizer(spelling, eos_token=list(self._whole.eos_tokens))
         except BaseException as error:  # a panic in foreign code is no Exception
             raise ValueError(
                 f"structured outputs do not work with this tokenizer: {_problem(error)}"
@@ -51,8 +50,8 @@ class Tokens:
 
     def special_token(self, text: str) -> int | None:
         """The id of a text that is one special token; None for any other text."""
-        token_ids = self.tokenizer.tokenize_str(text, parse_special=True)
-        if len(token_ids) != 1 or not self.tokenizer.is_special_token(token_ids[0]):
+        token_ids = self._whole.tokenize_str(text, parse_special=True)
+        if len(token_ids) != 1 or not self._whole.is_special_token(token_ids[0]):
             return None
         return token_ids[0]
 
