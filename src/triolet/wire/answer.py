@@ -26,41 +26,20 @@ beyond OpenAI's events are two keys of a response that is over: `finish_reason`,
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from triolet.core.outputs import FinishReason, RequestOutput
 from triolet.core.params import SamplingParams
-from triolet.core.tools import (
-    AnswerEvent,
-    AnswerParser,
-    ReasoningPiece,
-    TextPiece,
-    ToolCallArguments,
-    ToolCallBegin,
-    ToolCallEnd,
-    ToolPlan,
-    plan_tools,
-)
+from triolet.core.tools import ToolPlan, plan_tools
+from triolet.wire.answer_items import AnswerItems, NewId
 from triolet.wire.errors import WireError
 from triolet.wire.items import Message
-from triolet.wire.output_items import (
-    CallOutput,
-    Event,
-    Logprobs,
-    MessageOutput,
-    OutputItem,
-    ReasoningOutput,
-    messages_of,
-)
+from triolet.wire.output_items import Event
 from triolet.wire.pieces import History, Piece
 from triolet.wire.requests import CreateResponse
 from triolet.wire.store import StoredResponse
-
-NewId = Callable[[str], str]
-"""Makes an id with a prefix, such as `msg`."""
 
 
 class _State(enum.Enum):
@@ -97,18 +76,16 @@ class Answer:
     is_left_over: bool = attrs.field(default=False, init=False)
     _state: _State = attrs.field(default=_State.FRESH, init=False)
     _num_events: int = attrs.field(default=0, init=False)
-    _items: list[OutputItem] = attrs.field(factory=list, init=False)
-    _parser: AnswerParser | None = attrs.field(default=None, init=False)
-    _open: OutputItem | None = attrs.field(default=None, init=False)
-    _statuses: list[str] = attrs.field(factory=list, init=False)
-    _late_logprobs: Logprobs = attrs.field(factory=Logprobs, init=False)
+    _items: AnswerItems = attrs.field(init=False)
     _pieces: list[Piece] = attrs.field(factory=list, init=False)
     _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
     _last_output: RequestOutput | None = attrs.field(default=None, init=False)
     _num_output_tokens: int = attrs.field(default=0, init=False)
-    _num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _ending: dict[str, Any] = attrs.field(factory=dict, init=False)
     _log: list[Event] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._items = AnswerItems(self.new_id, self.plan)
 
     @property
     def is_over(self) -> bool:
@@ -163,7 +140,7 @@ class Answer:
             return None
         return History(
             pieces=tuple(self._pieces),
-            item_ids=tuple(item_id for item in self._items for item_id in item.ids),
+            item_ids=self._items.ids,
             output=self._last_output,
             finish_reason=self._finish_reason,
             completed_at=self._ending.get("completed_at", 0),
@@ -178,9 +155,8 @@ class Answer:
             self._pieces.append(piece)
         if self.request.generate:
             self._num_output_tokens += piece.num_tokens
-            if self._parser is None:
-                self._parser = self.plan.parser(output.prompt)
-            events += map(self.numbered, self._grown(self._parser, piece, is_last=reason is not None))
+            grown = self._items.add(piece, output.prompt, is_last=reason is not None)
+            events += map(self.numbered, grown)
         if reason is not None:
             events += self._finish(reason, now)
         return events
@@ -212,7 +188,7 @@ class Answer:
             "completed_at": None,
             "status": "in_progress",
             "model": self.model,
-            "output": [item.item(status) for item, status in self._items_and_statuses()],
+            "output": self._items.as_they_are(),
             "error": None,
             "incomplete_details": None,
             "instructions": request.instructions,
@@ -245,7 +221,7 @@ class Answer:
 
     def messages(self) -> list[Message]:
         """The answer as messages of a chat, for the next turn."""
-        return messages_of(self._items)
+        return self._items.messages()
 
     def stored(self, owner: str | None) -> StoredResponse:
         """What is remembered of it once it is over."""
@@ -255,65 +231,6 @@ class Answer:
             num_input=len(self.chat),
             owner=owner,
         )
-
-    # ------------------------------------------------------------------------------------------ items
-
-    def _grown(self, parser: AnswerParser, new: Piece, *, is_last: bool) -> list[Event]:
-        self._late_logprobs.add(new.logprobs)
-        events: list[Event] = []
-        pieces = [*parser.feed(new.text), *(parser.finish() if is_last else ())]
-        if any(isinstance(piece, ReasoningPiece) for piece in pieces):
-            self._num_reasoning_tokens += new.num_tokens
-        for piece in pieces:
-            events += self._piece(piece)
-        if (
-            is_last and self._late_logprobs
-        ):  # of tokens without a text of their own, such as the one that ended it
-            events += self._text("")
-        return events
-
-    def _piece(self, piece: AnswerEvent) -> list[Event]:
-        match piece:
-            case TextPiece(text=text):
-                return self._text(text)
-            case ReasoningPiece(text=text):
-                events: list[Event] = []
-                if not isinstance(self._open, ReasoningOutput):
-                    events += self._opened(ReasoningOutput(self.new_id("rs"), len(self._items)))
-                assert isinstance(self._open, ReasoningOutput)
-                return events + self._open.add(text)
-            case ToolCallBegin(name=name):
-                call_id = self.new_id("call")
-                return self._opened(CallOutput(self.new_id("fc"), len(self._items), call_id, name))
-            case ToolCallArguments(text=text):
-                assert isinstance(self._open, CallOutput), "arguments come between a call's begin and its end"
-                return self._open.add(text)
-            case ToolCallEnd(is_valid=is_valid):
-                return self._closed("completed" if is_valid else "incomplete")
-
-    def _text(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        if not isinstance(self._open, MessageOutput):
-            events += self._opened(MessageOutput(self.new_id("msg"), len(self._items)))
-        assert isinstance(self._open, MessageOutput)
-        logprobs, self._late_logprobs = self._late_logprobs, Logprobs()
-        return events + self._open.add(text, logprobs)
-
-    def _opened(self, item: OutputItem) -> list[Event]:
-        events = self._closed("completed")
-        self._items.append(item)
-        self._open = item
-        return events + item.begin()
-
-    def _closed(self, status: str) -> list[Event]:
-        if self._open is None:
-            return []
-        item, self._open = self._open, None
-        self._statuses.append(status)
-        return item.end(status)
-
-    def _items_and_statuses(self) -> list[tuple[OutputItem, str]]:
-        return list(zip(self._items, [*self._statuses, "in_progress"], strict=False))
 
     # ---------------------------------------------------------------------------------------- endings
 
@@ -336,10 +253,8 @@ class Answer:
         return self._end("response.incomplete", "incomplete", ending, now)
 
     def _end(self, kind: str, item_status: str, ending: dict[str, Any], now: int) -> list[Event]:
-        events: list[Event] = []
-        if not self._items and kind == "response.completed" and self.request.generate:
-            events += self._text("")  # an answer of nothing is an answer
-        events += self._closed(item_status)
+        is_whole = kind == "response.completed" and self.request.generate
+        events = self._items.end(item_status, is_whole=is_whole)
         return [*map(self.numbered, events), self._over(kind, ending, now)]
 
     def _fail(self, error: WireError, reason: FinishReason, now: int) -> list[Event]:
@@ -349,9 +264,7 @@ class Answer:
             "error": {"code": code, "message": error.message},
             "finish_reason": reason.value,
         }
-        if self._open is not None:
-            self._statuses.append("incomplete")
-            self._open = None
+        self._items.end("incomplete", is_whole=False)  # nobody is told
         return [self._over("response.failed", ending, now)]
 
     def _over(self, kind: str, ending: dict[str, Any], now: int) -> Event:
@@ -385,7 +298,7 @@ class Answer:
             "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
             "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": min(self._num_reasoning_tokens, num_output)},
+            "output_tokens_details": {"reasoning_tokens": min(self._items.num_reasoning_tokens, num_output)},
             "total_tokens": num_input + num_output,
         }
 

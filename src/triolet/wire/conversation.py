@@ -35,7 +35,8 @@ import attrs
 
 from triolet.core.params import SamplingParams
 from triolet.core.tools import ToolPlan
-from triolet.wire.answer import Answer, NewId
+from triolet.wire.answer import Answer
+from triolet.wire.answer_items import NewId
 from triolet.wire.client_events import ClientEvent
 from triolet.wire.errors import WireError
 from triolet.wire.items import Message

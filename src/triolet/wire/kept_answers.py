@@ -15,7 +15,8 @@ import attrs
 
 from triolet.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from triolet.errors import InvalidRequest, SnapshotError
-from triolet.wire.answer import Answer, NewId
+from triolet.wire.answer import Answer
+from triolet.wire.answer_items import NewId
 from triolet.wire.conversation import Service
 from triolet.wire.errors import WireError
 from triolet.wire.items import Input

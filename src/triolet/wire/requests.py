@@ -263,7 +263,7 @@ class CreateResponse(OffersTools):
             given["max_tokens"] = self.max_output_tokens
         if self.wants_logprobs:
             given["logprobs"] = self.top_logprobs
-        if not self.generate:  # the input is computed, and with it there always comes one token
+        if not self.generate:  # the step that computes the end of the input gives one token in any case
             given |= {"max_tokens": 1, "min_tokens": 0}
         elif plan.structured_outputs is not None:
             given["structured_outputs"] = plan.structured_outputs
