@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from triolet.core.detokenizer import Piece
 from triolet.core.messages import Tokenize, Tokenized
 
 
@@ -21,6 +22,15 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids."""
+        ...
+
+
+@runtime_checkable
+class PieceCodec(TextCodec, Protocol):
+    """A tokenizer that knows which of its tokens have the same text wherever they stand."""
+
+    def pieces(self, *, skip_special_tokens: bool) -> Piece:
+        """What tells those texts; see `Piece`."""
         ...
 
 

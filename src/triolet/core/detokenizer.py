@@ -17,6 +17,9 @@ Three things that decoders do, and what follows from them:
 
 A window that has grown long is cut where whole characters begin: the work per token is constant.
 
+Most tokens of most tokenizers need none of this: behind whole characters their text is always the same, their *piece*.
+Who knows pieces is asked for them first, and a window is only made when a token comes that has none.
+
 Source: the two offsets of vLLM's `detokenize_incrementally`, which waits without bound for a character's end.
 """
 
@@ -45,6 +48,13 @@ MAX_WINDOW_TOKENS = 32
 
 Decode = Callable[[Sequence[int]], str]
 
+Piece = Callable[[int], str | None]
+"""What a token adds to a text of whole characters, whatever that text is; None if that is not known, or depends."""
+
+
+def no_piece(token_id: int) -> None:
+    """Of a decoder of which nothing is known."""
+
 
 class IncrementalDetokenizer:
     """The text of one answer, piece by piece, no piece ending inside a character.
@@ -56,19 +66,50 @@ class IncrementalDetokenizer:
         decode: the tokenizer's decoder, a pure function. It may skip special tokens or show them; it must not tidy
             up the spaces around punctuation (`clean_up_tokenization_spaces`), which changes text already shown.
         prompt_token_ids: the prompt; from its end follows, for instance, whether the answer begins with a space.
+        piece: what is known of single tokens under this decoder.
     """
 
-    def __init__(self, decode: Decode, prompt_token_ids: Sequence[int] = ()) -> None:
-        self._decode = decode
+    def __init__(
+        self, decode: Decode, prompt_token_ids: Sequence[int] = (), *, piece: Piece = no_piece
+    ) -> None:
+        self._decode, self._piece = decode, piece
         self._tokens = _last_tokens_with_text(decode, prompt_token_ids)
         self._text = decode(self._tokens) if self._tokens else ""  # of the window
         self._shown = _without_tail(self._text)  # its beginning that was shown
         self._first_unshown = len(self._tokens)  # a window may begin here
         # A prompt may end inside a character. If the answer completes it, the character is the answer's.
         self._num_broken_of_prompt = len(self._text) - len(self._shown)
+        self._is_whole = self._ends_with_character()
+        self._last_piece: int | None = (
+            None  # the last token that was no more than its piece, since the window's
+        )
 
     def add(self, token_id: int) -> str:
         """Take the next token; return the text that is complete with it, often none."""
+        if self._is_whole and (piece := self._piece(token_id)) is not None:
+            if piece:
+                self._last_piece = token_id
+            return piece
+        if self._last_piece is not None:
+            self._begin_behind(self._last_piece)
+        new = self._add_to_window(token_id)
+        self._is_whole = self._ends_with_character()
+        return new
+
+    def _ends_with_character(self) -> bool:
+        """Whether all of the window was shown, and so that nothing which may follow can change it."""
+        return self._text == self._shown != "" and not self._text.endswith(BROKEN)
+
+    def _begin_behind(self, token_id: int) -> None:
+        """A window for what follows that token, which had a piece: no earlier one makes a difference to it."""
+        self._tokens, self._last_piece = (
+            [token_id, token_id],
+            None,
+        )  # twice, for one of them may lose its space
+        self._text = self._shown = self._decode(self._tokens)
+        self._first_unshown = len(self._tokens)
+
+    def _add_to_window(self, token_id: int) -> str:
         self._tokens.append(token_id)
         text = self._decode(self._tokens)
         if text == self._text and self._has_no_text(token_id):
@@ -177,6 +218,7 @@ class OutputText:
         include_stop_str_in_output: whether what ended the answer, stop string or stop token, is shown.
         min_tokens: the first tokens, this many, end no answer with their text.
         hold_back: see `StopMatcher`.
+        piece: see `IncrementalDetokenizer`.
     """
 
     def __init__(
@@ -188,8 +230,9 @@ class OutputText:
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
         hold_back: HoldBack = "exact",
+        piece: Piece = no_piece,
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(decode, prompt_token_ids)
+        self._detokenizer = IncrementalDetokenizer(decode, prompt_token_ids, piece=piece)
         self._matcher = StopMatcher(stop, include_in_output=include_stop_str_in_output, hold_back=hold_back)
         self._shows_stop = include_stop_str_in_output
         self._min_tokens = min_tokens

@@ -8,9 +8,9 @@ from functools import cache
 
 import attrs
 
-from triolet.core.codec import TextCodec
+from triolet.core.codec import PieceCodec, TextCodec
 from triolet.core.collector import OutputCollector
-from triolet.core.detokenizer import Decode, OutputText
+from triolet.core.detokenizer import Decode, OutputText, Piece, no_piece
 from triolet.core.journal import JournalEntry
 from triolet.core.outputs import FinishReason
 from triolet.core.stop import HoldBack
@@ -108,6 +108,11 @@ class Feed:
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             hold_back=self.hold_back,
+            piece=pieces(
+                codec,
+                skip_special_tokens=params.skip_special_tokens,
+                is_spaced=params.spaces_between_special_tokens,
+            ),
         )
         text.add(self.entry.output_token_ids[: self.collector.num_tokens])
         self._text = text
@@ -123,6 +128,13 @@ def decoder(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bo
         return codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     return decode if is_spaced or skip_special_tokens else _unspaced(codec, decode)
+
+
+def pieces(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Piece:
+    """What is known of single tokens under the `decoder` with the same arguments."""
+    if isinstance(codec, PieceCodec) and (is_spaced or skip_special_tokens):
+        return codec.pieces(skip_special_tokens=skip_special_tokens)
+    return no_piece
 
 
 def _unspaced(codec: TextCodec, decode: Decode) -> Decode:

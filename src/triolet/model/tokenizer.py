@@ -18,8 +18,10 @@ import tokenizers
 
 from triolet.core.chat_template import ChatTemplate
 from triolet.core.conversation import Conversation
+from triolet.core.detokenizer import Piece
 from triolet.core.messages import Tokenize, Tokenized
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.model.token_pieces import token_pieces
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 LONG_TEXT_CHARS = 4096  # takes some 5 ms to encode
@@ -36,6 +38,11 @@ class TextTokenizer:
 
     backend: tokenizers.Tokenizer
     chat_template: ChatTemplate | ChatTemplateError | None
+    _pieces: Mapping[bool, Piece] = attrs.field(init=False)
+
+    @_pieces.default
+    def _make_pieces(self) -> Mapping[bool, Piece]:
+        return {skips: token_pieces(self.backend, skip_special_tokens=skips) for skips in (False, True)}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with the special tokens that the model wants around a prompt, or without."""
@@ -50,6 +57,10 @@ class TextTokenizer:
         """Text of token ids; ids that have no token (padding of the vocabulary) have no text."""
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def pieces(self, *, skip_special_tokens: bool) -> Piece:
+        """See `PieceCodec`."""
+        return self._pieces[skip_special_tokens]
 
     def render(self, messages: Sequence[Mapping[str, Any]] | Conversation) -> str:
         """The text of a conversation, up to where the assistant's next turn begins.
