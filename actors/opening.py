@@ -9,7 +9,8 @@ from typing import Any
 import trio
 
 from triolet.actors.engine import Engine
-from triolet.actors.model_runner import Executor, open_executor
+from triolet.actors.executors import open_executor
+from triolet.actors.model_runner import Executor
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadCodec, make_codec_loader
 from triolet.actors.tree import plant_tree

@@ -26,6 +26,7 @@ from contextlib import asynccontextmanager, suppress
 import attrs
 import trio
 
+from triolet.actors.model_runner import Tell
 from triolet.config import EngineConfig
 from triolet.core.last_words import LastWords
 from triolet.core.model_info import ModelInfo
@@ -35,7 +36,7 @@ from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
 from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild
 from triolet.ipc.frames import FrameReader
-from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, Halt, Reply, Request
 
 logger = logging.getLogger("triolet.runner")
 
@@ -63,6 +64,7 @@ class ProcessExecutor:
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
         self._has_loaded = False
+        self._is_running = False
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -100,29 +102,47 @@ class ProcessExecutor:
         self._has_loaded = True
         return reply
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         """See `Executor`. Whoever is cancelled meanwhile does not wait for the step: the process is killed.
 
         Raises:
-            RunnerDied: the process ended, or the step took longer than `step_timeout`.
-            RunnerFailed: the step raised an exception.
+            RunnerDied: the process ended, or a step took longer than `step_timeout`.
+            RunnerFailed: a step raised an exception.
         """
         process = self._here()
         async with process.conversation(self._config.step_timeout):
             await process.ask(plan)
-            reply = await process.reply()
-            if not isinstance(reply, StepResult | Failure):
-                raise FrameError(f"a step must end with a StepResult; got a {type(reply).__name__}")
-            if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
-                raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
+            self._is_running = True
+            try:
+                while isinstance(reply := await process.reply(), StepResult) and not reply.is_last:
+                    _check(reply, plan)
+                    process.allow(self._config.step_timeout)
+                    tell(reply)
+            finally:
+                self._is_running = False
+            _check(reply, plan)
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=RunnerFailed)
+        assert isinstance(reply, StepResult)
         return reply
+
+    def halt(self) -> None:
+        """See `Executor`."""
+        if self._is_running and self._process is not None:
+            self._is_running = False  # to say it once is enough
+            self._process.halt()
 
     def _here(self) -> RunnerProcess:
         if self._process is None:
             raise RuntimeError("an executor must be used within its running()")
         return self._process
+
+
+def _check(reply: Reply, plan: StepPlan) -> None:
+    if not isinstance(reply, StepResult | Failure):
+        raise FrameError(f"a step must end with a StepResult; got a {type(reply).__name__}")
+    if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
+        raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
 
 
 @attrs.define(eq=False)
@@ -232,6 +252,16 @@ class RunnerProcess:
     async def ask(self, request: Request) -> None:
         """Send a request, within a conversation."""
         await self._requests.send_all(REQUESTS.pack(request))
+
+    def allow(self, timeout_s: float | None) -> None:
+        """Give the conversation so long from now on, unless it is being called off."""
+        if self._talk is not None and timeout_s is not None and not self._dying.is_set():
+            self._talk.deadline = trio.current_time() + timeout_s
+
+    def halt(self) -> None:
+        """Send a `Halt`, after a plan. It fits into the pipe, which has been read empty but for one other."""
+        with suppress(OSError):  # whoever reads the replies hears of a death
+            os.write(self._requests.fileno(), REQUESTS.pack(Halt()))
 
     async def reply(self) -> Reply:
         """The next reply, within a conversation."""

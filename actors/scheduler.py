@@ -29,6 +29,8 @@ async def scheduler_actor(
             # The next plan is on its way before anybody is told of the last result: the runner is what must not wait.
             core.expire(trio.current_time())
             guided_s = _guide(core, wiring)
+            if core.must_halt:
+                wiring.halt()
             is_time = not core.is_step_in_flight and guided_s == math.inf
             if is_time and (plan := core.plan_step(trio.current_time())) is not None:
                 wiring.to_runner.send_nowait(plan)

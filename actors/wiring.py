@@ -28,14 +28,14 @@ from triolet.core.journal import Journal
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Tokenize, Tokenized, Wake
 from triolet.core.model_info import ModelInfo
 from triolet.core.outputs import FinishReason
-from triolet.core.plan import StepPlan, StepResult
+from triolet.core.plan import MAX_SCHEDULER_STEPS, StepPlan, StepResult
 from triolet.core.request import Request
 from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.errors import RequestFailed
 
-# At most one Wake is unread (`_is_woken`). Of StepDone there is one for the step in flight, and there may be a late
-# one of a step that an earlier scheduler had planned.
-SCHEDULER_CAPACITY = 3
+# At most one Wake is unread (`_is_woken`). Of StepDone there is one for each step of the plan in flight, and there may
+# be as many late ones of a plan that an earlier scheduler had made.
+SCHEDULER_CAPACITY = 1 + 2 * MAX_SCHEDULER_STEPS
 # The scheduler plans no step while one is in flight, and takes back the plan that a crashed one left here.
 RUNNER_CAPACITY = 1
 # The detokenizer waits for nobody, so the scheduler never waits long for it; one step's progress is under way.
@@ -117,6 +117,9 @@ class Wiring:
         self.lives: dict[str, trio.CancelScope] = {}  # of the actors that the watchdog can end
         self.strikes: Counter[int] = Counter()  # of streams that the detokenizer has died of
         self.report: Callable[[float], None] = lambda now_s: None
+        self.halt: Callable[[], None] = lambda: (
+            None
+        )  # the run that is being computed, after the step that it is at
         self._is_woken = False
         self._num_pardons = 0
         self.has_runner_failed = False
@@ -181,6 +184,7 @@ class Wiring:
 
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
         """A scheduler for a new life: all that is live in the journal is queued again, its old messages are void."""
+        self.halt()  # of what an earlier one had planned, nothing will count
         _empty(self.scheduler_inbox)
         self.void_plans()
         self._is_woken = False

@@ -24,7 +24,8 @@ import trio
 from common import machine, median, report
 
 from triolet import Engine, RequestOutputKind, SamplingParams
-from triolet.actors.model_runner import Executor, InlineExecutor, Runner, ThreadExecutor
+from triolet.actors.executors import InlineExecutor, ThreadExecutor
+from triolet.actors.model_runner import Executor, Runner
 from triolet.actors.opening import run_engine
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo

@@ -18,7 +18,8 @@ from statistics import quantiles
 
 import trio
 
-from triolet.actors.model_runner import Executor, InlineExecutor, ThreadExecutor
+from triolet.actors.executors import InlineExecutor, ThreadExecutor
+from triolet.actors.model_runner import Executor
 from triolet.actors.process_runner import ProcessExecutor
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo

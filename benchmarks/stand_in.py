@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from triolet.actors.model_runner import Tell
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.progress import OnProgress
@@ -45,7 +46,7 @@ class StandIn:
             device="cpu",
         )
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         for start in plan.starts:
             self._rows[start.row_id] = (start.request_id, start.epoch, len(start.output_token_ids))
         tokens = []
@@ -56,3 +57,6 @@ class StandIn:
                 tokens.append(SampledToken(request_id, epoch, position, 300 + position % 500))
         await trio.sleep(self._step_s)
         return StepResult(plan.step_id, tuple(tokens))
+
+    def halt(self) -> None:
+        """Every run ends after its first step."""

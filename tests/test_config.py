@@ -62,9 +62,11 @@ MINIMA = {
     "max_bad_words": 0,
     "max_grammar_bytes": 1,
     "max_grammars": 1,
+    "num_scheduler_steps": 1,
     "grammar_memory_bytes": 2**20,
 }
 MAXIMA = {
+    "num_scheduler_steps": 64,
     "num_speculative_tokens": 16,
     "prompt_lookup_min": 16,
     "max_num_seqs": 2**16,
@@ -100,6 +102,7 @@ FIELDS: dict[str, Any] = {
     "priority_aging": 9.5,
     "fair_ttft_factor": 3.5,
     "max_prefill_delay": 0.1,
+    "num_scheduler_steps": 4,
     "enable_prefix_caching": False,
     "seed": 7,
     "stream_interval": 3,

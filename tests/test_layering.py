@@ -61,7 +61,7 @@ EXCEPTIONS = {
     ),  # a template is a Jinja program; the rest of core is plain Python
     "triolet.actors.grammars": words("triolet.grammar"),  # follows grammars here, in tests
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
-    "triolet.actors.model_runner": words("triolet.model triolet.nano"),  # starts the runner
+    "triolet.actors.executors": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.actors.tracing": words("triolet.tracing"),  # starts it, where it is wanted
     "triolet.actors.gateway": words("trio_websocket"),
     "triolet.actors.connection": words("trio_websocket"),
@@ -185,7 +185,7 @@ def test_an_import_out_of_its_layer_is_found(module: str, source: str) -> None:
         ("triolet.core.scheduler", "from .. import errors"),
         ("triolet.core.chat_template", "from jinja2.sandbox import ImmutableSandboxedEnvironment"),
         ("triolet.actors.engine", "if TYPE_CHECKING: import triolet.model.runner"),
-        ("triolet.actors.model_runner", "from triolet.model.runner import ModelRunner"),
+        ("triolet.actors.executors", "from triolet.model.runner import ModelRunner"),
         ("triolet.actors.http", "from starlette.routing import Route"),
         ("triolet.cli.chat", "import rich, trio, torch"),
     ],

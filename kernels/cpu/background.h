@@ -1,11 +1,9 @@
 // A thread that computes steps while the one that asked for them goes on.
 //
 // The asking thread is one that holds the interpreter's lock or runs an event loop: it must not wait, and what it does
-// next need not wait for the step either. The end is told through an eventfd, which an event loop can wait for.
+// next need not wait for the step either. The job itself says, as the last thing that it does, that it is over.
 
 #pragma once
-
-#include <cerrno>
 
 #include "team.h"
 
@@ -32,10 +30,9 @@ class Background {
     rung_.notify_all();
   }
 
-  // The job before must be over. When this one is, `done` can be read.
-  void begin(const Job& job, int done) {
+  // The job before must have said that it is over.
+  void begin(const Job& job) {
     job_ = job;
-    done_ = done;
     is_open_.store(true);
     wake();
   }
@@ -62,15 +59,8 @@ class Background {
     const auto until = std::chrono::steady_clock::now() + PATIENCE;
     do {
       for (int looks = 0; looks < 16; ++looks, pause_briefly())
-        if (is_open_.exchange(false)) return compute();
+        if (is_open_.exchange(false)) return Job(job_)();  // its place is free for the next one as soon as it is over
     } while (!stop_.load() && std::chrono::steady_clock::now() < until);
-  }
-
-  void compute() {
-    job_.run();
-    const uint64_t one = 1;
-    while (write(done_, &one, sizeof one) < 0 && errno == EINTR) {
-    }
   }
 
   // Until the bell rings, or has rung since.
@@ -82,7 +72,6 @@ class Background {
   }
 
   Job job_{};
-  int done_ = -1;
   unsigned last_ = 0;
   const pid_t process_ = getpid();
   std::atomic<bool> is_open_{false}, stop_{false};

@@ -8,43 +8,14 @@
 // thread for itself (norms), or by the item that needs it (rotary and KV write, before the attention).
 
 #include "attention_step.h"
-#include "background.h"
 #include "choice.h"
 #include "grouped.h"
+#include "step.h"
 #include "team.h"
 
 // paged_attention.cpp has them.
 extern template void attend(const AttentionRows<float>*, int, int, Scratch&);
 extern template void attend(const AttentionRows<BFloat16>*, int, int, Scratch&);
-
-// These four are mirrored in decoder.py, field by field.
-struct Layer {
-  Linear qkv, attention_out, gate_up, down;
-  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query_norm, key_norm: null = none
-  const float* cos_sin;  // [positions, rotary_dim], cosines first
-  int32_t rotary_dim, sliding_window;
-  float scale;
-};
-
-struct Model {
-  const Layer* layers;
-  const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
-  const float* final_norm;
-  Linear head;
-  int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
-  float eps, attention_soft_cap;
-};
-
-struct Step {
-  const int64_t *token_ids, *positions, *slots, *logits_indices;
-  const int32_t *cu_query_lens, *seq_lens, *block_tables;
-  void *const *keys, *const *values;  // one cache per layer
-  void* logits;                       // [num_logits, vocab_size]; null = only the two below are wanted
-  float* peaks;                       // [num_logits]: the largest logits; NaN, if any is
-  int64_t* best;                      // [num_logits]: the first tokens that have them
-  int64_t block_tables_stride;
-  int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
-};
 
 namespace {
 
@@ -380,27 +351,6 @@ EXPORT void triolet_step(const Model* model, const Step* step) {
     run_step<float>(*model, *step);
   else
     run_step<BFloat16>(*model, *step);
-}
-
-namespace {
-
-struct StepJob {
-  const Model* model;
-  const Step* step;
-  void run() const { triolet_step(model, step); }
-};
-
-}  // namespace
-
-// A thread for steps; to be closed.
-EXPORT void* triolet_background_open() { return new Background<StepJob>(); }
-EXPORT void triolet_background_close(void* background) { delete static_cast<Background<StepJob>*>(background); }
-EXPORT void triolet_background_wake(void* background) { static_cast<Background<StepJob>*>(background)->wake(); }
-
-// triolet_step in that thread, one at a time; model, step and all they point at must last until `done`, an eventfd, can
-// be read.
-EXPORT void triolet_background_step(void* background, const Model* model, const Step* step, int32_t done) {
-  static_cast<Background<StepJob>*>(background)->begin({model, step}, done);
 }
 
 // A step will be run soon: its threads may wake up meanwhile.

@@ -66,6 +66,12 @@ class StepStruct(ctypes.Structure):
     """What the addresses point at; alive as long as the struct is."""
 
 
+class RunStruct(ctypes.Structure):
+    """`Run` in decoder.cpp."""
+
+    _fields_ = (("elapsed_s", _P), *((name, _I) for name in ("num_steps", "is_halted", "num_done")))
+
+
 @attrs.frozen(eq=False)
 class CppLinear:
     """A linear layer's packed weights, and what goes with them in the same order; all stay alive as long as this does.

@@ -15,6 +15,7 @@ from triolet.config_fields import Configuration, flag, one_of, option, seconds, 
 from triolet.core.limits import RequestLimits
 from triolet.core.param_checks import MAX_ENTRIES
 from triolet.core.params import MAX_N
+from triolet.core.plan import MAX_SCHEDULER_STEPS
 from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -141,6 +142,13 @@ class EngineConfig(Configuration):
         "Seconds by which prompts may lengthen a step in which others get their next tokens; none is no bound.",
         default=0.25,
         validator=seconds(optional=True),
+    )
+    num_scheduler_steps: int = option(
+        # What it saves is shared by so many steps; blocks are handed out that much ahead, one of the default size.
+        "Steps that are computed in a row, at most, before the next ones are planned, while everybody decodes, nobody "
+        "waits and nobody leaves.",
+        default=16,
+        validator=whole(1, MAX_SCHEDULER_STEPS),
     )
     enable_prefix_caching: bool = option("Reuse the KV of equal beginnings.", default=True, validator=flag)
     seed: int = option(

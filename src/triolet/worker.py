@@ -79,6 +79,12 @@ class Pipe:
             yield from REQUESTS.messages(reader)
         reader.close()
 
+    def has_request(self) -> bool:
+        """Whether something is asked that has not been read, or the other side has closed its end."""
+        poll = select.poll()
+        poll.register(self.requests_fd, select.POLLIN)
+        return bool(poll.poll(0))
+
     def reply(self, reply: Reply) -> None:
         """Say something; returns when all of it is on its way."""
         rest = memoryview(REPLIES.pack(reply))
@@ -119,10 +125,20 @@ def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
         if isinstance(request, EngineConfig):
             runner, info = load(request, pipe.reply)
             yield attrs.evolve(info, process_id=os.getpid())
-        elif runner is None:
+        elif runner is None and isinstance(request, StepPlan):
             raise RuntimeError("a model must be loaded before the first step")
-        else:
-            yield runner.execute(request)
+        elif runner is not None and isinstance(request, StepPlan):
+            yield from _results(runner, request, pipe)
+
+
+def _results(runner: Runner, plan: StepPlan, pipe: Pipe) -> Iterator[StepResult]:
+    while True:
+        result = runner.execute(plan)
+        if (rest := plan.after(result)) is None or pipe.has_request():  # which can only be to halt
+            yield result
+            return
+        yield attrs.evolve(result, is_last=False)
+        plan = rest
 
 
 def _take_over_standard_streams() -> Pipe:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
 from triolet.actors import wiring
 from triolet.actors.engine import Engine
+from triolet.actors.model_runner import Tell
 from triolet.actors.opening import run_engine
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
@@ -60,6 +62,11 @@ def model_info(num_blocks: int, block_size: int) -> ModelInfo:
     )
 
 
+def unexpected(result: StepResult) -> None:
+    """Who is told results of runs, where there are none."""
+    raise AssertionError(f"{result} is not the last of its plan")
+
+
 class FakeExecutor:
     """Fulfils the executor contract in virtual time; faults are planted by replacing `before_step`."""
 
@@ -67,7 +74,8 @@ class FakeExecutor:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.num_lives = 0
-        self.plans: list[StepPlan] = []
+        self.plans: list[StepPlan] = []  # a run as its steps
+        self.is_halted = False
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -79,7 +87,20 @@ class FakeExecutor:
         self.model = FakeModel(self.num_blocks, self.block_size, VOCAB)
         return model_info(self.num_blocks, self.block_size)
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
+        self.is_halted = False
+        while True:
+            result = await self.compute(plan)
+            if self.is_halted or (rest := plan.after(result)) is None:
+                return result
+            tell(attrs.evolve(result, is_last=False))
+            plan = rest
+
+    def halt(self) -> None:
+        self.is_halted = True
+
+    async def compute(self, plan: StepPlan) -> StepResult:
+        """One step: what subclasses change."""
         self.plans.append(plan)
         result = self.model.execute(plan)
         await trio.sleep(STEP_S)

@@ -291,7 +291,7 @@ async def test_a_step_that_always_fails_slowly_is_given_up(autojump_clock: MockC
         await trio.sleep(60.0)  # longer than any window of restarts
         raise Planted("timed out again")
 
-    executor.execute = slowly  # type: ignore[method-assign]
+    executor.compute = slowly  # type: ignore[method-assign]
     async with fake_engine(executor) as engine:
         with pytest.raises(EngineDead) as caught:
             await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))

@@ -12,17 +12,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.harness import VOCAB, LetterCodec, answer_of, assert_all_blocks_back, model_info
+from tests.actors.harness import (
+    VOCAB,
+    LetterCodec,
+    answer_of,
+    assert_all_blocks_back,
+    model_info,
+    unexpected,
+)
 from tests.core.fake_model import FakeModel
 from triolet import SamplingParams
-from triolet.actors.model_runner import (
-    Executor,
-    InlineExecutor,
-    Load,
-    LoadCancelled,
-    Runner,
-    ThreadExecutor,
-)
+from triolet.actors.executors import InlineExecutor, LoadCancelled, ThreadExecutor
+from triolet.actors.model_runner import Executor, Load, Runner
 from triolet.actors.opening import run_engine
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
@@ -71,14 +72,29 @@ class BackgroundFake(FakeRunner):
 
     done: list[int] = attrs.field(factory=list)
     has_begun: trio.Event = attrs.field(factory=trio.Event)
+    num_halts: int = 0
+    plan: StepPlan | None = None
 
-    def begin(self, plan: StepPlan, done_fd: int) -> Callable[[], StepResult] | None:
+    def begin(self, plan: StepPlan, done_fd: int) -> BackgroundFake | None:
         if plan.starts:
             return None
         self._note_thread()
         self.done.append(done_fd)
         self.has_begun.set()
-        return lambda: self.model.execute(plan)
+        self.plan = plan
+        return self
+
+    def results(self, count: int) -> list[StepResult]:
+        results = []
+        for _ in range(count):
+            assert self.plan is not None, "it is over"
+            result = self.model.execute(self.plan)
+            self.plan = None if self.num_halts else self.plan.after(result)
+            results.append(attrs.evolve(result, is_last=self.plan is None))
+        return results
+
+    def halt(self) -> None:
+        self.num_halts += 1
 
 
 Make = Callable[[Load], Executor]
@@ -117,7 +133,7 @@ async def test_an_executor_loads_computes_and_leaves_no_thread(make: Make) -> No
     executor = make(runner.load)
     async with executor.running():
         assert await executor.start(ignore) == model_info(NUM_BLOCKS, BLOCK_SIZE)
-        result = await executor.execute(first_step((1, 2, 3)))
+        result = await executor.execute(first_step((1, 2, 3)), unexpected)
     assert [token.token_id for token in result.tokens] == list(answer_of([1, 2, 3], 5, 1))
     assert len(runner.threads) == 1
     assert num_runner_threads() == 0
@@ -146,7 +162,7 @@ async def test_a_later_life_keeps_the_model_and_forgets_the_requests(make: Make)
         async with executor.running():
             await executor.start(ignore)
             assert not runner.model.rows
-            await executor.execute(first_step((1, 2, 3)))
+            await executor.execute(first_step((1, 2, 3)), unexpected)
     assert (len(loads), runner.num_resets) == (1, 2)
 
 
@@ -164,7 +180,7 @@ async def test_what_a_step_raises_is_raised_bare_and_the_next_life_works(
     async def live() -> StepResult:
         async with executor.running():
             await executor.start(ignore)
-            return await executor.execute(first_step((1, 2, 3)))
+            return await executor.execute(first_step((1, 2, 3)), unexpected)
 
     with pytest.raises(type(error), match="planted") as caught:
         await live()
@@ -217,7 +233,7 @@ async def test_every_wait_for_an_executor_is_a_checkpoint(make: Make) -> None:
         with trio.testing.assert_checkpoints():
             await executor.start(ignore)
         with trio.testing.assert_checkpoints():
-            await executor.execute(first_step((1, 2, 3)))
+            await executor.execute(first_step((1, 2, 3)), unexpected)
 
 
 @for_each_executor
@@ -259,7 +275,7 @@ async def test_the_thread_is_one_of_its_own_from_loading_on() -> None:
     executor = ThreadExecutor(runner.load)
     async with executor.running():
         await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)))
+        await executor.execute(first_step((1, 2, 3)), unexpected)
         assert num_runner_threads() == 1
     assert runner.threads == {"triolet-runner"}
 
@@ -274,7 +290,7 @@ async def test_the_loop_goes_on_while_a_step_runs() -> None:
     async with executor.running():
         await executor.start(ignore)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(executor.execute, first_step((1, 2, 3)))
+            nursery.start_soon(executor.execute, first_step((1, 2, 3)), unexpected)
             await wait_all_tasks_blocked()
             may_end.set()
 
@@ -295,7 +311,7 @@ async def test_whoever_is_cancelled_during_a_step_waits_for_its_end() -> None:
             await executor.start(ignore)
             task_status.started()
             try:
-                await executor.execute(first_step((1, 2, 3)))
+                await executor.execute(first_step((1, 2, 3)), unexpected)
             finally:
                 events.append("waiter left")
 
@@ -377,11 +393,11 @@ async def test_a_step_that_needs_no_thread_is_begun_in_the_loop_and_others_go_on
     results: list[StepResult] = []
 
     async def compute() -> None:
-        results.append(await executor.execute(SECOND_STEP))
+        results.append(await executor.execute(SECOND_STEP, unexpected))
 
     async with executor.running():
         await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)))
+        await executor.execute(first_step((1, 2, 3)), unexpected)
         runner.threads.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(compute)
@@ -401,9 +417,9 @@ async def test_whoever_is_cancelled_during_a_step_in_the_background_waits_for_it
     async def live() -> None:
         async with executor.running():
             await executor.start(ignore)
-            await executor.execute(first_step((1, 2, 3)))
+            await executor.execute(first_step((1, 2, 3)), unexpected)
             try:
-                await executor.execute(SECOND_STEP)
+                await executor.execute(SECOND_STEP, unexpected)
             finally:
                 events.append("left")
 
@@ -417,3 +433,96 @@ async def test_whoever_is_cancelled_during_a_step_in_the_background_waits_for_it
         os.eventfd_write(runner.done[0], 1)
     assert events == ["left"]
     assert num_runner_threads() == 0
+
+
+# -------------------------------------------------------------------------------------------- runs
+
+
+RUN = StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),), 4)
+
+
+@for_each_executor
+async def test_a_run_gives_a_result_for_each_step_as_it_comes(make: Make) -> None:
+    told: list[StepResult] = []
+    executor = make(FakeRunner().load)
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step((1, 2, 3)), unexpected)
+        told.append(await executor.execute(RUN, told.append))
+    assert [result.is_last for result in told] == [False, False, False, True]
+    assert (
+        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 5)[1:]
+    )
+    assert [token.position for result in told for token in result.tokens] == [1, 2, 3, 4]
+
+
+@for_each_executor
+async def test_a_run_that_is_halted_ends_after_the_step_that_it_is_at(make: Make) -> None:
+    told: list[StepResult] = []
+    executor = make(
+        FakeRunner(before_step=lambda plan: executor.halt() if plan.num_steps == 3 else None).load
+    )
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step((1, 2, 3)), unexpected)
+        last = await executor.execute(RUN, told.append)
+        assert ([result.is_last for result in told], last.is_last) == ([False], True)
+        again = attrs.evolve(RUN, step_id=3, rows=(PlanRow(0, 5, 1, (), sample=True),), num_steps=2)
+        assert not (await executor.execute(again, told.append)).failures
+    assert [result.is_last for result in told] == [False, False], "to halt is about one run"
+
+
+@linux_only
+async def test_a_run_in_the_background_is_followed_to_its_end() -> None:
+    runner = BackgroundFake()
+    executor = ThreadExecutor(runner.load)
+    told: list[StepResult] = []
+
+    async def compute() -> None:
+        told.append(await executor.execute(RUN, told.append))
+
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step((1, 2, 3)), unexpected)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(compute)
+            await wait_all_tasks_blocked()
+            for count, num_told in (
+                (1, 1),
+                (2, 3),
+                (1, 4),
+            ):  # of two, nobody was quick enough to hear one by one
+                os.eventfd_write(runner.done[0], count)
+                await wait_all_tasks_blocked(cushion=0.01)
+                assert len(told) == num_told
+    assert [result.is_last for result in told] == [False, False, False, True]
+    assert (
+        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 5)[1:]
+    )
+
+
+@linux_only
+async def test_whoever_is_cancelled_during_a_run_in_the_background_halts_it_and_waits_for_its_end() -> None:
+    runner = BackgroundFake()
+    executor = ThreadExecutor(runner.load)
+    told: list[StepResult] = []
+    events: list[str] = []
+
+    async def live() -> None:
+        async with executor.running():
+            await executor.start(ignore)
+            await executor.execute(first_step((1, 2, 3)), unexpected)
+            try:
+                await executor.execute(RUN, told.append)
+            finally:
+                events.append("left")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live)
+        await runner.has_begun.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await wait_all_tasks_blocked()
+        assert (events, runner.num_halts) == ([], 1)
+        os.eventfd_write(runner.done[0], 1)
+    assert (events, told) == (["left"], [])

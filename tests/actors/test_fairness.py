@@ -156,7 +156,7 @@ class Laborious(FakeExecutor):
 
     FIXED_S, ROW_S, TOKEN_S = 1.5e-3, 0.28e-3, 0.2e-3
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    async def compute(self, plan: StepPlan) -> StepResult:
         num_further = plan.num_tokens - len(plan.rows)
         elapsed_s = self.FIXED_S + len(plan.rows) * self.ROW_S + num_further * self.TOKEN_S
         self.plans.append(plan)

@@ -10,7 +10,7 @@ from tests.actors.harness import FakeExecutor, answer_of, fake_engine
 from triolet import SamplingParams
 from triolet.actors import detokenizer, tree
 from triolet.actors.engine import Engine
-from triolet.actors.model_runner import InlineExecutor, ThreadExecutor, open_executor
+from triolet.actors.executors import InlineExecutor, ThreadExecutor, open_executor
 from triolet.actors.process_runner import ProcessExecutor
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
@@ -34,8 +34,8 @@ class SlowExecutor(FakeExecutor):
             await trio.sleep(self.start_s)
         return await super().start(on_progress)
 
-    async def execute(self, plan: StepPlan) -> StepResult:
-        result = await super().execute(plan)
+    async def compute(self, plan: StepPlan) -> StepResult:
+        result = await super().compute(plan)
         if len(self.plans) == self.slow_step:
             await trio.sleep(self.slow_s)
             raise TimeoutError("planted")

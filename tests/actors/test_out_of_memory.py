@@ -29,12 +29,12 @@ class NarrowExecutor(FakeExecutor):
         self.model.most_tokens = self.most_tokens
         return info
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    async def compute(self, plan: StepPlan) -> StepResult:
         rows = {row_id: row.start for row_id, row in self.model.rows.items()}
         rows |= {start.row_id: start for start in plan.starts}
         is_hopeless = any(rows[row.row_id].prompt_token_ids[0] == 49 for row in plan.rows)
         self.model.most_tokens = 0 if is_hopeless else self.most_tokens
-        result = await super().execute(plan)
+        result = await super().compute(plan)
         self.num_misfits += result.out_of_memory is not None
         return result
 

@@ -36,8 +36,8 @@ class PoisonedExecutor(FakeExecutor):
         super().__init__(num_blocks=256, block_size=4)
         self.error, self.from_length = error, from_length
 
-    async def execute(self, plan: StepPlan) -> StepResult:
-        result = await super().execute(plan)
+    async def compute(self, plan: StepPlan) -> StepResult:
+        result = await super().compute(plan)
         for planned in plan.rows:
             row = self.model.rows[planned.row_id]
             if row.start.prompt_token_ids[0] == POISON and len(row.tokens) > self.from_length:

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests.actors.fake_worker import NUM_BLOCKS
-from tests.actors.harness import LetterCodec, answer_of, assert_all_blocks_back
+from tests.actors.harness import LetterCodec, answer_of, assert_all_blocks_back, unexpected
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors import process_runner
@@ -105,7 +105,7 @@ def no_descriptor_is_left() -> Iterator[None]:
 async def life(executor: ProcessExecutor, *plans: StepPlan) -> list[StepResult]:
     async with executor.running():
         await executor.start(ignore)
-        return [await executor.execute(plan) for plan in plans]
+        return [await executor.execute(plan, unexpected) for plan in plans]
 
 
 async def death_of(executor: ProcessExecutor, *plans: StepPlan) -> RunnerDied:
@@ -123,7 +123,7 @@ async def test_a_process_loads_computes_and_is_gone_afterwards() -> None:
     files = open_files()
     async with executor.running():
         info = await executor.start(ignore)
-        result = await executor.execute(first_step())
+        result = await executor.execute(first_step(), unexpected)
         assert exists(process_of(info))
     assert (info.folder, info.num_kv_blocks) == ("nowhere", NUM_BLOCKS)
     assert [token.token_id for token in result.tokens] == list(answer_of([1, 2, 3], 5, 1))
@@ -148,7 +148,7 @@ async def test_a_later_life_is_another_process_that_knows_no_requests() -> None:
     for _ in range(2):
         async with executor.running():
             processes.add(process_of(await executor.start(ignore)))
-            assert (await executor.execute(first_step())).tokens
+            assert (await executor.execute(first_step(), unexpected)).tokens
     assert len(processes) == 2
     with pytest.raises(RunnerFailed, match="KeyError: 0"):
         await life(executor, second_step())
@@ -202,7 +202,7 @@ async def test_every_wait_for_a_process_is_a_checkpoint() -> None:
         with trio.testing.assert_checkpoints():
             await executor.start(ignore)
         with trio.testing.assert_checkpoints():
-            await executor.execute(first_step())
+            await executor.execute(first_step(), unexpected)
 
 
 async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
@@ -211,7 +211,7 @@ async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
         await executor.start(ignore)
     await life(executor)
     with pytest.raises(RuntimeError, match=r"must be used within its running\(\)"):
-        await executor.execute(first_step())
+        await executor.execute(first_step(), unexpected)
 
 
 # --------------------------------------------------------------------------------------------- deaths
@@ -319,7 +319,7 @@ class Killing:
             if self.when == "step":
                 timer = threading.Timer(0.1, self.kill, [process_id])
                 timer.start()
-                await self.executor.execute(first_step())
+                await self.executor.execute(first_step(), unexpected)
             self.kill(process_id)
             await trio.sleep_forever()
 
@@ -376,7 +376,7 @@ async def test_whoever_is_cancelled_does_not_wait_for_the_process(when: str) -> 
             assert executor._process is not None
             processes.append(executor._process._popen.pid)
             await executor.start(ignore)
-            await executor.execute(first_step())
+            await executor.execute(first_step(), unexpected)
 
     with trio.move_on_after(1):
         await live()
@@ -426,19 +426,19 @@ async def test_a_process_outlives_the_threads_that_come_and_go(monkeypatch: pyte
     async with executor.running():
         await executor.start(ignore)
         await trio.sleep(0.3)
-        assert (await executor.execute(first_step())).tokens
+        assert (await executor.execute(first_step(), unexpected)).tokens
 
 
 PARENT = """
 import sys, trio
-from tests.actors.test_process_runner import executor_that, first_step, ignore
+from tests.actors.test_process_runner import executor_that, first_step, ignore, unexpected
 
 async def main():
     executor = executor_that("hang", 1)
     async with executor.running():
         info = await executor.start(ignore)
         print(info.process_id, flush=True)
-        await (executor.execute(first_step()) if sys.argv[1] == "step" else trio.sleep_forever())
+        await (executor.execute(first_step(), unexpected) if sys.argv[1] == "step" else trio.sleep_forever())
 
 trio.run(main)
 """

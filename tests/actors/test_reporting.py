@@ -129,7 +129,7 @@ async def test_a_step_longer_than_the_interval_costs_lines_and_does_not_bunch_th
 ) -> None:
     caplog.set_level(logging.INFO, logger="triolet.statistics")
     notes, executor = Notes(), FakeExecutor(num_blocks=64, block_size=4)
-    async with fake_engine(executor, step_timeout=None) as engine:
+    async with fake_engine(executor, step_timeout=None, num_scheduler_steps=1) as engine:
         engine.add_stat_logger(notes)
         executor.before_step = lambda plan: autojump_clock.jump(24.995) if plan.step_id == 2 else None
         await engine.complete([1, 2, 3], SamplingParams(max_tokens=100))

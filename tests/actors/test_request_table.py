@@ -23,7 +23,7 @@ def table(engine: Engine) -> dict[str, LiveRequest]:
 async def test_the_table_says_where_every_live_request_is(autojump_clock: MockClock) -> None:
     await trio.sleep(1)
     executor = FakeExecutor(num_blocks=64, block_size=4)
-    async with fake_engine(executor, max_num_seqs=1) as engine:
+    async with fake_engine(executor, max_num_seqs=1, num_scheduler_steps=1) as engine:
         assert engine.requests() == ()
         async with engine.generate([1] * 6, LONG, request_id="runs", client="a") as stream:
             await anext(stream)

@@ -208,9 +208,9 @@ async def test_a_step_that_fails_is_told_without_its_reasons(autojump_clock: tri
 
 async def test_comments_keep_a_slow_stream_alive(autojump_clock: trio.testing.MockClock) -> None:
     class Slow(FakeExecutor):
-        async def execute(self, plan: Any) -> Any:
+        async def compute(self, plan: Any) -> Any:
             await trio.sleep(40)
-            return await super().execute(plan)
+            return await super().compute(plan)
 
     async with serving(Slow(num_blocks=64, block_size=4), step_timeout=1000.0) as scene:
         answer = await scene.post(CHAT, {**HELLO, "stream": True, "max_tokens": 2})

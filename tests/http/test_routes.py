@@ -192,7 +192,7 @@ async def test_health_turns_red_when_work_is_pending_and_no_step_is_made(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     class Stuck(FakeExecutor):
-        async def execute(self, plan: Any) -> Any:
+        async def compute(self, plan: Any) -> Any:
             await trio.sleep(1000)
 
     async with serving(Stuck(num_blocks=64, block_size=4), step_timeout=5.0) as scene:

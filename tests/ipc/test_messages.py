@@ -87,31 +87,34 @@ TOKEN = ["r", 1, 0, 5, None]
 @pytest.mark.parametrize(
     ("way", "body"),
     [
-        ("requests", ["StepPlan", [7, [], [], [ROW[:-1]]]]),  # a field is missing
-        ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]]]]),  # one too many
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]]]]),  # a float for an int
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]]]]),  # a bool for an int
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]]]]),  # an int for a bool
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]]]]),  # a text among ids
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]]]]),  # a text for bytes
+        ("requests", ["StepPlan", [7, [], [], [ROW[:-1]], 1]]),  # a field is missing
+        ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]], 1]]),  # one too many
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]], 1]]),  # a float for an int
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]], 1]]),  # a bool for an int
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]], 1]]),  # an int for a bool
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]], 1]]),  # a text among ids
+        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]], 1]]),  # a text for bytes
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]]]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]], 1]],
         ),  # a text for a drafted id
-        ("requests", ["StepPlan", [7, "", [], []]]),  # a text for a list
-        ("requests", ["StepPlan", [7, {}, [], []]]),  # a mapping for a list
+        ("requests", ["StepPlan", [7, "", [], [], 1]]),  # a text for a list
+        ("requests", ["StepPlan", [7, {}, [], [], 1]]),  # a mapping for a list
+        ("requests", ["StepPlan", [7, [], [], [ROW], "1"]]),  # a text for a number of steps
         ("requests", ["StepPlan", {"step_id": 7}]),
         ("requests", ["StepPlan"]),
-        ("requests", ["StepResult", [7, [], [], 0.0, None, []]]),
+        ("requests", ["StepResult", [7, [], [], 0.0, None, [], True]]),
         ("requests", ["object", []]),
-        ("requests", [1, [7, [], [], []]]),
-        ("requests", [[], [7, [], [], []]]),
-        ("requests", {"StepPlan": [7, [], [], []]}),
+        ("requests", [1, [7, [], [], [], 1]]),
+        ("requests", [[], [7, [], [], [], 1]]),
+        ("requests", {"StepPlan": [7, [], [], [], 1]}),
         ("requests", []),
         ("requests", None),
-        ("replies", ["StepResult", [7, [["r", 1, 0, "5", None]], [], 0.1, None, []]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], "0.1", None, []]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], None, None, []]]),
+        ("replies", ["StepResult", [7, [["r", 1, 0, "5", None]], [], 0.1, None, [], True]]),
+        ("replies", ["StepResult", [7, [TOKEN], [], "0.1", None, [], True]]),
+        ("replies", ["StepResult", [7, [TOKEN], [], None, None, [], True]]),
+        ("replies", ["StepResult", [7, [TOKEN], [], 1, None, [], 1]]),  # an int for a bool
+        ("requests", ["Halt", [1]]),
         ("replies", ["Failure", ["kind", "message", {"got": {}}]]),
         ("replies", ["Failure", ["kind", "message", {"got": [1]}]]),
         ("replies", ["Failure", ["kind", b"message", {}]]),
@@ -124,10 +127,10 @@ def test_what_is_only_similar_to_a_message_is_refused(way: str, body: object) ->
 
 
 def test_the_bodies_of_the_test_above_are_wrong_in_one_place_only() -> None:
-    assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW]]]) == StepPlan(
+    assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW], 1]]) == StepPlan(
         7, (), (), (PlanRow(0, 0, 1, (), sample=True),)
     )
-    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], [], 1, None, []]]) == StepResult(
+    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], [], 1, None, [], True]]) == StepResult(
         7, (SampledToken("r", 1, 0, 5),), (), 1.0
     )
 

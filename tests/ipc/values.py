@@ -22,6 +22,7 @@ from triolet.core.plan import (
 from triolet.core.progress import LoadProgress
 from triolet.core.repetition import RepetitionDetectionParams
 from triolet.ipc.failures import Failure
+from triolet.ipc.messages import Halt
 
 MANY = 4  # items of a list, at most: what a long list does, a short one does
 
@@ -97,7 +98,7 @@ plan_rows = st.builds(
     st.none() | st.binary(max_size=64),
     token_lists,
 )
-plans = st.builds(StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows))
+plans = st.builds(StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows), naturals)
 configs = st.builds(
     EngineConfig,
     model=maybe() | names,
@@ -151,9 +152,10 @@ results = st.builds(
     numbers,
     maybe() | any_text,
     lists(prompt_logprobs),
+    st.booleans(),
 )
 arguments = maybe() | any_text | st.integers(-(2**63), 2**63 - 1) | numbers | st.booleans() | lists(any_text)
 failures = st.builds(Failure, any_text, any_text, st.dictionaries(any_text, arguments, max_size=MANY))
 
-requests = configs | plans
+requests = configs | plans | st.builds(Halt)
 replies = progress | infos | results | failures

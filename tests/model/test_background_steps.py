@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from tests.model.test_runner import start
@@ -14,7 +16,9 @@ from tests.model.tiny import make_model
 from triolet.core.params import SamplingParams
 from triolet.core.plan import PlanRow, StepPlan, StepResult
 from triolet.errors import InvariantViolated
+from triolet.kernels.cpu.decoder import RunStruct
 from triolet.kernels.cpu.library import library
+from triolet.model import cpu_plan
 from triolet.model.runner import ModelRunner, load_runner
 
 pytestmark = [
@@ -22,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(library() is None, reason="torch computes nothing in the background"),
 ]
 
+NUM_STEPS = 5  # that the blocks of a first step have room for
 GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams(temperature=1.0)
 PROMPT = (1, 2, 3)
 
@@ -52,11 +57,12 @@ def decode(step_id: int, num_rows: int, **fields: Any) -> StepPlan:
 def in_background(runner: ModelRunner, plan: StepPlan) -> StepResult | None:
     done = os.eventfd(0)
     with open(done, "rb", buffering=0) as end:
-        finish = runner.begin(plan, done)
-        if finish is None:
+        run = runner.begin(plan, done)
+        if run is None:
             return None
-        end.read(8)  # waits for it
-        return finish()
+        (result,) = run.results(int.from_bytes(end.read(8), sys.byteorder))  # waits for it
+        assert result.is_last
+        return result
 
 
 def tokens(result: StepResult | None) -> list[int]:
@@ -99,3 +105,58 @@ def test_a_plan_that_contradicts_the_table_is_refused_before_it_is_begun(runner:
     runner.execute(first_step(GREEDY))
     with pytest.raises(InvariantViolated, match="start must be 3"):
         in_background(runner, decode(3, 1))
+
+
+def run_of(first: StepPlan, num_steps: int) -> StepPlan:
+    return attrs.evolve(first, num_steps=num_steps)
+
+
+def results_of_run(runner: ModelRunner, plan: StepPlan) -> list[StepResult]:
+    """Of a run in the background, each as soon as it is there."""
+    done = os.eventfd(0)
+    results: list[StepResult] = []
+    with open(done, "rb", buffering=0) as end:
+        run = runner.begin(plan, done)
+        assert run is not None
+        while not (results and results[-1].is_last):
+            results += run.results(int.from_bytes(end.read(8), sys.byteorder))
+    return results
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_run_in_the_background_gives_what_its_steps_give_one_by_one(
+    runner: ModelRunner, num_rows: int
+) -> None:
+    steps = range(2, 2 + NUM_STEPS)
+    here = [tokens(runner.execute(first_step(*[GREEDY] * num_rows)))]
+    here += [tokens(runner.execute(decode(step_id, num_rows))) for step_id in steps]
+    runner.reset()
+    there = [tokens(runner.execute(first_step(*[GREEDY] * num_rows)))]
+    results = results_of_run(runner, run_of(decode(2, num_rows), NUM_STEPS - 1))
+    there += [tokens(result) for result in results]
+    there += [
+        tokens(runner.execute(decode(1 + NUM_STEPS, num_rows)))
+    ]  # behind a run goes on like behind a step
+    assert there == here
+    assert [token.position for result in results for token in result.tokens[:1]] == list(range(1, NUM_STEPS))
+    assert all(result.elapsed_s > 0 for result in results)
+
+
+def test_a_run_that_is_halted_ends_early_and_whatever_comes_next_knows_how_far_it_got(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [tokens(runner.execute(first_step(GREEDY)))]
+    here += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(2, 2 + NUM_STEPS)]
+    runner.reset()
+    there = [tokens(runner.execute(first_step(GREEDY)))]
+    monkeypatch.setattr(cpu_plan, "RunStruct", partial(RunStruct, is_halted=1))  # sooner than anybody could
+    (result,) = results_of_run(runner, run_of(decode(2, 1), NUM_STEPS))
+    there += [tokens(result)]
+    there += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(3, 2 + NUM_STEPS)]
+    assert there == here
+
+
+def test_a_run_needs_blocks_for_all_its_steps(runner: ModelRunner) -> None:
+    runner.execute(first_step(GREEDY))
+    with pytest.raises(InvariantViolated, match="must have blocks for"):
+        runner.begin(run_of(decode(2, 1), 64), 0)

@@ -19,6 +19,7 @@ from triolet.errors import RunnerDied
 
 FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters
 MAX_REMEMBERED = 80
+EARLY_END = 0.05  # of runs, after any step
 
 
 class HalfLetterCodec(LetterCodec):
@@ -66,7 +67,7 @@ class FaultyExecutor(FakeExecutor):
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
         )
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    async def compute(self, plan: StepPlan) -> StepResult:
         known = {row_id: (row.start, len(row.tokens)) for row_id, row in self.model.rows.items()}
         for start in plan.starts:
             known[start.row_id] = (start, len(start.prompt_token_ids) + len(start.output_token_ids))
@@ -96,6 +97,8 @@ class FaultyExecutor(FakeExecutor):
             self._reach_poison(plan)
         await trio.sleep(after_s)
         world.reach("runner.execute.after")
+        if world.rng.random() < EARLY_END:  # as a runner may that knows no runs
+            self.halt()
         return self._told_again(plan, result)
 
     def _reach_poison(self, plan: StepPlan) -> None:

@@ -195,6 +195,7 @@ def draw_story(seed: int) -> Story:
         limits=_draw_limits(rng, is_famine=is_famine)
         | (_draw_guesses(guesses) if is_guessing else {})
         | ({} if seed % 3 else {"policy": "fair"})
+        | {"num_scheduler_steps": random.Random(f"runs {seed}").choice((1, 2, 16))}
         | {"max_prefill_delay": paces.choice((0.1, 2.0)), "fair_ttft_factor": paces.choice((1.1, 3.0, None))},
         num_blocks=num_blocks,
         block_size=block_size,

@@ -3,7 +3,10 @@
 The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the
 request's sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row
 sampled is the runner's to remember: the plan does not send it back. A row that left (`ended`) is forgotten.
-Every plan follows the result of the one before.
+Every plan follows the last result of the one before.
+
+A plan may be a run: its rows then go on, a token each, for up to `num_steps` steps, and a result comes after each of
+them. Nobody is asked in between, so that the runner need not wait. It may end a run after any step.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from __future__ import annotations
 import attrs
 
 from triolet.core.params import SamplingParams
+
+MAX_SCHEDULER_STEPS = 64
+"""Longest run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,17 +82,27 @@ class StepPlan:
         ended: rows to forget, before `starts` are looked at.
         starts: rows to fill.
         rows: the work, in the order in which rows are laid end to end.
+        num_steps: how many steps at most. If more than one, every row has a single token to compute and one to be
+            sampled, without mask or draft; there are no `starts`; and there are blocks for the tokens of all steps.
     """
 
     step_id: int
     ended: tuple[int, ...]
     starts: tuple[RowStart, ...]
     rows: tuple[PlanRow, ...]
+    num_steps: int = 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
+        """Tokens computed in this step; in a run, in each."""
         return sum(row.num_tokens for row in self.rows)
+
+    def after(self, result: StepResult) -> StepPlan | None:
+        """What goes on of a run after its first step; None if nothing does."""
+        if self.num_steps == 1 or result.failures or result.out_of_memory is not None:
+            return None
+        rows = tuple([attrs.evolve(row, start=row.start + 1, new_block_ids=()) for row in self.rows])
+        return StepPlan(self.step_id, (), (), rows, self.num_steps - 1)
 
 
 @attrs.frozen
@@ -159,6 +175,7 @@ class StepResult:
         out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the
             runner is as it was, except that it knows the plan's rows and blocks.
         prompt_logprobs: of the rows whose requests asked for them.
+        is_last: whether the plan is done; else it is a run, and there is more to come.
     """
 
     step_id: int
@@ -167,3 +184,4 @@ class StepResult:
     elapsed_s: float = 0.0
     out_of_memory: str | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    is_last: bool = True

@@ -9,7 +9,8 @@ Running requests go first, then waiting ones in order of policy, each after a lo
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
 that cheap). A step that preempted so admits nobody. Nor does it admit those who had better wait for a beginning that
-it computes for another (`core.reuse`). What is left of a budget goes into guesses (`core.drafting`).
+it computes for another (`core.reuse`). What is left of a budget goes into guesses (`core.drafting`). Where nothing is
+left to decide, a plan is for several steps (`core.runs`).
 
 What the policy is, is the waiting line's to say (`core.waiting`, `core.fairness`): its order, and whether one who
 waits may take the row of one who runs. Who may is let in before the others are served.
@@ -27,6 +28,7 @@ from triolet.core.pacing import Pace
 from triolet.core.plan import RowStart, StepPlan
 from triolet.core.prefix_cache import PrefixCache
 from triolet.core.reuse import Found, Underway, find_computed, has_room
+from triolet.core.runs import add_blocks_of_run, length_of_run
 from triolet.core.scheduler_config import SchedulerConfig, SchedulerCounters
 from triolet.core.sequence import Sequence
 
@@ -81,13 +83,34 @@ class Planner:
             self.drafting.add_drafts(self.scheduled, budget, self.cache.pool)
         if not self.scheduled:
             return None
+        num_steps = self._num_steps()
         self.counters.steps += 1
         return StepPlan(
             self.counters.steps,
             self.lanes.take_ended_rows(),
             tuple(self._starts),
-            tuple(sequence.take_row() for sequence in self.scheduled),
+            tuple([sequence.take_row() for sequence in self.scheduled]),
+            num_steps,
         )
+
+    def _num_steps(self) -> int:
+        """How many steps the plan is for; see `core.runs`."""
+        if self._starts or self.lanes.waiting or len(self.scheduled) < len(self.lanes.running):
+            return 1
+        num_steps = length_of_run(self.scheduled, self.config, self.caution)
+        return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
+
+    def go_on(self, now_s: float) -> None:
+        """A run has come to its next step: those that still run have a part in it.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        self.lanes.waiting.begin_step(now_s)
+        self.scheduled = [sequence for sequence in self.scheduled if sequence.row_id is not None]
+        for sequence in self.scheduled:
+            sequence.schedule(1, self.counters.steps)
+            self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + 1)
 
     def _hold_back(self) -> None:
         """Send those back to wait that may not take part in the next step."""

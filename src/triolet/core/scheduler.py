@@ -3,8 +3,9 @@
 Theory of operation
 -------------------
 Three verbs, in turns: `plan_step()` when no step is in flight, `apply()` when its result is there, and
-between any two of them `add()`, `abort()`, `expire()`. Blocks of a request that ends while a step works on
-them are quarantined until that step ends. The answer itself lives in the journal; `take_progress()` names the
+between any two of them `add()`, `abort()`, `expire()`. A plan may be for several steps: then there are as many results,
+and `must_halt` says when that had better end. Blocks of a request that ends while a step works on them are quarantined
+until that step ends, or, in a run, the last one. The answer itself lives in the journal; `take_progress()` names the
 requests whose entries have moved.
 
 Who waits and who runs is kept in `core.lanes`; which tokens a step computes is decided in `core.planning`.
@@ -198,7 +199,7 @@ class Scheduler:
         return self._in_flight
 
     def apply(self, result: StepResult, now_s: float) -> None:
-        """Take in what a step gave; a result of any other step than the one in flight changes nothing.
+        """Take in what a step gave; a result of any other plan than the one in flight changes nothing.
 
         Args:
             result: from the runner.
@@ -206,8 +207,10 @@ class Scheduler:
         """
         if self._in_flight is None or result.step_id != self._in_flight.step_id:
             return
-        plan, self._in_flight = self._in_flight, None
-        self.pool.end_quarantine(result.step_id)
+        plan = self._in_flight
+        if result.is_last:
+            self._in_flight = None
+            self.pool.end_quarantine(result.step_id)
         if result.out_of_memory is not None:
             self._make_smaller(plan, result.out_of_memory)
             return
@@ -223,7 +226,6 @@ class Scheduler:
                 self._drafting.end_step(sequence)
                 if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
                     publish_computed(self.cache, sequence)
-        self._scheduled = []
         for share in result.prompt_logprobs:
             if (prompted := self._lanes.by_epoch.get(share.epoch)) is not None:
                 prompted.entry.add_prompt_logprobs(share)
@@ -235,6 +237,10 @@ class Scheduler:
             if (failed := self._lanes.by_epoch.get(failure.epoch)) is not None:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
+        self._scheduled = []
+        if not result.is_last:
+            self._planner.go_on(now_s)
+            self._scheduled = self._planner.scheduled
         self.add_arrivals()  # those that waited for a first token
 
     def _make_smaller(self, plan: StepPlan, problem: str) -> None:
@@ -253,6 +259,15 @@ class Scheduler:
                 self._finish(sequence, FinishReason.ERROR)
             else:
                 self._lanes.preempt(sequence)
+
+    @property
+    def must_halt(self) -> bool:
+        """Whether the run in flight must end after the step that is being computed: there is something to decide."""
+        plan = self._in_flight
+        if plan is None or plan.num_steps == 1:
+            return False
+        has_left = len(self._lanes.running) < len(plan.rows)
+        return has_left or bool(self._lanes.waiting) or self._must_reset
 
     def is_in_flight(self, plan: StepPlan) -> bool:
         """Whether this is the step whose result is waited for."""

@@ -50,6 +50,11 @@ class Limits(Protocol):
         ...
 
     @property
+    def num_scheduler_steps(self) -> int:
+        """Longest run of steps that one plan is for."""
+        ...
+
+    @property
     def speculative(self) -> str:
         """How drafts are made, or `none`."""
         ...
@@ -81,6 +86,7 @@ class SchedulerConfig:
         max_prefill_delay_s: by which prompts lengthen a step of decodes, seconds; infinity for no bound.
         enable_prefix_caching: publish and look up full blocks.
         cache_key: secret of the prefix hashes.
+        num_scheduler_steps: most steps that one plan is for.
         num_speculative_tokens: longest draft; 0 for none.
         prompt_lookup_min: last tokens that must have occurred before for a draft.
     """
@@ -96,6 +102,7 @@ class SchedulerConfig:
     max_prefill_delay_s: float = float("inf")
     enable_prefix_caching: bool = True
     cache_key: bytes = b""
+    num_scheduler_steps: int = 1
     num_speculative_tokens: int = 0
     prompt_lookup_min: int = 3
 
@@ -115,6 +122,7 @@ class SchedulerConfig:
             max_prefill_delay_s=_or_never(limits.max_prefill_delay),
             enable_prefix_caching=limits.enable_prefix_caching,
             cache_key=cache_key,
+            num_scheduler_steps=limits.num_scheduler_steps,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,
         )
@@ -129,8 +137,8 @@ class SchedulerCounters:
     """Totals since the engine started; a scheduler that is built anew goes on with them.
 
     Args:
-        steps: planned; numbers them, too.
-        num_steps_done: whose result came; the others were lost to a crash.
+        steps: plans made; numbers them, too.
+        num_steps_done: steps whose result came.
         num_drafts: rows of finished steps that tried tokens ahead.
         num_draft_tokens: of these rows, the tokens tried.
         num_accepted_tokens_per_pos: of these tokens, those that came true, by their place in the draft.

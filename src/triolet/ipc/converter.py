@@ -136,7 +136,9 @@ def _structure_fields(kind: Any) -> Structure:
 def _unstructure_fields(kind: Any) -> Callable[[Any], Any]:
     types = _fields(kind)
     hooks = tuple(map(CONVERTER.get_unstructure_hook, types.values()))
-    values = attrgetter(*types)  # gives a tuple: whatever is sent has two fields or more
+    if len(types) < 2:  # for which attrgetter gives no tuple
+        return lambda value: [hook(getattr(value, name)) for hook, name in zip(hooks, types, strict=True)]
+    values = attrgetter(*types)
     if all(hook is identity for hook in hooks):
         return values
     return lambda value: [hook(one) for hook, one in zip(hooks, values(value), strict=True)]

@@ -2,8 +2,11 @@
 
     engine --> process   EngineConfig   load this model         process --> engine   LoadProgress   on the way
                                                                                      ModelInfo      loaded
-                         StepPlan       compute this step                            StepResult     computed
-                                                                                     Failure        it raised
+                         StepPlan       compute this step, or run                    StepResult     computed
+                         Halt           end the run                                  Failure        it raised
+
+A run is answered with a `StepResult` for each step, and a `Halt` with nothing: one that comes too late is about a run
+that is over.
 
 On the way a message is [name of its class, fields], as msgpack, in a frame.
 """
@@ -29,7 +32,13 @@ MAX_PROBLEM_CHARS = 300  # of what a wrong message is refused for
 
 M = TypeVar("M")
 
-Request = EngineConfig | StepPlan
+
+@attrs.frozen
+class Halt:
+    """Let the run that is being computed end after the step that it is at."""
+
+
+Request = EngineConfig | StepPlan | Halt
 Reply = LoadProgress | ModelInfo | StepResult | Failure
 
 
@@ -96,7 +105,7 @@ class Way(Generic[M]):
             yield self.unpack(payload)
 
 
-_REQUESTS: Final = (EngineConfig, StepPlan)
+_REQUESTS: Final = (EngineConfig, StepPlan, Halt)
 _REPLIES: Final = (LoadProgress, ModelInfo, StepResult, Failure)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 

@@ -85,6 +85,10 @@ class Row:
             self._make_room(len(draft))
             self._tokens[self.num_tokens : self.num_tokens + len(draft)] = draft
 
+    def go_on(self) -> None:
+        """A run computes the token that it sampled last."""
+        self.num_computed_tokens = self.num_tokens
+
     def token(self, position: int) -> int:
         """One of them."""
         return int(self._tokens[position])
@@ -222,7 +226,8 @@ class RowTable:
             self._start(start)
         if not plan.rows or len({row.row_id for row in plan.rows}) != len(plan.rows):
             raise InvariantViolated(f"step {plan.step_id} must have rows, each once; got {plan.rows}")
-        return self._input(plan.rows, [self._advance(planned) for planned in plan.rows])
+        further = plan.num_steps - 1
+        return self._input(plan.rows, [self._advance(planned, further) for planned in plan.rows], further)
 
     def take_back(self, plan: StepPlan) -> None:
         """The step that was taken last has not been computed: its rows have all they had, and no more."""
@@ -258,8 +263,10 @@ class RowTable:
                 f"got {token_ids.min()} to {token_ids.max()}"
             )
 
-    def _advance(self, planned: PlanRow) -> Row:
-        """Check one row's share against the table, and note that it is computed and what blocks it got."""
+    def _advance(self, planned: PlanRow, further: int) -> Row:
+        """Check one row's share against the table, and note that it is computed and what blocks it got: enough for
+        `further` tokens that may follow in a run.
+        """
         row = self._rows[self._checked(planned.row_id)]
         if row is None:
             raise InvariantViolated(f"row {planned.row_id} must have been started; got {planned}")
@@ -275,9 +282,10 @@ class RowTable:
             self._check_draft(row, planned)
         if planned.new_block_ids:
             self._add_blocks(row, planned)
-        if row.num_blocks * self._block_size < end:
+        if row.num_blocks * self._block_size < end + further:
             raise InvariantViolated(
-                f"{row.request_id} must have blocks for {end} tokens; got {row.num_blocks} of {self._block_size}"
+                f"{row.request_id} must have blocks for {end + further} tokens; "
+                f"got {row.num_blocks} of {self._block_size}"
             )
         row.advance(planned)
         return row
@@ -308,9 +316,9 @@ class RowTable:
             )
         self._block_tables[planned.row_id, first : row.num_blocks] = block_ids
 
-    def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row]) -> StepInput:
+    def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row], further: int) -> StepInput:
         if all(map(_is_plain_decode, plan_rows, rows)):
-            return self._decode_input(plan_rows, tuple(rows))
+            return self._decode_input(plan_rows, tuple(rows), further)
         query_lens = tuple(planned.num_tokens for planned in plan_rows)
         seq_lens = tuple(planned.start + planned.num_tokens for planned in plan_rows)
         ends = np.cumsum(query_lens, dtype=np.int64)
@@ -352,15 +360,18 @@ class RowTable:
             prompted=tuple(prompted),
         )
 
-    def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...]) -> StepInput:
-        """The same for rows with one token each: the steps that there are most of, with most of it known before."""
+    def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:
+        """The same for rows with one token each: the steps that there are most of, with most of it known before.
+
+        Block tables are long enough for `further` tokens.
+        """
         if rows != self._decoding.rows:  # compared by identity
             self._decoding = self._decoding_of(plan_rows, rows)
         known, size = self._decoding, self._block_size
         starts = [planned.start for planned in plan_rows]
         token_ids = [row.token(start) for row, start in zip(rows, starts, strict=True)]
         positions = np.array(starts)
-        block_tables = self._block_tables[known.row_ids, : max(starts) // size + 1]
+        block_tables = self._block_tables[known.row_ids, : (max(starts) + further) // size + 1]
         slots = block_tables[known.places, positions // size].astype(np.int64) * size + positions % size
         attention = AttentionMetadata(
             cu_query_lens=known.cu_query_lens,

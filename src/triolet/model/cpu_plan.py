@@ -27,6 +27,7 @@ from triolet.kernels.cpu.decoder import (
     CppLinear,
     LayerStruct,
     ModelStruct,
+    RunStruct,
     StepStruct,
     addresses,
     pack_bytes,
@@ -37,7 +38,7 @@ from triolet.kernels.cpu.decoder import (
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import DTYPES
 from triolet.model.decoder_facts import decoder_facts
-from triolet.model.interface import LayerCache, ModelSpec
+from triolet.model.interface import GreedyStep, LayerCache, ModelSpec
 from triolet.model.memory import trim_heap
 from triolet.model.model_config import DecoderConfig, LayerConfig
 from triolet.model.rope import Rope
@@ -148,7 +149,8 @@ class CpuDecoder:
         found = _Found.of(len(logits_indices))
         step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
-        return found.lists()
+        step_done = found.step(0)
+        return step_done.peaks, step_done.best
 
     def prepare(self) -> None:
         """A step in the background is about to begin: its threads may wake up while its input is made."""
@@ -162,21 +164,21 @@ class CpuDecoder:
         attention: AttentionMetadata,
         logits_indices: Tensor,
         *,
+        num_steps: int,
         done_fd: int,
-    ) -> Callable[[], tuple[list[float], list[int]]]:
+    ) -> CpuRun:
         """See `BackgroundModel.begin_greedy`."""
-        found = _Found.of(len(logits_indices))
+        found = _Found.of(len(logits_indices), num_steps)
         step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
-        self._cpp.triolet_background_step(
-            self._background_thread(), ctypes.byref(self._model), ctypes.byref(step), done_fd
+        run = RunStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
+        self._cpp.triolet_background_run(
+            self._background_thread(),
+            ctypes.byref(self._model),
+            ctypes.byref(step),
+            ctypes.byref(run),
+            done_fd,
         )
-
-        def finish() -> tuple[list[float], list[int]]:
-            nonlocal step
-            del step  # which was read until now
-            return found.lists()
-
-        return finish
+        return CpuRun(step, run, found)
 
     def _background_thread(self) -> ctypes.c_void_p:
         if self._background is None:
@@ -228,22 +230,58 @@ class CpuDecoder:
         return self._cache_addresses
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _Found:
-    """Where a step writes down its likeliest tokens."""
+    """Where steps write down their likeliest tokens, and how long they took."""
 
+    count: int
     peaks: ctypes.Array[ctypes.c_float]
     best: ctypes.Array[ctypes.c_int64]
+    elapsed_s: ctypes.Array[ctypes.c_float]
 
     @classmethod
-    def of(cls, count: int) -> _Found:
-        return cls((ctypes.c_float * count)(), (ctypes.c_int64 * count)())
+    def of(cls, count: int, num_steps: int = 1) -> _Found:
+        size = count * num_steps
+        return cls(
+            count, (ctypes.c_float * size)(), (ctypes.c_int64 * size)(), (ctypes.c_float * num_steps)()
+        )
 
     def addresses(self) -> dict[str, int]:
         return {"peaks": ctypes.addressof(self.peaks), "best": ctypes.addressof(self.best)}
 
-    def lists(self) -> tuple[list[float], list[int]]:
-        return list(self.peaks), list(self.best)
+    def step(self, index: int) -> GreedyStep:
+        place = slice(index * self.count, (index + 1) * self.count)
+        return GreedyStep(self.peaks[place], self.best[place], self.elapsed_s[index])
+
+
+@attrs.define(eq=False)
+class CpuRun:
+    """See `GreedyRun`.
+
+    Args:
+        step: with all it points at; read and written to its end.
+        run: likewise.
+        found: what the two write to.
+    """
+
+    _step: StepStruct
+    _run: RunStruct
+    _found: _Found
+    _num_told: int = attrs.field(default=0, init=False)
+
+    def steps(self, count: int) -> list[GreedyStep]:
+        """See `GreedyRun`."""
+        first, self._num_told = self._num_told, self._num_told + count
+        return [self._found.step(index) for index in range(first, self._num_told)]
+
+    @property
+    def is_over(self) -> bool:
+        """See `GreedyRun`."""
+        return bool(self._run.num_done == -self._num_told)
+
+    def halt(self) -> None:
+        """See `GreedyRun`."""
+        self._run.is_halted = 1
 
 
 # ------------------------------------------------------------------------------- building from weights

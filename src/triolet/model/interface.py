@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
@@ -105,6 +104,36 @@ class GreedyModel(CausalModel, Protocol):
         ...
 
 
+@attrs.frozen
+class GreedyStep:
+    """What `forward_greedy` gives, and how long it took, seconds."""
+
+    peaks: list[float]
+    best: list[int]
+    elapsed_s: float
+
+
+class GreedyRun(Protocol):
+    """Steps that are being computed."""
+
+    def steps(self, count: int) -> list[GreedyStep]:
+        """The next ones that are over.
+
+        Args:
+            count: as `done_fd` says: nothing is told of a step before it does.
+        """
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no others follow those that were told of."""
+        ...
+
+    def halt(self) -> None:
+        """Let it end after the step that is being computed."""
+        ...
+
+
 @runtime_checkable
 class BackgroundModel(GreedyModel, Protocol):
     """One that can do so while its caller goes on."""
@@ -117,14 +146,19 @@ class BackgroundModel(GreedyModel, Protocol):
         attention: AttentionMetadata,
         logits_indices: Tensor,
         *,
+        num_steps: int,
         done_fd: int,
-    ) -> Callable[[], tuple[list[float], list[int]]]:
-        """Begin a `forward_greedy`; nothing else may be asked for until it is over.
+    ) -> GreedyRun:
+        """Begin a `forward_greedy`, or several: each sequence has one token, and goes on with the one that it gets.
+
+        Nothing else may be asked for until the run is over. `positions`, `token_ids` and what `attention` says of
+        lengths and slots go on with it; its block tables must be long enough.
 
         Args:
-            done_fd: an eventfd; it is written to at the end.
+            num_steps: how many at most; a step whose logits are NaN is the last.
+            done_fd: an eventfd; it counts those that are over.
         Returns:
-            Gives what `forward_greedy` does, once that has happened; until then it must be kept.
+            What it gives; it must be kept until it is over.
         """
         ...
 

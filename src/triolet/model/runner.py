@@ -7,7 +7,7 @@ an exception its table may hold half a step: `reset()` it, and start the request
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 import torch
@@ -18,7 +18,13 @@ from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.kernels.cpu.library import kernels
 from triolet.model.batch import Row, RowTable, StepInput
-from triolet.model.interface import BackgroundModel, CausalModel, GreedyModel
+from triolet.model.interface import (
+    BackgroundModel,
+    CausalModel,
+    GreedyModel,
+    GreedyRun,
+    GreedyStep,
+)
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.load import LoadedModel, load_model
 from triolet.model.masks import apply_masks_
@@ -104,19 +110,19 @@ class ModelRunner:
             give_back(self._device)
             self._table.take_back(plan)
             return StepResult(plan.step_id, (), out_of_memory=problem)
-        tokens, failures = self._note(step.sampled, samples)
+        tokens, failures = self.note(step.sampled, samples)
         elapsed_s = time.perf_counter() - began_s
         return StepResult(plan.step_id, tokens, failures, elapsed_s, prompt_logprobs=prompts)
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan, done_fd: int) -> Callable[[], StepResult] | None:
-        """Begin a step that needs no thread of ours, if it is one: a token more for rows that want their likeliest.
+    def begin(self, plan: StepPlan, done_fd: int) -> BackgroundRun | None:
+        """Begin a plan that needs no thread of ours, if it is one: tokens for rows that want their likeliest.
 
         Args:
-            plan: see `execute`.
-            done_fd: an eventfd; it is written to when the step is over.
+            plan: see `execute`; also a run.
+            done_fd: an eventfd; it counts the steps that are over.
         Returns:
-            What must be called then; None if the plan must be given to `execute` instead.
+            What it gives; None if the plan must be given to `execute` instead.
         Raises:
             InvariantViolated: the plan contradicts the table of rows.
         """
@@ -127,13 +133,8 @@ class ModelRunner:
         self._background.prepare()
         step = self._table.take(plan)
         inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
-        find = self._background.begin_greedy(*inputs, done_fd=done_fd)
-
-        def finish() -> StepResult:
-            tokens, failures = self._note(rows, likeliest(*find()))
-            return StepResult(plan.step_id, tokens, failures, time.perf_counter() - began_s)
-
-        return finish
+        run = self._background.begin_greedy(*inputs, num_steps=plan.num_steps, done_fd=done_fd)
+        return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
 
     def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         batch = self._batch_for(step.sampled)
@@ -152,9 +153,15 @@ class ModelRunner:
         apply_masks_(logits, masks)
         return batch.sample(logits) if step.sampled else NO_SAMPLES, prompts
 
-    def _note(
+    def note(
         self, rows: tuple[Row, ...], samples: Samples
     ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
+        """Remember what was sampled, and make it known.
+
+        Args:
+            rows: as in `StepInput.sampled`.
+            samples: theirs.
+        """
         tokens, failures = [], []
         over: Row | None = None  # what was sampled after a guess that was wrong, or a failure, is nobody's
         for i, row in enumerate(rows):
@@ -183,6 +190,44 @@ class ModelRunner:
             )
             self._batch_rows = rows
         return self._batch
+
+
+class BackgroundRun:
+    """A plan that is being computed, by a model that needs no thread of ours.
+
+    Args:
+        runner: whose rows they are.
+        step_id: of the plan.
+        rows: of the plan.
+        run: the model's side of it.
+        prepared_s: what it took to begin, seconds.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, step_id: int, rows: tuple[Row, ...], run: GreedyRun, prepared_s: float
+    ) -> None:
+        self._runner, self._step_id, self._rows, self._run = runner, step_id, rows, run
+        self._prepared_s = prepared_s
+        self._is_first = True
+
+    def results(self, count: int) -> list[StepResult]:
+        """Of the next steps, as many as `done_fd` says are over."""
+        steps = self._run.steps(count)
+        return [self._result(step, is_newest=step is steps[-1]) for step in steps]
+
+    def _result(self, step: GreedyStep, *, is_newest: bool) -> StepResult:
+        if not self._is_first:
+            for row in self._rows:
+                row.go_on()
+        tokens, failures = self._runner.note(self._rows, likeliest(step.peaks, step.best))
+        elapsed_s = step.elapsed_s + (self._prepared_s if self._is_first else 0.0)
+        self._is_first = False
+        is_last = is_newest and self._run.is_over
+        return StepResult(self._step_id, tokens, failures, elapsed_s, is_last=is_last)
+
+    def halt(self) -> None:
+        """Have it end after the step that is being computed."""
+        self._run.halt()
 
 
 def _in_turn(rows: tuple[Row, ...]) -> Iterator[SamplingRow]:

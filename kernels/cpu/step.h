@@ -1,0 +1,38 @@
+// A decoder, and what one step of it is given. Mirrored in decoder.py, field by field.
+
+#pragma once
+
+#include "linear.h"
+
+struct Layer {
+  Linear qkv, attention_out, gate_up, down;
+  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query_norm, key_norm: null = none
+  const float* cos_sin;  // [positions, rotary_dim], cosines first
+  int32_t rotary_dim, sliding_window;
+  float scale;
+};
+
+struct Model {
+  const Layer* layers;
+  const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
+  const float* final_norm;
+  Linear head;
+  int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
+  float eps, attention_soft_cap;
+};
+
+struct Step {
+  int64_t *token_ids, *positions, *slots;
+  const int64_t* logits_indices;
+  const int32_t* cu_query_lens;
+  int32_t* seq_lens;
+  const int32_t* block_tables;
+  void *const *keys, *const *values;  // one cache per layer
+  void* logits;                       // [num_logits, vocab_size]; null = only the two below are wanted
+  float* peaks;                       // [num_logits]: the largest logits; NaN, if any is
+  int64_t* best;                      // [num_logits]: the first tokens that have them
+  int64_t block_tables_stride;
+  int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
+};
+
+EXPORT void triolet_step(const Model* model, const Step* step);
