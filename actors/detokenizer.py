@@ -7,6 +7,8 @@ time fails alone.
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from triolet.actors.supervisor import foreign_errors_kept
@@ -32,26 +34,30 @@ async def detokenizer_actor(
 
 
 def _deliver(wiring: Wiring, serial: int) -> None:
-    errors: list[BaseException] = []
-    with foreign_errors_kept(errors.append):
+    try:
         deliver(wiring, serial)
-    if not errors:
+    except BaseException:
+        with foreign_errors_kept(partial(_strike, wiring, serial)):
+            raise
+    else:
         wiring.strikes.pop(serial, None)
-        return
-    if serial in wiring.streams:
-        wiring.strikes[serial] += 1
-    if wiring.strikes[serial] < MAX_STRIKES:
-        raise errors[0]
-    _fail(wiring, serial, "it crashes the detokenizer each time", errors[0])
 
 
 def deliver(wiring: Wiring, serial: int) -> None:
     """One request's news. If its tokens can not be decoded, which may be a panic in foreign code, it fails alone."""
-    errors: list[BaseException] = []
-    with foreign_errors_kept(errors.append):
+    try:
         wiring.advance(serial)
-    if errors:
-        _fail(wiring, serial, "its tokens could not be decoded", errors[0])
+    except BaseException:
+        with foreign_errors_kept(partial(_fail, wiring, serial, "its tokens could not be decoded")):
+            raise
+
+
+def _strike(wiring: Wiring, serial: int, error: BaseException) -> None:
+    if serial in wiring.streams:
+        wiring.strikes[serial] += 1
+    if wiring.strikes[serial] < MAX_STRIKES:
+        raise error
+    _fail(wiring, serial, "it crashes the detokenizer each time", error)
 
 
 def _fail(wiring: Wiring, serial: int, reason: str, cause: BaseException) -> None:

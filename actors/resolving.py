@@ -11,6 +11,7 @@ import trio
 
 from triolet.actors.constraining import resolve_constraint
 from triolet.actors.detokenizer import deliver
+from triolet.actors.doorbell import Doorbell
 from triolet.actors.handover import fill_in, goes_on
 from triolet.actors.submission import Submission
 from triolet.actors.tokenizer import ask_tokenizer
@@ -88,7 +89,7 @@ def open_streams(
         config: of the engine.
         seeds: where the seeds of further answers are drawn from.
     """
-    readers, arrival_time, saved = trio.lowlevel.ParkingLot(), time.time(), submission.saved
+    reader, arrival_time, saved = Doorbell(), time.time(), submission.saved
     streams: list[Stream] = []
     requests = fan_out(request, lambda: seeds.getrandbits(63))
     for one in goes_on(requests, saved) if saved else requests:
@@ -96,7 +97,7 @@ def open_streams(
         feed = Feed.open(
             entry, wiring.codec, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
         )
-        streams.append(Stream(feed, readers=readers))
+        streams.append(Stream(feed, reader=reader))
         wiring.open_stream(entry.serial, streams[-1])
     submission.open(tuple(streams))
     for stream, answer in zip(streams, saved.answers if saved else (), strict=False):

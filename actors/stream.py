@@ -15,6 +15,7 @@ import trio
 
 from triolet.actors.following import Following, look_at
 from triolet.core.answers import Answers
+from triolet.core.collector import OutputCollector
 from triolet.core.outputs import RequestOutput
 from triolet.core.request_progress import RequestProgress
 from triolet.errors import RequestFailed, StreamMisused
@@ -80,7 +81,7 @@ class TokenStream:
         self._was_left = True
         if self._submission.streams:
             self._engine._leave(self._submission)
-            self._submission.readers.unpark_all()
+            self._submission.reader.ring()
 
     def __aiter__(self) -> Self:
         return self
@@ -91,26 +92,28 @@ class TokenStream:
             raise StreamMisused("a stream has one reader; another task is waiting for its next output")
         self._is_read = True
         try:
-            must_wait = not self._has_news(answers)
-            if not must_wait:
-                await trio.lowlevel.checkpoint()  # parking would have been one
-            while must_wait or not self._has_news(answers):
-                must_wait = False
-                await self._submission.readers.park()
+            if self._has_news(answers):
+                await trio.lowlevel.checkpoint()  # waiting would have been one
+            else:
+                await self._submission.reader.wait()
+            while not self._has_news(answers):
+                await self._submission.reader.wait()
         finally:
             self._is_read = False
         return self._next_output(self._readable())
 
-    def _has_news(self, answers: Answers) -> bool:
+    def _has_news(self, answers: Answers | OutputCollector) -> bool:
+        if answers.has_output():
+            return True
         is_at_end = self._is_over or self._was_left or self._submission.error is not None
-        return answers.has_output() or is_at_end or answers.failed is not None
+        return is_at_end or answers.failed is not None
 
-    def _readable(self) -> Answers:
+    def _readable(self) -> Answers | OutputCollector:
         if self._submission.answers is None or self._was_left:
             raise StreamMisused("a stream must be read inside of its `async with`")
         return self._submission.answers
 
-    def _next_output(self, answers: Answers) -> RequestOutput:
+    def _next_output(self, answers: Answers | OutputCollector) -> RequestOutput:
         if not self._is_over and answers.has_output() and answers.failed is None:
             output = answers.take()
             self._is_over = output.finished

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import attrs
 import trio
 
+from triolet.actors.doorbell import Doorbell
 from triolet.actors.wiring import Stream
-from triolet.core.answers import Answers
+from triolet.core.answers import Answers, answers_of
+from triolet.core.collector import OutputCollector
 from triolet.core.journal import JournalEntry
 from triolet.core.outputs import FinishReason, RequestStatus
 from triolet.core.params import SamplingParams
@@ -49,7 +51,7 @@ class Submission:
     trace_headers: TraceHeaders = ()
     owner: str | None = None
     streams: tuple[Stream, ...] = ()
-    answers: Answers | None = None
+    answers: Answers | OutputCollector | None = None
     was_aborted: bool = False
     progress: RequestProgress | None = None
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -67,14 +69,17 @@ class Submission:
         return [stream.feed.entry for stream in self.streams]
 
     @property
-    def readers(self) -> trio.lowlevel.ParkingLot:
+    def reader(self) -> Doorbell:
         """Where its reader waits, once there are streams."""
-        return self.streams[0].readers
+        return self.streams[0].reader
 
     @property
     def error(self) -> BaseException | None:
         """What its reader gets instead of a next output."""
-        return next((stream.error for stream in self.streams if stream.error is not None), None)
+        for stream in self.streams:
+            if stream.error is not None:
+                return stream.error
+        return None
 
     @property
     def has_failed(self) -> bool:
@@ -89,7 +94,7 @@ class Submission:
     def open(self, streams: tuple[Stream, ...]) -> None:
         """It is in the journal."""
         self.streams = streams
-        self.answers = Answers([stream.feed.collector for stream in streams])
+        self.answers = answers_of([stream.feed.collector for stream in streams])
 
     def status(self) -> RequestStatus:
         """Where it is: as far as the furthest of its answers, and ended when all have."""

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import trio
 
+from triolet.actors.doorbell import Doorbell
 from triolet.actors.guidance_desk import GuidanceDesk
 from triolet.core.admission import Admission
 from triolet.core.caution import Caution
@@ -49,7 +50,7 @@ TokenizeRequest = tuple[Tokenize, "trio.MemorySendChannel[TokenizeReply]"]
 
 @attrs.define(eq=False)
 class Stream:
-    """A stream's place in the wiring: the feed that the detokenizer fills, and where its reader waits.
+    """A stream's place in the wiring: the feed that the detokenizer fills, and where its one reader waits.
 
     Args:
         feed: what there is to read.
@@ -58,13 +59,13 @@ class Stream:
 
     feed: Feed
     error: BaseException | None = None
-    readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    reader: Doorbell = attrs.field(factory=Doorbell)
 
     def fail(self, error: BaseException) -> None:
         """Nothing more will come; the first error stays."""
         if self.error is None:
             self.error = error
-        self.readers.unpark_all()
+        self.reader.ring()
 
 
 @attrs.define(eq=False)
@@ -238,11 +239,13 @@ class Wiring:
         stream = self.streams.get(serial)
         if stream is None:
             return
+        collector = stream.feed.collector
         if stream.feed.advance():
             self.finish(serial, FinishReason.STOP)
-        if stream.feed.collector.finish_reason is not None:
-            self.close_stream(serial, stream.feed.collector.finish_reason)
-        stream.readers.unpark_all()
+        if collector.finish_reason is not None:
+            self.close_stream(serial, collector.finish_reason)
+        if collector.has_output():
+            stream.reader.ring()
 
 
 def _crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:

@@ -27,8 +27,9 @@ from triolet.compat.refusals import request_ids as listed_ids
 from triolet.compat.resolving import Resolver
 from triolet.config import EngineConfig
 from triolet.core.admission import Admission
-from triolet.core.answers import Answers
+from triolet.core.answers import Answers, answers_of
 from triolet.core.codec import TextCodec
+from triolet.core.collector import OutputCollector
 from triolet.core.fan_out import fan_out
 from triolet.core.feed import Feed
 from triolet.core.journal import Journal
@@ -117,7 +118,7 @@ class LLMEngine(EngineFacts):
         self._seeds = Random(config.seed)
         self._resolver = Resolver(config, self._info, self._codec, self._grammars, self._seeds)
         self._feeds: dict[int, Feed] = {}
-        self._answers: dict[str, Answers] = {}
+        self._answers: dict[str, Answers | OutputCollector] = {}
         self._serials: dict[str, list[int]] = {}
         self._reporting = Reporting(self._journal.tally, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
@@ -236,7 +237,7 @@ class LLMEngine(EngineFacts):
             self._journal.tally.accepted()
             feeds.append(Feed.open(entry, self._codec, arrival_time=arrival_time, hold_back=hold_back))
             self._feeds[entry.serial] = feeds[-1]
-        self._answers[request.request_id] = Answers([feed.collector for feed in feeds])
+        self._answers[request.request_id] = answers_of([feed.collector for feed in feeds])
         self._serials[request.request_id] = [feed.entry.serial for feed in feeds]
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:

@@ -1,8 +1,8 @@
 """The answers to one request, as its reader gets them.
 
-Each has a collector. With n = 1 there is one, and this adds nothing. Otherwise a streamed output carries one answer, in
-turns, and only the last one is `finished`; a FINAL_ONLY reader gets all of them in one output, in the order of their
-index.
+Each has a collector. With n = 1 there is one, and nothing is added to it. Otherwise a streamed output carries one
+answer, in turns, and only the last one is `finished`; a FINAL_ONLY reader gets all of them in one output, in the order
+of their index.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import attrs
 
 from triolet.core.collector import OutputCollector
 from triolet.core.journal import JournalEntry
-from triolet.core.outputs import FinishReason, RequestOutput
+from triolet.core.outputs import RequestOutput
 from triolet.core.params import RequestOutputKind
 
 
+def answers_of(collectors: Sequence[OutputCollector]) -> Answers | OutputCollector:
+    """What a reader takes from, who has asked for as many answers; by index."""
+    return collectors[0] if len(collectors) == 1 else Answers(collectors)
+
+
 class Answers:
-    """What a reader takes from.
+    """What a reader of several takes from; a collector has the same methods.
 
     Args:
         collectors: one per answer, by index; all of the same kind of output.
@@ -26,7 +31,6 @@ class Answers:
 
     def __init__(self, collectors: Sequence[OutputCollector]) -> None:
         self._collectors = tuple(collectors)
-        self._only = collectors[0] if len(collectors) == 1 else None  # the common case, asked for every token
         self._kind = collectors[0].entry.request.params.output_kind
         self._comes_at_once = self._kind is RequestOutputKind.FINAL_ONLY
         self._turn = 0
@@ -35,11 +39,9 @@ class Answers:
     @property
     def failed(self) -> JournalEntry | None:
         """An answer that could not be finished, if there is one."""
-        if self._only is not None:
-            return self._only.entry if self._only.finish_reason is FinishReason.ERROR else None
         for collector in self._collectors:
-            if collector.finish_reason is FinishReason.ERROR:
-                return collector.entry
+            if collector.failed is not None:
+                return collector.failed
         return None
 
     @property
@@ -49,15 +51,11 @@ class Answers:
 
     def has_output(self) -> bool:
         """Whether `take` has something."""
-        if self._only is not None:
-            return self._only.has_output()
         whether = all if self._comes_at_once else any
         return whether(collector.has_output() for collector in self._collectors)
 
     def take(self) -> RequestOutput:
         """The next output; there is one."""
-        if self._only is not None:
-            return self._only.take()
         if not self._comes_at_once:
             return self._take_next()
         outputs = [collector.take() for collector in self._collectors]

@@ -40,6 +40,8 @@ class OutputCollector:
     entry: JournalEntry
     decode_token: DecodeToken
     arrival_time: float = 0.0
+    _kind: RequestOutputKind = attrs.field(init=False)
+    _wants_logprobs: bool = attrs.field(init=False)
     _pieces: list[str] = attrs.field(factory=list, init=False)
     _text: str = attrs.field(default="", init=False)
     _num_tokens: int = attrs.field(default=0, init=False)
@@ -53,6 +55,10 @@ class OutputCollector:
     _has_news: bool = attrs.field(default=False, init=False)
     _was_taken: bool = attrs.field(default=False, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        params = self.entry.request.params
+        self._kind, self._wants_logprobs = params.output_kind, params.wants_logprobs
+
     @property
     def num_tokens(self) -> int:
         """Answer tokens put so far."""
@@ -62,6 +68,11 @@ class OutputCollector:
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None until the last output was put."""
         return self._finish_reason
+
+    @property
+    def failed(self) -> JournalEntry | None:
+        """The answer, if it could not be finished."""
+        return self.entry if self._finish_reason is FinishReason.ERROR else None
 
     @property
     def text(self) -> str:
@@ -94,14 +105,11 @@ class OutputCollector:
         num_new = self._num_tokens - self._num_taken
         return self._num_taken == 0 or num_new >= self.entry.request.stream_interval
 
-    @property
-    def _kind(self) -> RequestOutputKind:
-        return self.entry.request.params.output_kind
-
     def take(self) -> RequestOutput:
         """Everything since the last `take`, as one output of the kind that was asked for."""
         request = self.entry.request
-        self._describe_logprobs()
+        if self._wants_logprobs:
+            self._describe_logprobs()
         new_text = "".join(self._pieces)
         self._text += new_text
         self._pieces.clear()
@@ -123,13 +131,12 @@ class OutputCollector:
 
     def _completion(self, new_text: str) -> CompletionOutput:
         is_delta, entry = self._kind is RequestOutputKind.DELTA, self.entry
-        wants_logprobs = entry.request.params.wants_logprobs
         return CompletionOutput(
             index=entry.request.index,
             text=new_text if is_delta else self._text,
             token_ids=self._part(entry.output_token_ids),
-            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
-            logprobs=self._answer_logprobs() if wants_logprobs else None,
+            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
+            logprobs=self._answer_logprobs() if self._wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -151,8 +158,6 @@ class OutputCollector:
     def _describe_logprobs(self) -> None:
         """Of the tokens that have come since."""
         entry, params = self.entry, self.entry.request.params
-        if not params.wants_logprobs:
-            return
         num_described = len(self._columns if params.flat_logprobs else self._logprobs)
         new = entry.output_logprobs[num_described : self._num_tokens]
         for place, position in enumerate(new, start=num_described):
@@ -166,6 +171,8 @@ class OutputCollector:
 
     def _described_prompt(self) -> PromptLogprobs | None:
         """Once all of them are known; with DELTA they come once, and nothing is new of them later."""
+        if self.entry.request.params.prompt_logprobs is None:
+            return None
         prompt_logprobs = self.prompt_logprobs()
         has_news = self._kind is not RequestOutputKind.DELTA or not self._was_taken
         return prompt_logprobs if prompt_logprobs is None or has_news else []

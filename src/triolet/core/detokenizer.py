@@ -256,17 +256,16 @@ class OutputText:
             hide_last: the last one ended the answer (end of sequence, stop token), so it is no text, unless
                 what ended the answer is to be shown.
         """
-        pieces = []
-        num_before = self._num_tokens
+        text, matcher, num_before = "", self._matcher, self._num_tokens
         num_read = len(token_ids) - (hide_last and not self._shows_stop)
         for place, token_id in enumerate(token_ids):
-            if self.stop_reason is not None:
+            if matcher.matched is not None:
                 break
             self._num_tokens += 1
             if place < num_read:
                 may_stop = self._num_tokens > self._min_tokens
-                pieces.append(self._matcher.feed(self._detokenizer.add(token_id), may_stop=may_stop))
-        return TextDelta("".join(pieces), self._num_tokens - num_before, self.stop_reason)
+                text += matcher.feed(self._detokenizer.add(token_id), may_stop=may_stop)
+        return TextDelta(text, self._num_tokens - num_before, matcher.matched)
 
     def flush(self) -> str:
         """The answer has ended, for whatever reason: the text that was held back. Nothing after a stop string."""

@@ -97,12 +97,8 @@ class StopMatcher:
         self._blind_length = max(map(len, stop), default=1) - 1 if hold_back == "blind" else None
         self._node = _automaton(stop)
         self._held = ""
-        self._matched: str | None = None
-
-    @property
-    def matched(self) -> str | None:
-        """The stop string that ended the text, or None."""
-        return self._matched
+        self.matched: str | None = None
+        """The stop string that ended the text."""
 
     def feed(self, text: str, *, may_stop: bool = True) -> str:
         """Take the next piece, return what can be shown now. After a match everything is dropped.
@@ -111,7 +107,7 @@ class StopMatcher:
             text: what follows all earlier pieces.
             may_stop: whether a stop string completed by this piece ends the text.
         """
-        if self._matched is not None:
+        if self.matched is not None:
             return ""
         if not self._stop:
             return text
@@ -128,7 +124,7 @@ class StopMatcher:
         return held
 
     def _end(self, text: str, matched: str) -> str:
-        self._matched, self._held = matched, ""
+        self.matched, self._held = matched, ""
         return text if self._include_in_output else text[: len(text) - len(matched)]
 
     def _release(self, text: str) -> str:
