@@ -79,6 +79,28 @@ async def test_a_slow_reader_holds_up_nobody(autojump_clock: MockClock) -> None:
         assert await slow.text() == TEXT
 
 
+class Wakings(trio.abc.Instrument):
+    """Counts how often the task that makes it goes on."""
+
+    def __init__(self) -> None:
+        self.count, self._task = 0, trio.lowlevel.current_task()
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is self._task
+
+
+@pytest.mark.parametrize(("kind", "num_outputs"), [(DELTA, NUM_TOKENS), (FINAL_ONLY, 1)])
+async def test_a_reader_is_woken_for_outputs_and_for_nothing_else(
+    kind: RequestOutputKind, num_outputs: int, autojump_clock: MockClock
+) -> None:
+    async with fake_engine() as engine, ask(engine, output_kind=kind) as stream:
+        wakings = Wakings()
+        trio.lowlevel.add_instrument(wakings)
+        outputs = [output async for output in stream]
+        trio.lowlevel.remove_instrument(wakings)
+    assert (len(outputs), wakings.count) == (num_outputs, num_outputs + 1)  # the end is one, too
+
+
 async def test_an_output_never_changes_after_it_was_read(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, ask(engine) as stream:
         seen = [(output, repr(output)) async for output in stream]
