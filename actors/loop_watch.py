@@ -7,7 +7,6 @@ work; a step that waited for the operating system does not count what it waited.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,13 +57,3 @@ class LoopWatch(trio.abc.Instrument):
             yield
         finally:
             trio.lowlevel.remove_instrument(self)
-
-
-def settle_memory() -> None:
-    """Keep the garbage collector from what is there now: for programs that have started and will run for long.
-
-    A full collection looks at every object. With the libraries that an engine is made of it keeps everybody waiting for
-    a tenth of a second, now and then, and finds nothing among them.
-    """
-    gc.collect()
-    gc.freeze()

@@ -11,6 +11,7 @@ import trio
 from triolet.actors.engine import Engine
 from triolet.actors.executors import open_executor
 from triolet.actors.model_runner import Executor
+from triolet.actors.settling import settled_memory
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadCodec, make_codec_loader
 from triolet.actors.tree import plant_tree
@@ -39,7 +40,8 @@ async def open_engine(
     chosen = EngineConfig.create(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
-            yield engine
+            with settled_memory():
+                yield engine
 
 
 @asynccontextmanager

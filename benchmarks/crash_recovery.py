@@ -42,9 +42,9 @@ from common import machine, make_model, percentiles
 import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.actors import tree
-from triolet.actors.loop_watch import settle_memory
 from triolet.actors.opening import run_engine
 from triolet.actors.process_runner import ProcessExecutor
+from triolet.actors.settling import settle_memory
 from triolet.actors.supervisor import Supervisor
 from triolet.core.model_info import ModelInfo
 from triolet.core.progress import OnProgress

@@ -22,8 +22,9 @@ from common import machine, percentiles
 from stand_in import StandIn
 
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
-from triolet.actors.loop_watch import LONG_STEP_S, settle_memory
+from triolet.actors.loop_watch import LONG_STEP_S
 from triolet.actors.opening import run_engine
+from triolet.actors.settling import settle_memory
 from triolet.errors import InvalidRequest
 from triolet.model.tokenizer import load_tokenizer
 from triolet.nano import PATH

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import itertools
 import os
 import queue
@@ -124,6 +125,8 @@ def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
     for request in pipe.requests():
         if isinstance(request, EngineConfig):
             runner, info = load(request, pipe.reply)
+            gc.collect()  # what is there now is there to stay, and no later collection need look at it
+            gc.freeze()
             yield attrs.evolve(info, process_id=os.getpid())
         elif runner is None and isinstance(request, StepPlan):
             raise RuntimeError("a model must be loaded before the first step")

@@ -27,7 +27,7 @@ from triolet.actors.engine import Engine
 from triolet.actors.front import Front
 from triolet.actors.gateway import Gateway, open_gateway
 from triolet.actors.kept_answers import check_directory, leave_file, take_up_file
-from triolet.actors.loop_watch import settle_memory
+from triolet.actors.settling import settle_memory
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.cli.failures import INTERRUPTED, TERMINATED
 from triolet.cli.loading import opened

@@ -1,0 +1,163 @@
+"""Each story has a process of its own: what is set aside is set aside for all of a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.source_tree import ROOT, SRC
+
+PROLOGUE = """
+import gc, weakref
+import trio
+import triolet
+from triolet.actors.settling import settle_memory, settled_memory
+
+class Node:
+    def __init__(self):
+        self.itself = self  # no count of references will ever free it
+
+def is_looked_at(thing):
+    return any(one is thing for one in gc.get_objects())
+"""
+
+
+def run(story: str) -> None:
+    program = PROLOGUE + textwrap.dedent(story)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(SRC), "PATH": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_while_an_engine_is_open_collections_do_not_look_at_what_was_there_before() -> None:
+    run(
+        """
+        long_lived = Node()
+        async def main():
+            async with triolet.open_engine(max_model_len=64, runner="inline"):
+                assert gc.get_freeze_count() > 50_000
+                assert not is_looked_at(long_lived)
+                new = Node()
+                assert is_looked_at(new)
+            assert gc.get_freeze_count() == 0
+            assert is_looked_at(long_lived)
+        trio.run(main)
+        """
+    )
+
+
+def test_engines_that_are_opened_in_turns_leave_nothing_behind() -> None:
+    run(
+        """
+        async def main():
+            remains = []
+            for _ in range(3):
+                async with triolet.open_engine(max_model_len=64, runner="inline") as engine:
+                    await engine.complete("Hello", triolet.SamplingParams(max_tokens=2))
+                    in_a_circle = Node()
+                    remains += [weakref.ref(engine), weakref.ref(in_a_circle)]
+                del engine, in_a_circle
+                gc.collect()
+                assert [ref() for ref in remains] == [None] * len(remains)
+        trio.run(main)
+        """
+    )
+
+
+def test_of_engines_that_overlap_the_next_collects_what_the_last_has_left() -> None:
+    run(
+        """
+        first = settled_memory()
+        first.__enter__()
+        for _ in range(3):
+            garbage = Node()
+            with settled_memory():
+                remains = weakref.ref(garbage)
+                del garbage
+                second = settled_memory()
+                second.__enter__()
+            assert remains() is None
+            assert gc.get_freeze_count() > 0, "one is open still"
+            first.__exit__(None, None, None)
+            first = second
+        first.__exit__(None, None, None)
+        assert gc.get_freeze_count() == 0
+        """
+    )
+
+
+@pytest.mark.parametrize("ending", ["", "raise KeyError"])
+def test_what_the_program_had_set_aside_stays_so(ending: str) -> None:
+    run(
+        f"""
+        the_programs = Node()
+        gc.freeze()
+        try:
+            with settled_memory():
+                assert not is_looked_at(the_programs)
+                {ending}
+        except KeyError:
+            pass
+        assert not is_looked_at(the_programs)
+        """
+    )
+
+
+def test_what_the_program_sets_aside_meanwhile_stays_so() -> None:
+    run(
+        """
+        with settled_memory():
+            the_programs = [Node() for _ in range(1000)]
+            gc.freeze()
+            with settled_memory():
+                pass
+        assert not is_looked_at(the_programs[0])
+        """
+    )
+
+
+def test_a_program_that_has_started_sets_the_rest_aside_until_its_engine_closes() -> None:
+    run(
+        """
+        with settled_memory():
+            later = Node()
+            assert is_looked_at(later)
+            settle_memory()
+            assert not is_looked_at(later)
+        assert is_looked_at(later)
+        """
+    )
+
+
+def test_the_runners_process_sets_its_model_aside() -> None:
+    run(
+        """
+        from tests.actors.fake_worker import Misbehaving
+        from triolet import worker
+        from triolet.config import EngineConfig
+        from triolet.core.plan import StepPlan
+
+        class Pipe:
+            reply = print
+
+            def requests(self):
+                yield EngineConfig()
+                yield StepPlan(1, (), (), ())
+
+        runner = Misbehaving()
+        replies = worker._replies(runner.load, Pipe())
+        assert is_looked_at(runner)
+        assert next(replies).architecture == "Fake"
+        assert not is_looked_at(runner)
+        assert next(replies).step_id == 1
+        """
+    )
