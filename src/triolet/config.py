@@ -100,9 +100,10 @@ class EngineConfig(Configuration):
         validator=whole(1, MAX_NUM_SEQS),
     )
     max_num_batched_tokens: int | None = option(
-        # A step must stay short, or the decodes in it wait for the prefill chunk beside them: on a CPU 512
-        # tokens of a 0.6B model take about as long as vLLM's 2048 take an 8B model on a GPU.
-        "Tokens computed in a step; by default 2048 on a GPU and 512 on a CPU.",
+        # A step must stay short, or whoever comes waits for its end: on a CPU 512 tokens of a 0.6B model take about
+        # as long as vLLM's 2048 take an 8B model on a GPU. Small models take as many in no time.
+        "Tokens computed in a step, at most; by default 2048, on a CPU 512 or as many of these as max_prefill_delay "
+        "has time for.",
         default=None,
         validator=whole(1, optional=True),
     )

@@ -54,6 +54,25 @@ def pace(**config: object) -> Pace:
     return Pace(make_config(**config), taught())
 
 
+def long_steps(**config: object) -> dict[str, object]:
+    return {"max_num_batched_tokens": 400, "num_sure_tokens": 16, "max_prefill_delay_s": 5.0} | config
+
+
+def test_a_step_has_more_tokens_than_are_sure_as_far_as_is_known_what_they_take() -> None:
+    assert Pace(make_config(**long_steps())).max_tokens == 16
+    assert pace(**long_steps()).max_tokens == 40  # of 0.125 seconds each
+    assert pace(**long_steps(max_prefill_delay_s=1.0)).max_tokens == 16
+    assert pace(**long_steps(max_prefill_delay_s=math.inf)).max_tokens == 400
+
+
+def test_under_fair_no_step_is_longer_than_is_sure() -> None:
+    assert pace(**long_steps(policy="fair")).max_tokens == 16
+
+
+def test_without_a_number_of_sure_tokens_all_are() -> None:
+    assert Pace(make_config(max_num_batched_tokens=400)).max_tokens == 400
+
+
 def test_prompts_beside_decodes_are_cut_to_the_bound_together() -> None:
     limited = pace(max_prefill_delay_s=5.0)
     limited.begin_step(has_decodes=True)

@@ -376,3 +376,13 @@ def test_after_a_preemption_cached_tokens_are_still_those_of_the_first_admission
     stage.scheduler.abort(a.serial)
     assert stage.step() == [("b", 4, 5)]
     assert b.num_cached_tokens == 0
+
+
+def test_what_may_be_computed_in_a_step_is_enough_for_all_that_decode() -> None:
+    stage = Stage(max_num_batched_tokens=64, num_sure_tokens=2, max_prefill_delay_s=1.0)
+    stage.scheduler._pace.costs.token_s = 0.001
+    for name in "abcd":
+        stage.add(name, 3)
+    stage.step()
+    stage.scheduler._pace.costs.token_s = 10.0
+    assert [share[2] for share in stage.step()] == [1, 1, 1, 1]

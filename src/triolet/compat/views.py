@@ -89,10 +89,9 @@ class SchedulerView:
     @classmethod
     def of(cls, config: EngineConfig, info: ModelInfo) -> Self:
         """The view of a running engine."""
-        device = info.device.partition(":")[0]
         return cls(
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
+            max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
             max_model_len=info.max_model_len,
             policy=config.policy,
         )

@@ -3,7 +3,8 @@
 Two bounds, both in time, both stated by the configuration, both kept by what earlier steps took (`core.step_costs`):
 
 `max_prefill_delay_s`: where requests decode, the prompts beside them lengthen a step by at most so much. A chunk that
-would be longer is cut. At least `MIN_CHUNK` tokens are computed in every step, or a prompt would never end.
+would be longer is cut. At least `MIN_CHUNK` tokens are computed in every step, or a prompt would never end. Where
+nobody decodes, a step has `num_sure_tokens`, and more as far as that bound allows: whoever comes waits for its end.
 
 `fair_ttft_factor`: under `fair`, steps of clients with many requests are so short, as long as one with few is there,
 that a first token of it comes within that many times what it would take on an idle engine. It waits for the end of the
@@ -52,6 +53,16 @@ class Pace:
         """
         self._chunks_s = self.config.max_prefill_delay_s if has_decodes else float("inf")
         self._has_chunk = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Of all rows of a step together; more than the sure ones only as far as is known what they take."""
+        config = self.config
+        may_be_long = (
+            self.costs.token_s and config.policy != "fair"
+        )  # which keeps steps short for those who come
+        fitting = self.tokens_within(config.max_prefill_delay_s) if may_be_long else 0
+        return min(config.max_num_batched_tokens, max(config.num_sure_tokens, fitting))
 
     @property
     def has_room(self) -> bool:

@@ -75,8 +75,7 @@ class Planner:
         self.lanes.waiting.begin_step(now_s)
         self._underway.begin_step()
         self.pace.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.lanes.running))
-        budget = self.caution.memory.max_tokens(self.config.max_num_batched_tokens)
-        budget = self._let_overtake(budget, now_s)
+        budget = self._let_overtake(self._budget(), now_s)
         budget, preempted = self._schedule_running(budget)
         if not preempted:
             budget = self._admit(budget, now_s)
@@ -111,6 +110,11 @@ class Planner:
         for sequence in self.scheduled:
             sequence.schedule(1, self.counters.steps)
             self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + 1)
+
+    def _budget(self) -> int:
+        """Tokens of the step that is being planned; enough for all that run to decode."""
+        num_tokens = max(self.pace.max_tokens, len(self.lanes.running))
+        return min(num_tokens, self.caution.memory.max_tokens(self.config.max_num_batched_tokens))
 
     def _hold_back(self) -> None:
         """Send those back to wait that may not take part in the next step."""

@@ -8,7 +8,8 @@ import attrs
 
 from triolet.core.model_info import ModelInfo
 
-DEFAULT_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}
+DEFAULT_BATCHED_TOKENS = 2048
+SURE_TOKENS = {"cpu": 512}  # by device; elsewhere all: what a step may have without having been measured
 
 
 class Limits(Protocol):
@@ -79,6 +80,8 @@ class SchedulerConfig:
         block_size: tokens in a block.
         max_num_seqs: rows of the runner's table.
         max_num_batched_tokens: token budget of a step.
+        num_sure_tokens: of these, those that a step may have whatever it takes. With more it must fit into
+            `max_prefill_delay_s`.
         max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
         policy: `fcfs`, `priority` or `fair`.
         priority_aging_s: under `priority`, seconds of waiting that weigh as much as one step of priority.
@@ -96,6 +99,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    num_sure_tokens: int = 2**31
     policy: str = "fcfs"
     priority_aging_s: float = float("inf")
     fair_ttft_factor: float = float("inf")
@@ -114,7 +118,8 @@ class SchedulerConfig:
             num_blocks=info.num_kv_blocks,
             block_size=info.block_size,
             max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS.get(device, 512),
+            max_num_batched_tokens=limits.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+            num_sure_tokens=limits.max_num_batched_tokens or SURE_TOKENS.get(device, DEFAULT_BATCHED_TOKENS),
             max_model_len=info.max_model_len,
             policy=limits.policy,
             priority_aging_s=_or_never(limits.priority_aging),
