@@ -16,15 +16,15 @@ from triolet import Engine, RequestOutputKind, SamplingParams
 
 
 async def run_peer(peer: Peer, jobs: Sequence[Job]) -> Round:
-    """All requests at once, in the peer's process."""
-    pairs = [(job.prompt, job.num_tokens) for job in jobs]
-    answer = await trio.to_thread.run_sync(peer.run, pairs)
+    """All requests, in the peer's process."""
+    told = [(job.prompt, job.num_tokens, job.due_s) for job in jobs]
+    answer = await trio.to_thread.run_sync(peer.run, told)
     return Round(answer["elapsed_s"], answer["ttft_s"], answer["itl_s"])
 
 
 async def run_triolet(engine: Engine, jobs: Sequence[Job]) -> Round:
-    """All requests at once."""
-    begin = time.perf_counter()
+    """All requests, each when it comes."""
+    begin, trio_begin = time.perf_counter(), trio.current_time()
     ttft_s: list[float] = []
     itl_s: list[float] = []
 
@@ -33,11 +33,12 @@ async def run_triolet(engine: Engine, jobs: Sequence[Job]) -> Round:
             temperature=0, max_tokens=job.num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
         )
         last = None
+        await trio.sleep_until(trio_begin + job.due_s)
         async with engine.generate(job.prompt, params) as stream:
             async for _ in stream:
                 now = time.perf_counter()
                 if last is None:
-                    ttft_s.append(now - begin)
+                    ttft_s.append(now - begin - job.due_s)
                 else:
                     itl_s.append(now - last)
                 last = now

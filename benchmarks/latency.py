@@ -1,13 +1,21 @@
-"""How long others wait: the event loop while steps run, and answers while long prompts are read.
+"""How long one waits: for tokens, beside other engines; and others: the event loop, and answers beside long prompts.
 
-    python benchmarks/latency.py [--model llama-15m] [--dtype bfloat16] [--runner thread process] [--seconds 5]
+    python benchmarks/latency.py [--part answers loop chunks] [--model llama-15m] [--dtype bfloat16]
+                                 [--vllm PYTHON] [--llama-cpp PYTHON] [--rate 4] [--rounds 2]
+                                 [--runner thread process] [--seconds 5]
 
+`answers`: from a request to its first token and from one token to the next, in milliseconds, of triolet and of each
+engine whose Python is named, in turns and in one run as in throughput.py. First of requests one at a time; then of
+requests that come as a Poisson process of so many a second (`--rate`), whether those before them are done or not: an
+open loop, in which a time counts from when the request was due. 128 tokens in, 128 out for one, 64 for many. vLLM's
+engine runs in its process without the process of its own that its asynchronous face puts it into, and takes what has
+come in before each step: on two cores that is its faster way.
 `loop`: a task in the program's own event loop sleeps for a millisecond again and again while eight answers are being
 given; what counts is how late it wakes, in milliseconds. The floor is the same without an engine at work.
 `chunks`: one answer is read while prompts of 1,000 tokens come in, one after the other, with prompt chunks of at most
 64, 256 and 512 tokens a step (`max_num_batched_tokens`); what counts are the gaps between the answer's tokens, in
 milliseconds, and the time to the first token of the long prompts. The floor is the answer alone.
-One JSON line per measurement, then a table.
+One JSON line per measurement, then tables.
 """
 
 from __future__ import annotations
@@ -16,20 +24,38 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import trio
-from common import MODELS, machine, make_model, percentiles, report
+from common import MODELS, OthersAtWork, kept_model, machine, percentiles, report
+from peers.peer import add_peer_options
+from sides import Side, Wanted, in_turns, open_sides, peer_pids
+from workloads import Job, Round, arriving_jobs, make_jobs
 
 import triolet
 from triolet import Engine, RequestOutputKind, SamplingParams
 
 CHUNKS = (64, 256, 512)
 LONG_PROMPT = 1000
+NUM_SINGLE = 20  # requests of a round that come one at a time
+NUM_ARRIVING = 32  # requests of a round that come when they like: what all engines have room for
+_WAITS = ("p50", "p90", "p99")
+_OTHERS = ("what", "runner", *_WAITS, "floor_p50", "floor_p99")
+COLUMNS = {
+    "answers": (
+        "what",
+        "engine",
+        *(f"{what}_{rank}" for what in ("ttft", "itl") for rank in _WAITS),
+        "others_cpus",
+    ),
+    "loop": _OTHERS,
+    "chunks": (*_OTHERS, "long_ttft_ms"),
+}
 
 
 def endless(max_tokens: int) -> SamplingParams:
@@ -123,12 +149,58 @@ async def chunk_lines(folder: Path, runner: str, arguments: argparse.Namespace) 
     return lines
 
 
-async def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All lines."""
+async def answer_lines(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What a request waits for, of each engine: alone, and beside others."""
+    vocab_size = MODELS[arguments.model]["vocab_size"]
+    wanted = Wanted(
+        folder=folder,
+        model=arguments.model,
+        dtype=arguments.dtype,
+        runner=arguments.runner[0],
+        vllm=arguments.vllm,
+        llama_cpp=arguments.llama_cpp,
+    )
+    arriving = partial(arriving_jobs, arguments.rate, NUM_ARRIVING, vocab_size)
+    async with open_sides(wanted) as found:
+        alone = await waits(found, partial(make_jobs, "single", vocab_size), NUM_SINGLE * arguments.rounds)
+        beside = await waits(found, arriving, arguments.rounds)
+    what = f"{arguments.rate:g} a second"
+    return [{"what": "one at a time", **line} for line in alone] + [{"what": what, **line} for line in beside]
+
+
+async def waits(
+    found: Sequence[Side], jobs_of_round: Callable[[int], Sequence[Job]], num_rounds: int
+) -> list[dict[str, Any]]:
+    """A line for each engine."""
+    others = OthersAtWork(peer_pids(found))
+    rounds = await in_turns(found, jobs_of_round, num_rounds)
+    num_cpus = others.num_cpus()
+    return [
+        {"engine": side.name, **side.facts, **waited_ms(taken), "others_cpus": num_cpus}
+        for side, taken in zip(found, rounds, strict=True)
+    ]
+
+
+def waited_ms(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Percentiles over all requests and over all gaps, and how many there are of each."""
+    ttft_ms = [1e3 * first for each in rounds for first in each.ttft_s]
+    itl_ms = [1e3 * gap for each in rounds for gap in each.itl_s]
+    named = {"ttft": percentiles(ttft_ms), "itl": percentiles(itl_ms)}
+    figures = {f"{name}_{rank}": ms for name, ranks in named.items() for rank, ms in ranks.items()}
+    return {**figures, "num_ttft": len(ttft_ms), "num_itl": len(itl_ms)}
+
+
+async def measure(folder: Path, part: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All lines of a part."""
     lines = []
-    for runner in arguments.runner:
-        lines += await loop_lines(folder, runner, arguments)
-    lines += await chunk_lines(folder, arguments.runner[0], arguments)
+    match part:
+        case "answers":
+            lines = await answer_lines(folder, arguments)
+        case "loop":
+            for runner in arguments.runner:
+                lines += await loop_lines(folder, runner, arguments)
+        case _:
+            lines = await chunk_lines(folder, arguments.runner[0], arguments)
     facts = {"bench": "latency", "model": arguments.model, "dtype": arguments.dtype}
     return [{**facts, **line, **machine()} for line in lines]
 
@@ -138,18 +210,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
     parser.add_argument("--model", choices=MODELS, default="llama-15m")
+    parser.add_argument("--models", type=Path, help="folder to keep made models in; by default a passing one")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--runner", nargs="+", choices=("thread", "process"), default=["thread", "process"])
-    parser.add_argument("--seconds", type=float, default=5.0, help="per measurement")
+    add_peer_options(parser)
+    parser.add_argument("--rate", type=float, default=4.0, help="requests a second, of answers")
+    parser.add_argument("--rounds", type=int, default=2, help="of answers")
+    parser.add_argument("--seconds", type=float, default=5.0, help="per measurement of loop and chunks")
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        dtype = getattr(torch, arguments.dtype)
-        folder = make_model(arguments.model, Path(scratch) / "model", dtype=dtype)
-        lines = trio.run(measure, folder, arguments)
-    columns = ("what", "runner", "p50", "p90", "p99", "floor_p50", "floor_p99", "long_ttft_ms")
-    report(lines, columns, arguments.output)
+        root = arguments.models or Path(scratch)
+        folder = kept_model(arguments.model, root, dtype=getattr(torch, arguments.dtype))
+        for part in arguments.part:
+            report(trio.run(measure, folder, part, arguments), COLUMNS[part], arguments.output)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ round does not count. A line has the median and the best of the rounds, in secon
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import Any
 import attrs
 import torch
 from common import MODELS, kept_model, kv_bytes_per_token, machine, median, report
-from peers.peer import GGUF, Peer
+from peers.peer import GGUF, Peer, add_peer_options
 
 from triolet.nano import PATH
 
@@ -96,7 +95,7 @@ def start_peer(engine: str, python: str, options: dict[str, Any]) -> Start:
     """From its process's start to its first token."""
     began = time.perf_counter()
     with Peer(engine, python, options) as peer:
-        answer = peer.run([(list(range(1, 9)), 1)])
+        answer = peer.run([(list(range(1, 9)), 1, 0.0)])
         return Start(time.perf_counter() - began, answer["peak_mib"])
 
 
@@ -178,10 +177,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=[NANO, *MODELS], default=[NANO, "llama-15m"])
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--models", type=Path, help="folder to keep made models in; by default a passing one")
-    parser.add_argument("--vllm", default=os.environ.get("BENCH_VLLM"), help="a Python that has vLLM")
-    parser.add_argument(
-        "--llama-cpp", default=os.environ.get("BENCH_LLAMA_CPP"), help="a Python that has llama-cpp-python"
-    )
+    add_peer_options(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()

@@ -22,94 +22,37 @@ between tokens are those of the batch. One JSON line per engine, then a table.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 import trio
-from common import MODELS, OthersAtWork, kept_model, kv_bytes_per_token, machine, num_parameters, report
-from engines import run_peer, run_transformers, run_triolet
-from peers.peer import GGUF, Peer
-from workloads import MAX_TOKENS, NUM_KV_TOKENS, SHARED, Job, Round, floor_tokens_per_s, make_jobs, summary
+from common import MODELS, OthersAtWork, kept_model, machine, num_parameters, report
+from peers.peer import add_peer_options
+from sides import Side, Wanted, in_turns, open_sides, peer_pids
+from workloads import SHARED, floor_tokens_per_s, make_jobs, summary
 
-import triolet
 from triolet.config import QUANTIZATIONS
 
 Tell = Callable[[Sequence[dict[str, Any]]], None]
 
 
-@attrs.frozen
-class Side:
-    """One engine of a comparison.
-
-    Args:
-        run: through the jobs of a round.
-        facts: its version, and what it was told to do differently.
-    """
-
-    name: str
-    run: Callable[[Sequence[Job]], Awaitable[Round]]
-    facts: dict[str, Any]
-    peer: Peer | None = None
-
-
-@asynccontextmanager
-async def sides(folder: Path, arguments: argparse.Namespace) -> AsyncIterator[list[Side]]:
-    """All engines that are asked for, loaded."""
-    async with AsyncExitStack() as stack:
-        found = []
-        for quantization in arguments.quantization:
-            engine = await stack.enter_async_context(
-                triolet.open_engine(
-                    model=str(folder),
-                    max_num_seqs=32,
-                    runner=arguments.runner,
-                    quantization=quantization,
-                )
-            )
-            facts = {"quantization": quantization, "runner": arguments.runner}
-            found.append(Side("triolet", partial(run_triolet, engine), facts))
-        if "transformers" not in arguments.without:
-            found.append(_transformers(folder))
-        for peer, facts in _peers(folder, arguments):
-            stack.enter_context(peer)
-            facts |= {f"peer_{name}": value for name, value in peer.facts.items() if name != "peak_mib"}
-            found.append(Side(peer.engine, partial(run_peer, peer), facts, peer))
-        yield found
-
-
-def _transformers(folder: Path) -> Side:
-    import transformers  # not where it isn't asked for
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    return Side("transformers", partial(run_transformers, model), {})
-
-
-def _peers(folder: Path, arguments: argparse.Namespace) -> list[tuple[Peer, dict[str, Any]]]:
-    kv_cache_bytes = NUM_KV_TOKENS * kv_bytes_per_token(arguments.model, arguments.dtype)
-    common = {"model": str(folder), "dtype": arguments.dtype, "max_num_seqs": 32}
-    room = {"kv_cache_tokens": NUM_KV_TOKENS, "kv_cache_bytes": kv_cache_bytes, "max_model_len": MAX_TOKENS}
-    peers: list[tuple[Peer, dict[str, Any]]] = []
-    if arguments.vllm:
-        peers.append((Peer("vllm", arguments.vllm, {**common, **room}), {}))
-    if arguments.llama_cpp:
-        kinds = [arguments.dtype if kind == "none" else kind for kind in arguments.quantization]
-        for weights in (GGUF[kind] for kind in kinds if kind in GGUF):
-            peer = Peer("llama.cpp", arguments.llama_cpp, {**common, **room, "weights": weights})
-            peers.append((peer, {"quantization": weights}))
-    return peers
-
-
 async def measure(folder: Path, arguments: argparse.Namespace, tell: Tell) -> None:
     """Tell lines for each engine, workload by workload."""
-    async with sides(folder, arguments) as found:
+    wanted = Wanted(
+        folder=folder,
+        model=arguments.model,
+        dtype=arguments.dtype,
+        runner=arguments.runner,
+        quantization=arguments.quantization,
+        transformers="transformers" not in arguments.without,
+        vllm=arguments.vllm,
+        llama_cpp=arguments.llama_cpp,
+    )
+    async with open_sides(wanted) as found:
         for workload in arguments.workload:
             tell(await compare(found, folder, workload, arguments))
 
@@ -128,12 +71,8 @@ async def compare(
         shared=SHARED if workload == "prefix" else 0,
     )
     before = floor()
-    rounds: dict[int, list[Round]] = defaultdict(list)
-    others = OthersAtWork([side.peer.pid for side in found if side.peer is not None])
-    for number in range(arguments.rounds + 1):  # the first one does not count
-        for index, side in enumerate(found):
-            taken = await side.run(make_jobs(workload, vocab_size, number))
-            rounds[index] += [taken] * (number > 0)
+    others = OthersAtWork(peer_pids(found))
+    rounds = await in_turns(found, partial(make_jobs, workload, vocab_size), arguments.rounds)
     facts = {"bench": "throughput", "model": arguments.model, "workload": workload, "dtype": arguments.dtype}
     facts["others_cpus"] = others.num_cpus()
     best = max(before, floor())  # of the machine in its better moment
@@ -142,11 +81,11 @@ async def compare(
             **facts,
             "engine": side.name,
             **side.facts,
-            **summary(jobs, rounds[index]),
+            **summary(jobs, taken),
             "floor": best,
             **machine(),
         }
-        for index, side in enumerate(found)
+        for side, taken in zip(found, rounds, strict=True)
     ]
 
 
@@ -169,10 +108,7 @@ def main() -> None:
         help="of triolet's weights, and of llama.cpp's (int8 is q8_0, and int4 is left out)",
     )
     parser.add_argument("--without", nargs="+", choices=("transformers",), default=[])
-    parser.add_argument("--vllm", default=os.environ.get("BENCH_VLLM"), help="a Python that has vLLM")
-    parser.add_argument(
-        "--llama-cpp", default=os.environ.get("BENCH_LLAMA_CPP"), help="a Python that has llama-cpp-python"
-    )
+    add_peer_options(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()

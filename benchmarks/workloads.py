@@ -17,10 +17,11 @@ NUM_KV_TOKENS = 16_384  # what every engine is given room for, all sequences tog
 
 @attrs.frozen
 class Job:
-    """One request: the prompt's ids, and how many tokens are wanted."""
+    """One request: the prompt's ids, how many tokens are wanted, and when it comes, seconds from the beginning."""
 
     prompt: list[int]
     num_tokens: int
+    due_s: float = 0.0
 
 
 @attrs.frozen
@@ -29,7 +30,7 @@ class Round:
 
     Args:
         elapsed_s: from the first request to the last token, seconds.
-        ttft_s: per request, from the start to its first token.
+        ttft_s: per request, from its coming to its first token.
         itl_s: gaps between a request's tokens.
     """
 
@@ -61,6 +62,23 @@ def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
             return [Job(shared + ids(32), 32) for _ in range(32)]
         case _:
             raise ValueError(f"workload must be single, batch or prefix; got {workload!r}")
+
+
+def arriving_jobs(rate: float, count: int, vocab_size: int, number: int) -> list[Job]:
+    """Requests that come one after another, whether those before them are done or not: 128 tokens in, 64 out.
+
+    Args:
+        rate: requests a second, in the mean; the gaps are those of a Poisson process.
+        count: of requests.
+        vocab_size: ids are below it.
+        number: of the round: gaps are the same in every round, tokens are not, so that no cache knows them.
+    """
+    gaps, dice, due_s = random.Random(0), random.Random(number), 0.0
+    jobs = []
+    for _ in range(count):
+        jobs.append(Job([dice.randrange(vocab_size) for _ in range(128)], 64, due_s))
+        due_s += gaps.expovariate(rate)
+    return jobs
 
 
 def summary(jobs: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What the program of a peer speaks with the benchmark that started it: a line of JSON each way.
 
 The first argument of the program are its options. When its model is loaded it says so; then it is given requests, and
-answers with how long they took, until its input ends. Whatever the engine prints itself goes to the error stream.
+answers with how long they took, until its input ends. What goes wrong it says, too, in a line with an `error`, and
+ends. Whatever the engine prints itself goes to the error stream.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-Run = Callable[[list[list[Any]]], dict[str, Any]]
+Jobs = list[tuple[list[int], int, float]]
+"""Requests: the prompt's ids, the tokens wanted, and when it comes, seconds from the beginning."""
+
+Run = Callable[[Jobs], dict[str, Any]]
 Start = Callable[[dict[str, Any]], tuple[dict[str, Any], Run]]
 
 
@@ -23,16 +29,22 @@ def serve(start: Start) -> None:
     """Load the engine, then run what comes in.
 
     Args:
-        start: from options to what is said of the engine, and what runs requests: pairs of prompt ids and the number of
-            tokens wanted, in; `elapsed_s`, `ttft_s`, `itl_s` and `token_ids` out.
+        start: from options to what is said of the engine, and what runs requests: `Timer.figures` is what it returns.
     """
     _end_with_parent()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    facts, run = start(json.loads(sys.argv[1]))
-    _say(out, facts)
-    for line in sys.stdin:
-        _say(out, run(json.loads(line)))
+    try:
+        facts, run = start(json.loads(sys.argv[1]))
+        _say(out, facts)
+        for line in sys.stdin:
+            _say(out, run(json.loads(line)))
+    except ModuleNotFoundError as error:
+        _say(out, {"error": f"{error.name} is not installed there"})
+        raise
+    except Exception as error:
+        _say(out, {"error": f"{type(error).__name__}: {error}"})
+        raise
 
 
 def _end_with_parent() -> None:
@@ -52,26 +64,49 @@ def _peak_mib() -> float:
 
 
 class Timer:
-    """Notes when each request's tokens came.
+    """Which requests have come, and when the tokens of each did.
 
     Args:
-        count: of requests.
-        now: a clock, seconds; it starts now.
+        due_s: when each comes, seconds from the beginning, which is now; in any order.
+        now: a clock, seconds.
+        sleep: until so many seconds have passed by that clock.
     """
 
-    def __init__(self, count: int, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(
+        self,
+        due_s: Sequence[float],
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._now, self._sleep = now, sleep
         self._begin = now()
-        self._last: list[float | None] = [None] * count
+        self._due_s = due_s
+        self._coming = deque(sorted(range(len(due_s)), key=due_s.__getitem__))
+        self._last: list[float | None] = [None] * len(due_s)
         self._ttft_s: list[float] = []
         self._itl_s: list[float] = []
-        self.token_ids: list[list[int]] = [[] for _ in range(count)]
+        self.token_ids: list[list[int]] = [[] for _ in due_s]
+
+    @property
+    def awaits_more(self) -> bool:
+        """Whether there are requests that have not come."""
+        return bool(self._coming)
+
+    def arrivals(self, *, is_idle: bool) -> list[int]:
+        """Those that have come since the last call; who is idle waits for the next one."""
+        if is_idle and self._coming:
+            self._sleep(max(0.0, self._begin + self._due_s[self._coming[0]] - self._now()))
+        elapsed_s = self._now() - self._begin
+        come = []
+        while self._coming and (self._due_s[self._coming[0]] <= elapsed_s or (is_idle and not come)):
+            come.append(self._coming.popleft())
+        return come
 
     def note(self, row: int, token_ids: list[int]) -> None:
         """Some tokens of a request have come."""
         now, last = self._now(), self._last[row]
         if last is None:
-            self._ttft_s.append(now - self._begin)
+            self._ttft_s.append(now - self._begin - self._due_s[row])
         else:
             self._itl_s.append(now - last)
         self._last[row] = now

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_model import convert
-from line_protocol import Run, Timer, serve
+from line_protocol import Jobs, Run, Timer, serve
 
 BATCH = 2048  # tokens in a call, llama.cpp's default
 MICRO_BATCH = 512  # of these, tokens computed at once, its default
@@ -142,24 +142,27 @@ class Answer:
         return place if self.num_computed == len(self.prompt) else None
 
 
-def run(context: Context, jobs: list[list[Any]]) -> dict[str, Any]:
-    """All requests at once."""
-    answers = [Answer(prompt, num_tokens) for prompt, num_tokens in jobs]
+def run(context: Context, jobs: Jobs) -> dict[str, Any]:
+    """All requests, each when it comes: what has come during a call is in the next one."""
+    answers = [Answer(prompt, num_tokens) for prompt, num_tokens, _ in jobs]
     num_shared = _num_shared([answer.prompt for answer in answers])
     context.clear(len(jobs), shares=num_shared >= WORTH_SHARING)
-    timer = Timer(len(jobs), time.perf_counter)
+    timer = Timer([due_s for _, _, due_s in jobs])
     if num_shared >= WORTH_SHARING:
         _share(context, answers, num_shared)
-    while waiting := [row for row, answer in enumerate(answers) if not answer.is_over()]:
+    unfinished: list[int] = []
+    while unfinished or timer.awaits_more:
+        unfinished += timer.arrivals(is_idle=not unfinished)
         # Answers first; prompts get what room is left.
-        waiting.sort(key=lambda row: answers[row].num_given == 0)
-        places = {row: answers[row].put(context, row) for row in waiting if context.room()}
+        unfinished.sort(key=lambda row: (answers[row].num_given == 0, row))
+        places = {row: answers[row].put(context, row) for row in unfinished if context.room()}
         context.compute()
         for row, place in places.items():
             if place is not None:
                 answers[row].next_id = context.likeliest(place)
                 answers[row].num_given += 1
                 timer.note(row, [answers[row].next_id])
+        unfinished = [row for row in unfinished if not answers[row].is_over()]
     return timer.figures()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,6 +17,18 @@ GGUF = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # what llama.cpp 
 WORKERS = {"vllm": "vllm_worker.py", "llama.cpp": "llama_cpp_worker.py"}
 
 
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """`--vllm` and `--llama-cpp`."""
+    parser.add_argument("--vllm", default=os.environ.get("BENCH_VLLM"), help="a Python that has vLLM")
+    parser.add_argument(
+        "--llama-cpp", default=os.environ.get("BENCH_LLAMA_CPP"), help="a Python that has llama-cpp-python"
+    )
+
+
+class PeerFailed(Exception):
+    """The other engine could not be started, or did not do what it was asked for."""
+
+
 class Peer:
     """Starts the engine on entry, ends it on exit.
 
@@ -26,6 +39,8 @@ class Peer:
         engine: a key of WORKERS.
         python: the interpreter that has the engine installed.
         options: for its worker.
+    Raises:
+        PeerFailed: on entry and by `run`, with what the engine says.
     """
 
     def __init__(self, engine: str, python: str, options: dict[str, Any]) -> None:
@@ -45,25 +60,39 @@ class Peer:
         for name in ("PYTHONPATH", "PYTHONHOME"):
             self._environment.pop(name, None)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(
-            self._command, **pipes, env=self._environment, text=True, start_new_session=True
-        )
-        self.facts = self._heard()
+        try:
+            self._process = subprocess.Popen(
+                self._command, **pipes, env=self._environment, text=True, start_new_session=True
+            )
+        except OSError as error:
+            raise PeerFailed(f"the Python of {self.engine} can not be started: {error}") from None
+        try:
+            self.facts = self._heard()
+        except BaseException:
+            self._end()
+            raise
         self._signal(signal.SIGSTOP)
         return self
 
-    def run(self, jobs: Sequence[tuple[list[int], int]]) -> dict[str, Any]:
-        """All jobs (prompt ids, tokens wanted) at once; what `line_protocol.Timer` noted."""
-        self._signal(signal.SIGCONT)
+    def run(self, jobs: Sequence[tuple[list[int], int, float]]) -> dict[str, Any]:
+        """Have jobs done.
+
+        Args:
+            jobs: for each the prompt's ids, the tokens wanted, and when it comes, seconds from now.
+        Returns:
+            What `line_protocol.Timer` noted.
+        """
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(jobs) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError):  # what it died of is heard below
+            self._signal(signal.SIGCONT)
+            self._process.stdin.write(json.dumps(jobs) + "\n")
+            self._process.stdin.flush()
         answer = self._heard()
         self._signal(signal.SIGSTOP)
         given = [len(token_ids) for token_ids in answer["token_ids"]]
-        if given != [num_tokens for _, num_tokens in jobs]:
-            raise RuntimeError(f"{self.engine} gave {given} tokens, which is not what it was asked for")
+        if given != [num_tokens for _, num_tokens, _ in jobs]:
+            raise PeerFailed(f"{self.engine} gave {given} tokens, which is not what it was asked for")
         return answer
 
     def _heard(self) -> dict[str, Any]:
@@ -71,8 +100,10 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.engine} ended with {self._process.wait()}: {self._command}")
+            raise PeerFailed(f"{self.engine} ended with {self._process.wait()}: {' '.join(self._command)}")
         heard: dict[str, Any] = json.loads(line)
+        if (error := heard.get("error")) is not None:
+            raise PeerFailed(f"{self.engine}, by {self._command[0]}: {error}")
         return heard
 
     def _signal(self, number: signal.Signals) -> None:
@@ -82,10 +113,17 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGKILL)
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # of what it had not read
+                pipe.close()
 
 
 def _advised(engine: str, python: str) -> dict[str, str]:

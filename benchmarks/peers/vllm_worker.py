@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-from line_protocol import Run, Timer, serve
+from line_protocol import Jobs, Run, Timer, serve
 
 
 def start(options: dict[str, Any]) -> tuple[dict[str, Any], Run]:
@@ -39,19 +39,20 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Run]:
     return facts, lambda jobs: run(vllm, engine, jobs)
 
 
-def run(vllm: Any, engine: Any, jobs: list[list[Any]]) -> dict[str, Any]:
-    """All requests at once."""
-    timer = Timer(len(jobs), time.perf_counter)
-    for row, (prompt, num_tokens) in enumerate(jobs):
-        params = vllm.SamplingParams(
-            temperature=0,
-            max_tokens=num_tokens,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=vllm.sampling_params.RequestOutputKind.DELTA,
-        )
-        engine.add_request(str(row), {"prompt_token_ids": prompt}, params)
-    while engine.has_unfinished_requests():
+def run(vllm: Any, engine: Any, jobs: Jobs) -> dict[str, Any]:
+    """All requests, each when it comes: what has come during a step is in the next one."""
+    timer = Timer([due_s for _, _, due_s in jobs])
+    while (is_busy := engine.has_unfinished_requests()) or timer.awaits_more:
+        for row in timer.arrivals(is_idle=not is_busy):
+            prompt, num_tokens, _ = jobs[row]
+            params = vllm.SamplingParams(
+                temperature=0,
+                max_tokens=num_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=vllm.sampling_params.RequestOutputKind.DELTA,
+            )
+            engine.add_request(str(row), {"prompt_token_ids": prompt}, params)
         for output in engine.step():
             timer.note(int(output.request_id), list(output.outputs[0].token_ids))
     return timer.figures()
