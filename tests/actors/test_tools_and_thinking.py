@@ -90,7 +90,7 @@ async def test_tools_are_told_to_the_model_by_its_template(folder: Path) -> None
         (
             {"messages": MESSAGES, "tols": []},
             InvalidPrompt,
-            "no fields but messages, tools, chat_template_kwargs",
+            "no fields but messages, tools, chat_template, ",
         ),
         ({"messages": MESSAGES, "tools": "all"}, InvalidPrompt, "tools must be a list of mappings"),
         ({"messages": "hello"}, InvalidPrompt, "messages must be a list"),

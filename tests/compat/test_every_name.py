@@ -68,8 +68,8 @@ OFFLINE_GENERATE = (
     "prompts sampling_params use_tqdm lora_request priority tokenization_kwargs mm_processor_kwargs"
 )
 CHAT = """
-    messages sampling_params use_tqdm lora_request chat_template chat_template_content_format add_generation_prompt
-    continue_final_message tools chat_template_kwargs tokenization_kwargs mm_processor_kwargs
+    messages sampling_params use_tqdm lora_request priority chat_template chat_template_content_format
+    add_generation_prompt continue_final_message tools chat_template_kwargs tokenization_kwargs mm_processor_kwargs
 """
 BEAM_SEARCH = "prompts params lora_request use_tqdm concurrency_limit"
 

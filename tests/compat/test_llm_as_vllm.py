@@ -43,8 +43,6 @@ def test_a_chat_is_a_list_of_messages(llm: LLM, messages: Any) -> None:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("chat_template", "{{ messages }}"),
-        ("continue_final_message", True),
         ("chat_template_content_format", "openai"),
         ("mm_processor_kwargs", {"a": 1}),
     ],
@@ -53,6 +51,11 @@ def test_what_chat_does_not_offer_is_refused_by_name(llm: LLM, argument: str, va
     messages = [{"role": "user", "content": "A"}]
     with pytest.raises(UnsupportedFeature, match=f"^{argument} is not offered"):
         llm.chat(messages, use_tqdm=False, **{argument: value})
+
+
+def test_a_chat_can_not_go_on_with_its_last_message_and_begin_another(llm: LLM) -> None:
+    with pytest.raises(InvalidPrompt, match=r"^continue_final_message must be false"):
+        llm.chat([{"role": "assistant", "content": "A"}], use_tqdm=False, continue_final_message=True)
 
 
 @pytest.mark.parametrize("values", [[1], [1, 2, 3]])

@@ -193,6 +193,55 @@ def test_the_prompt_is_that_of_transformers(
         assert template.render(chat, tools=tools, add_generation_prompt=add_generation_prompt) == expected
 
 
+HALVES = {
+    "a word": "Once upon",
+    "a space at its end": "Once upon ",
+    "spaces around it": "\n  Once upon a  \n",
+    "nothing": "",
+    "thoughts": "<think>hm</think>\n\nFive, ",
+    "the same twice": "  What is <2 & 3>?",
+}
+KEEPS, TRIMS = (
+    "{% for m in messages %}<" + content + ">{% endfor %}{{ 'A:' if add_generation_prompt }}"
+    for content in ("{{ m.role }}: {{ m.content }}", "{{ m.role }}: {{ m.content | trim }}")
+)
+REWRITES = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+LAST_LEFT_OUT = "{% for m in messages[:-1] %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES.keys())
+@pytest.mark.parametrize("source", [*TEMPLATES.values(), KEEPS, TRIMS], ids=[*TEMPLATES, "keeps", "trims"])
+def test_a_last_message_is_continued_where_transformers_continues_it(
+    source: str, half: str, truth: Any
+) -> None:
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    for chat in ([USER, {"role": "assistant", "content": half}], [SYSTEM, {"role": "user", "content": half}]):
+        asked = {"add_generation_prompt": False, "continue_final_message": True}
+        try:
+            expected = truth(source, chat, tools=None, bos_token="<s>", eos_token="</s>", **asked)
+        except ValueError:
+            with pytest.raises(ChatTemplateError, match="the last message"):
+                template.render(chat, **asked)
+        else:
+            assert template.render(chat, **asked) == expected
+
+
+@pytest.mark.parametrize("source", [REWRITES, LAST_LEFT_OUT])
+def test_a_message_that_the_template_does_not_show_is_not_continued(source: str, truth: Any) -> None:
+    chat = [USER, {"role": "assistant", "content": 'a "quoted" word'}]
+    with pytest.raises(ValueError, match="does not appear in the chat"):
+        truth(source, chat, continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="changes the last message, so that it can not be continued"):
+        ChatTemplate(source).render(chat, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_message_without_a_text_is_not_continued(truth: Any) -> None:
+    with pytest.raises(ValueError, match=r"no .content. to continue"):
+        truth(CHATML, [USER, CALL], continue_final_message=True)
+    with pytest.raises(InvalidPrompt, match="the last message must have a text"):
+        ChatTemplate(CHATML).render([USER, CALL], add_generation_prompt=False, continue_final_message=True)
+
+
 def test_values_reach_the_template_as_in_transformers(truth: Any) -> None:
     values: dict[str, Any] = {"enable_thinking": False, "date_string": "1 Jan 2025"}
     template = ChatTemplate(TOOL_LOOP, eos_token="</s>")

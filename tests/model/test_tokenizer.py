@@ -4,11 +4,14 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 import transformers
 
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
+from triolet.core.conversation import Conversation
 from triolet.core.messages import Tokenize
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
@@ -35,6 +38,51 @@ def test_text_and_conversations_become_the_ids_that_transformers_gives(folder: P
     assert answer.text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     assert list(answer.token_ids) == expected
+
+
+def test_a_conversation_says_how_it_is_written(folder: Path) -> None:
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+    half = [*MESSAGES, {"role": "assistant", "content": "Once upon "}]
+    other = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}{{ 'A' if add_generation_prompt }}"
+    for asked in (
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+        {"add_generation_prompt": True, "chat_template": other},
+        {"add_generation_prompt": False, "continue_final_message": True, "chat_template": other},
+    ):
+        answer = ours.tokenize(Tokenize(Conversation.parse({"messages": half, **asked})))
+        assert answer.text == theirs.apply_chat_template(half, tokenize=False, **asked)
+        expected = theirs.apply_chat_template(half, return_dict=False, **asked)
+        assert list(answer.token_ids) == expected
+
+
+def test_a_model_without_a_template_takes_that_of_a_conversation(folder: Path) -> None:
+    ours = attrs.evolve(load(folder), chat_template=None)
+    with pytest.raises(UnsupportedFeature, match="the model has no chat template"):
+        ours.render(MESSAGES)
+    asked = Conversation(messages=MESSAGES, chat_template="{{ messages[0].content }}{{ eos_token }}")
+    assert ours.render(asked) == f"Be brief.{SPECIAL_TOKENS[1]}"
+    with pytest.raises(ChatTemplateError):
+        ours.render(attrs.evolve(asked, chat_template="{% if %}"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"continue_final_message": True},
+            "^continue_final_message must be false where add_generation_prompt",
+        ),
+        ({"add_generation_prompt": 1}, "^add_generation_prompt must be true or false; got 1"),
+        ({"continue_final_message": "yes"}, "^continue_final_message must be true or false"),
+        ({"chat_template": 3}, "^chat_template must be a text; got 3"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "has a place of its own"),
+        ({"documents": []}, "must have no fields but"),
+    ],
+)
+def test_a_conversation_that_contradicts_itself_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPrompt, match=message):
+        Conversation.parse({"messages": MESSAGES, **asked})
 
 
 def test_special_tokens_are_shown_or_skipped(folder: Path) -> None:

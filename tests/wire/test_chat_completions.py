@@ -165,7 +165,7 @@ def test_some_of_the_tools_are_allowed() -> None:
 
 def test_a_developer_is_a_system_to_the_template() -> None:
     request = ChatRequest.of(body(messages=[{"role": "developer", "content": "x"}]))
-    assert request.prompt(request.plan()) == [{"role": "system", "content": "x"}]
+    assert request.prompt(request.plan())["messages"] == [{"role": "system", "content": "x"}]
 
 
 def test_tools_and_wishes_for_the_template_go_along() -> None:

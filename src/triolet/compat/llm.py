@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
-from triolet.compat.refusals import OFFLINE_METHODS, refuse, refuse_given, refusing
+from triolet.compat.refusals import OFFLINE_METHODS, refuse_given, refusing
 from triolet.compat.views import Tokenizer
 from triolet.core.beams import Beams, BeamSearchOutput, BeamSearchParams
 from triolet.core.outputs import RequestOutput
@@ -86,9 +86,12 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Progress = True,
         *,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
         **vllm_only: object,
     ) -> list[RequestOutput]:
         """Answer conversations.
@@ -97,24 +100,30 @@ class LLM:
             messages: one conversation (a list of messages), or a list of them.
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
+            priority: for all, or one for each.
+            chat_template: another one than the model's, in Jinja.
+            add_generation_prompt: whether the answer is a new message of the assistant.
+            continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
             tools: that the model may call, in all of the conversations.
-            chat_template_kwargs: further values for the model's chat template.
-            add_generation_prompt: always; False is refused.
+            chat_template_kwargs: further values for the chat template.
         """
         if vllm_only.get("chat_template_content_format") == "auto":
             del vllm_only["chat_template_content_format"]
         refuse_given(vllm_only)
-        if not add_generation_prompt:
-            refuse("add_generation_prompt=False", "the answer is the assistant's next turn")
         if isinstance(messages, str | Mapping):
             raise InvalidRequest("messages must be a list of messages, or of such lists", field="messages")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        extras = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
-        given = {name: value for name, value in extras.items() if value}
-        prompts = [{"messages": one, **given} for one in conversations] if given else conversations
-        return self._run(
-            prompts, self._params_for(sampling_params, len(prompts)), use_tqdm, [0] * len(prompts)
-        )
+        asked = {
+            "tools": tools or None,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        prompts = [{"messages": one, **asked} for one in conversations]
+        priorities = [priority or 0] * len(prompts) if isinstance(priority, int | None) else priority
+        _check_lengths(prompts, "priority", priorities)
+        return self._run(prompts, self._params_for(sampling_params, len(prompts)), use_tqdm, priorities)
 
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: Progress = False, **vllm_only: object

@@ -9,6 +9,7 @@ import attrs
 
 from triolet.config import EngineConfig
 from triolet.core.codec import TextCodec
+from triolet.core.conversation import Conversation
 from triolet.core.messages import Tokenize
 from triolet.core.model_info import ModelInfo
 from triolet.core.scheduler_config import DEFAULT_BATCHED_TOKENS
@@ -123,9 +124,18 @@ class Tokenizer:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True) -> Any:
-        """The prompt of a conversation, up to where the assistant's turn begins: ids, or the text."""
-        tokenized = self._codec.tokenize(Tokenize(conversation))
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
+    ) -> Any:
+        """The prompt of a conversation: ids, or the text.
+
+        Args:
+            conversation: its messages.
+            tokenize: whether ids are wanted.
+            **options: `tools`, `chat_template`, `chat_template_kwargs`, `continue_final_message` and
+                `add_generation_prompt`, which is true here if nothing is said of it.
+        """
+        tokenized = self._codec.tokenize(Tokenize(Conversation.parse({"messages": conversation, **options})))
         return list(tokenized.token_ids) if tokenize else tokenized.text
 
 

@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triolet.core.codec import TextCodec
+from triolet.core.conversation import Conversation
 from triolet.core.messages import Tokenize
+from triolet.errors import InvalidPrompt
 from triolet.http.reading import read_json
 from triolet.http.service import Service, service_of
 from triolet.wire.chat_completions import ChatMessages
@@ -24,22 +26,22 @@ MAX_THREADS = 2  # of one app: however many ask, the engine's own work goes on
 ENCODINGS = ("float", "base64")
 _NOT_OFFERED: Mapping[str, Any] = {
     "add_special_tokens": True,
-    "add_generation_prompt": True,
-    "continue_final_message": False,
     "chat_template": None,
-    "chat_template_kwargs": None,
-    "tools": None,
     "mm_processor_kwargs": None,
 }
 
 
 @attrs.frozen(kw_only=True)
 class TokenizeRequest:
-    """A text, or the messages of a chat, of which the tokens are wanted."""
+    """A text, or the messages of a chat, of which the tokens are wanted; for the rest see `ChatRequest`."""
 
     model: str | None = None
     prompt: str | None = None
     messages: ChatMessages | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
     @classmethod
@@ -53,6 +55,28 @@ class TokenizeRequest:
             if payload.get(name) not in (None, harmless):
                 raise unsupported(name, f"{name} is not supported by this server")
         return structure(payload, cls)
+
+    def content(self) -> str | Conversation:
+        """What the tokenizer is asked.
+
+        Raises:
+            WireError: neither a text nor a chat, or both, or a chat that no template could be given.
+        """
+        if self.prompt is not None and self.messages is None:
+            return self.prompt
+        if self.prompt is not None or self.messages is None:
+            raise missing("prompt or messages")
+        chat = {
+            "messages": list(self.messages.messages),
+            "tools": list(self.tools) or None,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+        }
+        try:
+            return Conversation.parse(chat)
+        except InvalidPrompt as error:
+            raise of_exception(error) from None
 
 
 @attrs.frozen(kw_only=True)
@@ -79,11 +103,9 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     body = await read_json(request, TokenizeRequest.of)
     codec = _codec(service, body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise missing("prompt or messages")
-    prompt = body.prompt if body.messages is None else list(body.messages.messages)
+    content = body.content()
     try:
-        tokenized = await _in_thread(partial(codec.tokenize, Tokenize(prompt)))
+        tokenized = await _in_thread(partial(codec.tokenize, Tokenize(content)))
     except Exception as error:
         said = of_exception(error)
         said.param = "messages" if body.messages is not None else "prompt"

@@ -34,10 +34,12 @@ class TextTokenizer:
     Args:
         backend: does the work; its calls may run in any thread.
         chat_template: None for a model that has none; the error, for one whose template can not be compiled.
+        template_tokens: special tokens by the names that templates know them by, such as `bos_token`.
     """
 
     backend: tokenizers.Tokenizer
     chat_template: ChatTemplate | ChatTemplateError | None
+    template_tokens: Mapping[str, str] = attrs.field(factory=dict)
     _pieces: Mapping[bool, Piece] = attrs.field(init=False)
 
     @_pieces.default
@@ -63,30 +65,38 @@ class TextTokenizer:
         return self._pieces[skip_special_tokens]
 
     def render(self, messages: Sequence[Mapping[str, Any]] | Conversation) -> str:
-        """The text of a conversation, up to where the assistant's next turn begins.
+        """The text of a conversation, up to where the assistant's next turn begins, or as the conversation says.
 
         Raises:
             UnsupportedFeature: the model has no chat template.
             ChatTemplateError: the template refused the messages, or failed.
         """
+        if not isinstance(messages, Conversation):
+            messages = Conversation(messages=messages)
+        template = self._template(messages.chat_template)
+        if messages.tools and not template.reads_tools:
+            raise UnsupportedFeature(
+                "tools must be empty: the model's chat template has no place for them", field="tools"
+            )
+        return template.render(
+            messages.messages,
+            add_generation_prompt=messages.add_generation_prompt,
+            continue_final_message=messages.continue_final_message,
+            tools=messages.tools,
+            **messages.chat_template_kwargs,
+        )
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        """Of that source, or the model's own."""
+        if source is not None:
+            return _compiled(source, self.template_tokens)
         if self.chat_template is None:
             raise UnsupportedFeature(
                 "prompt must be text or token ids: the model has no chat template", field="prompt"
             )
         if isinstance(self.chat_template, ChatTemplateError):
             raise ChatTemplateError(*self.chat_template.args)
-        if not isinstance(messages, Conversation):
-            messages = Conversation(messages=messages)
-        if messages.tools and not self.chat_template.reads_tools:
-            raise UnsupportedFeature(
-                "tools must be empty: the model's chat template has no place for them", field="tools"
-            )
-        return self.chat_template.render(
-            messages.messages,
-            add_generation_prompt=True,
-            tools=messages.tools,
-            **messages.chat_template_kwargs,
-        )
+        return self.chat_template
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         """See `TextCodec`. A conversation's template writes its special tokens; a plain text gets the model's."""
@@ -163,7 +173,9 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextToke
         return None
     backend.no_truncation()
     backend.no_padding()
-    return TextTokenizer(backend, _load_chat_template(folder))
+    settings = _read_json(folder / "tokenizer_config.json")
+    template_tokens = _template_tokens(settings)
+    return TextTokenizer(backend, _load_chat_template(folder, settings, template_tokens), template_tokens)
 
 
 def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokenizer | None:
@@ -187,17 +199,25 @@ def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokeni
     return backend
 
 
-def _load_chat_template(folder: Path) -> ChatTemplate | ChatTemplateError | None:
+def _template_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _compiled(source: str, tokens: Mapping[str, str]) -> ChatTemplate:
+    # The system clock is read here, and not in the core: a template may ask for today's date.
+    return ChatTemplate(source, special_tokens=tokens, strftime_now=time.strftime)
+
+
+def _load_chat_template(
+    folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]
+) -> ChatTemplate | ChatTemplateError | None:
     """A template that is wrong fails the conversations that need it, and not the model: texts need none."""
-    settings = _read_json(folder / "tokenizer_config.json")
     source = _template_source(folder, settings)
     if source is None:
         return None
-    texts = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
-    tokens = {name: text for name, text in texts.items() if text is not None}
-    # The system clock is read here, and not in the core: a template may ask for today's date.
     try:
-        return ChatTemplate(source, special_tokens=tokens, strftime_now=time.strftime)
+        return _compiled(source, tokens)
     except ChatTemplateError as error:
         return error
 

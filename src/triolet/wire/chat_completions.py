@@ -81,6 +81,8 @@ class ChatRequest(OffersTools, GenerationRequest):
         tool_choice: whether and which it has to.
         reasoning_effort: a hint; models here know at most whether.
         chat_template_kwargs: further values for the chat template.
+        add_generation_prompt: whether the answer is a new message of the assistant.
+        continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
     """
 
     messages: ChatMessages
@@ -92,6 +94,8 @@ class ChatRequest(OffersTools, GenerationRequest):
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     def check(self) -> None:
         """See `GenerationRequest`."""
@@ -117,9 +121,13 @@ class ChatRequest(OffersTools, GenerationRequest):
         values = dict(self.chat_template_kwargs)
         if reasoning_parser == "qwen3" and self.reasoning_effort == "none":
             values.setdefault("enable_thinking", False)
-        if plan.template_tools is None and not values:
-            return messages
-        return {"messages": messages, "tools": plan.template_tools, "chat_template_kwargs": values}
+        return {
+            "messages": messages,
+            "tools": plan.template_tools,
+            "chat_template_kwargs": values,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+        }
 
     def params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
         """See `GenerationRequest.sampling_params`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from triolet.core.chat_template.continuation import cut, marked
 from triolet.core.chat_template.messages import plain_data, plain_messages, plain_tools
 from triolet.core.chat_template.meter import Meter
 from triolet.core.chat_template.program import Program
@@ -89,6 +90,7 @@ class ChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: object = None,
         **values: object,
     ) -> str:
@@ -97,6 +99,7 @@ class ChatTemplate:
         Args:
             messages: see `plain_messages`.
             add_generation_prompt: end with what an answer begins with.
+            continue_final_message: end with the last message, as if it were not over.
             tools: descriptions of tools (JSON schemas), or None.
             **values: further values, by name, for the template: only such as it reads (`variables`).
 
@@ -107,17 +110,19 @@ class ChatTemplate:
         """
         if unread := sorted(values.keys() - self._variables):
             raise ChatTemplateError(f"the chat template reads no value named {unread[0]!r}", field=unread[0])
+        plain = plain_messages(messages)
         seen_by_template: dict[str, Any] = {
             **self._tokens,
             "documents": None,
             **{name: plain_data(value, name) for name, value in values.items()},
-            "messages": plain_messages(messages),
+            "messages": marked(plain) if continue_final_message else plain,
             "tools": plain_tools(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._program.run(
+        text = self._program.run(
             seen_by_template,
             meter=Meter(self._max_work),
             max_output_chars=self._max_output_chars,
             strftime_now=self._strftime_now,
         )
+        return cut(text, plain[-1]) if continue_final_message else text
