@@ -263,7 +263,8 @@ class EngineConfig(Configuration):
         # Twice what a step of 512 tokens takes a model of a few billion parameters on a few CPU cores, and more than
         # compiling kernels adds to a first one. Killing a step that would have ended is worse than a late rescue.
         "Seconds after which a step counts as hung: health turns bad, and a runner process is killed and started "
-        "again; none is never.",
+        "again. As long may a message lie unread before a scheduler, tokenizer or detokenizer that does nothing else: "
+        "then it is ended and started again. None is never.",
         default=60.0,
         validator=seconds(optional=True),
     )
