@@ -295,8 +295,8 @@ async def test_configurations_can_be_read(autojump_clock: MockClock) -> None:
         assert lora is None
         assert (await llm.get_vllm_config()) is llm.vllm_config
         assert await llm.get_supported_tasks() == ("generate",)
-        assert (await llm.get_tokenizer()).decode([0, 1]) == "AB"
-        assert (await llm.get_tokenizer()).encode("AB") == [0, 1]
+        assert llm.get_tokenizer().decode([0, 1]) == "AB"
+        assert llm.get_tokenizer().encode("AB") == [0, 1]
         for answer in (llm.is_sleeping, llm.is_paused, llm.is_tracing_enabled):
             assert await answer() is False
         assert await llm.reset_prefix_cache() is True

@@ -7,8 +7,7 @@ from typing import TypeVar
 import trio
 
 from triolet.compat.facts import Facts
-from triolet.compat.refusals import NO_LORA, refuse
-from triolet.compat.views import DecodingConfig, ModelConfig, ParallelConfig, SchedulerView, Tokenizer
+from triolet.compat.views import DecodingConfig, ModelConfig, ParallelConfig, SchedulerView
 from triolet.config import EngineConfig
 
 T = TypeVar("T")
@@ -16,12 +15,6 @@ T = TypeVar("T")
 
 class AsyncFacts(Facts):
     """Of `AsyncLLM`."""
-
-    async def get_tokenizer(self, lora_request: object = None) -> Tokenizer:
-        """The model's."""
-        if lora_request is not None:
-            refuse("lora_request", NO_LORA)
-        return await told(self.tokenizer)
 
     async def get_vllm_config(self) -> EngineConfig:
         """What the engine was started with."""

@@ -45,6 +45,10 @@ class Facts(ABC):
         """The model's."""
         return tokenizer_of(self._codec)
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.tokenizer
+
 
 class EngineFacts(Facts):
     """Of `LLMEngine`."""
@@ -77,10 +81,6 @@ class EngineFacts(Facts):
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets."""
         return self._info.generation.sampling_params()
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's."""
-        return self.tokenizer
 
     def get_model_config(self) -> ModelConfig:
         """Of the model that runs."""
