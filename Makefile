@@ -1,5 +1,5 @@
 # make chat              talk to triolet-nano; ARGS="..." is passed on, as in make chat ARGS="--model PATH_OR_HUB_ID"
-# make test              the test suite; ARGS="tests/core -x" narrows it
+# make test              the test suite, on all processors; ARGS="tests/core -x" narrows it, and runs on one
 # make test-slow         the tests that take longer than a few seconds
 # make lint              ruff and mypy --strict
 # make bench             throughput of triolet and of transformers' generate, side by side
@@ -17,6 +17,11 @@ ifeq ($(shell uname -s)$(wildcard /proc/driver/nvidia),Linux)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 endif
 
+# Without ARGS a suite runs in as many processes as there are processors (a gigabyte each): every process takes a stretch of the files,
+# and when it is done a part of another's, so that what the tests of a file share is rarely made twice. With ARGS pytest does as they
+# say, in one process, where -x and --pdb are what they are; ARGS="-n 4 tests/model" has four.
+SIDE_BY_SIDE = $(if $(ARGS),,--numprocesses auto --maxprocesses 8 --dist worksteal)
+
 # Twice quiet: no warnings, errors only.
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 INPUTS = pyproject.toml constraints.txt
@@ -31,10 +36,10 @@ chat: $(VENV)/.installed
 	@$(VENV)/bin/triolet chat $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-slow: $(VENV)/.installed-dev
-	$(VENV)/bin/pytest -m "slow and not gpu and not weights" $(ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not weights" $(SIDE_BY_SIDE) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check

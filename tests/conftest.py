@@ -20,6 +20,11 @@ HAS_NVIDIA_DRIVER = Path("/dev/nvidiactl").exists()
 if not HAS_NVIDIA_DRIVER:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Runs side by side (pytest-xdist) share the processors: each computes on its part of them, and so does what it starts.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    _NUM_RUNS = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _NUM_RUNS)))
+
 # Two test runs of one commit see the same examples, and no example fails for being slow on a busy machine.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("house")

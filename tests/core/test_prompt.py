@@ -82,7 +82,7 @@ def test_a_key_without_a_value_is_no_key() -> None:
         {"prompt": ["hi"]},
         {"prompt_embeds": [0.5]},
         {1, 2},
-        object(),
+        pytest.param(object(), id="object()"),
     ],
     ids=repr,
 )

@@ -112,17 +112,6 @@ def test_a_row_is_the_same_bit_for_bit_whatever_else_is_in_the_step(
         assert run(variant, alone(together, sequence), **options).equal(mine)
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_the_number_of_threads_changes_no_bit(num_threads: int) -> None:
-    case = PagedCase.make(MIXED, num_heads=4, num_kv_heads=2)
-    expected, before = run("", case), torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        assert run("", case).equal(expected)
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("lens", [[(1, 40)], [(30, 40)]])
 @pytest.mark.parametrize("spoilt", ["query", "keys", "values"])
 def test_nan_in_what_a_row_sees_shows_in_the_row(lens: Sequence[tuple[int, int]], spoilt: str) -> None:
@@ -201,6 +190,24 @@ def test_sequences_that_share_a_prefix_are_bit_for_bit_what_each_is_alone(
     for sequence in range(len(FAMILIES)):
         mine = rows[starts[sequence] : starts[sequence + 1]]
         assert run(variant, alone(case, sequence), **options).equal(mine)
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("options", [{}, WINDOW_AND_CAP], ids=["plain", "window-and-cap"])
+def test_the_number_of_threads_changes_no_bit(variant: str, group: int, options: dict[str, Any]) -> None:
+    mixed = PagedCase.make(MIXED, num_heads=2 * group, num_kv_heads=2)
+    shared = PagedCase.make(FAMILIES, num_heads=2 * group, num_kv_heads=2)
+    shared = sharing(sharing(shared, 192, FIRST_FAMILY), 256, SECOND_FAMILY)
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append([run(variant, case, **options) for case in (mixed, shared)])
+    finally:
+        torch.set_num_threads(before)
+    for rows in found[1:]:
+        assert all(map(torch.equal, rows, found[0]))
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(24, 16), (64, 1), (80, 32), (128, 24)])
