@@ -43,7 +43,9 @@ class Terminal:
             "XDG_STATE_HOME": str(home),
             "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here answers where the cursor is
         }
-        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        # The terminal's size is the one set above, whatever pytest runs in.
+        others = ("NO_COLOR", "COLUMNS", "LINES")
+        inherited = {name: value for name, value in os.environ.items() if name not in others}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=self._slave,
