@@ -35,8 +35,8 @@ async def test_the_longest_step_is_measured_and_named() -> None:
 async def test_who_waits_is_no_hog() -> None:
     watch = LoopWatch()
     with watch.installed():
-        await trio.sleep(0.2)
-        assert watch.longest_s < 0.15
+        await trio.sleep(0.5)
+        assert watch.longest_s < 0.45
     num_steps = watch.num_steps
     await trio.lowlevel.checkpoint()
     assert watch.num_steps == num_steps

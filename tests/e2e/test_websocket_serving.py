@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ with connect(f"ws://localhost:{sys.argv[1]}/v1/responses") as socket:
 
 async def test_a_client_that_is_killed_frees_its_blocks_within_a_step_and_50_ms() -> None:
     async with listening() as (engine, port):
-        took_s = []
-        for _ in range(3):
+        took_s = [inf]
+        while min(took_s) > STEP_S + 0.05 and len(took_s) <= 10:  # the machine may be busy
             client = await trio.lowlevel.open_process(
                 [sys.executable, "-c", CLIENT, str(port)], stdout=subprocess.PIPE
             )
@@ -61,8 +62,7 @@ async def test_a_client_that_is_killed_frees_its_blocks_within_a_step_and_50_ms(
             took_s.append(time.perf_counter() - began)
             await client.wait()
             await client.stdout.aclose()
-        print("freed after", [round(1000 * took) for took in took_s], "ms")
-        assert min(took_s) <= STEP_S + 0.05, took_s  # the best of three: other programs run here, too
+        assert min(took_s) <= STEP_S + 0.05, took_s
 
 
 def num_descriptors() -> int:
