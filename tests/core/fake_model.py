@@ -47,6 +47,7 @@ class _Row:
     start: RowStart
     tokens: list[int]
     block_table: list[int]
+    num_computed: int | None = None  # before its first step nobody knows what the cache had
 
 
 class FakeModel:
@@ -83,6 +84,8 @@ class FakeModel:
         for position in range(planned.start, planned.start + planned.num_tokens):
             block = self.cache[row.block_table[position // self.block_size]]
             block[position % self.block_size] = tokens[position]
+        assert row.num_computed in (None, planned.start), "a step begins where the last one ended"
+        row.num_computed = planned.start + planned.num_tokens
 
     def _sample(self, planned: PlanRow) -> Iterator[SampledToken | RowFailure]:
         """A token, and one after every token of the draft that was right."""
@@ -98,3 +101,4 @@ class FakeModel:
             position = len(row.tokens) - len(start.prompt_token_ids)
             row.tokens.append(token_id)
             yield SampledToken(start.request_id, start.epoch, position, token_id)
+        row.num_computed = len(row.tokens) - 1  # what was computed behind a wrong guess counts for nothing

@@ -53,6 +53,11 @@ def planted_mutant(name: str | None) -> Iterator[None]:
 
 def all_mutants() -> dict[str, Plant]:
     """By name."""
-    for module in ("mutants", "mutants_of_answers", "mutants_of_faults"):  # each enters its own
+    for module in (
+        "mutants",
+        "mutants_of_answers",
+        "mutants_of_faults",
+        "mutants_of_runs",
+    ):  # each enters its own
         import_module(f"tests.simulation.{module}")
     return MUTANTS

@@ -1,0 +1,51 @@
+"""Defects of plans for several steps; see `mutation`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+import pytest
+
+from tests.simulation.mutation import mutant
+from triolet.core import planning
+from triolet.core.block_pool import BlockPool
+from triolet.core.plan import StepResult
+from triolet.core.planning import Planner
+from triolet.core.scheduler import Scheduler
+from triolet.core.sequence import Sequence
+
+
+@mutant("a run has the blocks of its first step only")
+def _blocks_of_one_step(patch: pytest.MonkeyPatch) -> None:
+    def mutated(scheduled: Collection[Sequence], num_steps: int, pool: BlockPool, block_size: int) -> int:
+        return num_steps
+
+    patch.setattr(planning, "add_blocks_of_run", mutated)
+
+
+@mutant("who has ended in a run goes on in it")
+def _ended_go_on(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: Planner, now_s: float) -> None:
+        for sequence in self.scheduled:
+            sequence.schedule(1, self.counters.steps)
+
+    patch.setattr(Planner, "go_on", mutated)
+
+
+@mutant("a result in the middle of a run is taken for the last")
+def _ends_too_soon(patch: pytest.MonkeyPatch) -> None:
+    apply = Scheduler.apply
+
+    def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
+        apply(self, attrs.evolve(result, is_last=True), now_s)
+
+    patch.setattr(Scheduler, "apply", mutated)
+
+
+@mutant("nobody has a part in a run's later steps")
+def _nobody_goes_on(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: Planner, now_s: float) -> None:
+        self.scheduled = []
+
+    patch.setattr(Planner, "go_on", mutated)
