@@ -27,6 +27,7 @@ from triolet import Engine, RequestOutputKind, SamplingParams
 from triolet.actors.executors import InlineExecutor, ThreadExecutor
 from triolet.actors.model_runner import Executor, Runner
 from triolet.actors.opening import run_engine
+from triolet.actors.settling import settled_memory
 from triolet.config import EngineConfig
 from triolet.core.model_info import ModelInfo
 from triolet.core.plan import RowStart, SampledToken, StepPlan, StepResult
@@ -103,7 +104,8 @@ async def open_idle_engine(runner: str, max_num_seqs: int) -> AsyncGenerator[Eng
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, enable_prefix_caching=True)
     executor = make_executor(runner, 2000)
     async with run_engine(config, executor, lambda: codec) as engine:
-        yield engine
+        with settled_memory():  # as in `open_engine`
+            yield engine
 
 
 async def run_round(engine: Engine, batch: int, num_tokens: int) -> Round:
