@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
+from triolet.core.detokenizer import Piece
 from triolet.core.feed import Feed
 from triolet.core.journal import Journal
 from triolet.core.logprobs import Logprob
@@ -154,6 +155,31 @@ def test_an_answer_that_is_not_detokenized_has_log_probabilities_without_texts_a
     assert (completion.text, completion.token_ids) == ("", (1,))
     assert completion.logprobs is not None
     assert completion.logprobs[0][1] == Logprob(-1.0, 1, None)
+
+
+class Knowing(Letters):
+    """Knows each letter by itself, and says so in capitals."""
+
+    def pieces(self, *, skip_special_tokens: bool) -> Piece:
+        return lambda token_id: ALPHABET[token_id].upper() if token_id != EOS else None
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "ABC"),
+        ({"skip_special_tokens": False}, "ABC</s>"),
+        ({"skip_special_tokens": False, "spaces_between_special_tokens": False}, "abc</s>"),
+        ({"detokenize": False}, ""),
+    ],
+)
+def test_what_a_codec_knows_of_single_tokens_is_taken_where_they_are_shown_as_it_shows_them(
+    fields: dict[str, Any], text: str
+) -> None:
+    tale = story(**fields)
+    tale.feed.codec = Knowing()
+    tale.say("abc.", end=FinishReason.LENGTH)
+    assert tale.text() == text
 
 
 # --------------------------------------------------------------------------- what ends the answer

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from triolet.core.detokenizer import OutputText
-from triolet.core.feed import decoder
+from triolet.core.detokenizer import OutputText, no_piece
+from triolet.core.feed import decoder, pieces
 from triolet.model.tokenizer import load_tokenizer
 from triolet.nano import PATH
 
@@ -44,18 +44,22 @@ RECORDED: list[tuple[list[int], list[int], dict[str, Any], str, int, str | None]
 ]
 
 
+@pytest.mark.parametrize("knows_pieces", [True, False])
 @pytest.mark.parametrize(("prompt", "answer", "asked", "text", "num_tokens", "stop"), RECORDED)
 def test_texts_are_those_of_vllm(
-    prompt: list[int], answer: list[int], asked: dict[str, Any], text: str, num_tokens: int, stop: str | None
+    prompt: list[int],
+    answer: list[int],
+    asked: dict[str, Any],
+    text: str,
+    num_tokens: int,
+    stop: str | None,
+    knows_pieces: bool,
 ) -> None:
-    decode = decoder(
-        load_tokenizer(PATH),
-        skip_special_tokens=asked.get("skip", True),
-        is_spaced=asked.get("spaces", True),
-    )
+    codec, skip, is_spaced = load_tokenizer(PATH), asked.get("skip", True), asked.get("spaces", True)
     output = OutputText(
-        decode,
+        decoder(codec, skip_special_tokens=skip, is_spaced=is_spaced),
         prompt,
+        piece=pieces(codec, skip_special_tokens=skip, is_spaced=is_spaced) if knows_pieces else no_piece,
         stop=asked.get("stop", ()),
         include_stop_str_in_output=asked.get("include", False),
         min_tokens=asked.get("min_tokens", 0),
