@@ -18,10 +18,10 @@ struct AttentionCall {
   float scale, soft_cap;
 };
 
-// Under each KV head a unit of work: some rows of one sequence; or all rows of several, which have few, and whose first
+// A unit of work, under some KV heads: some rows of one sequence; or all rows of several, which have few, and whose first
 // `shared` keys are the same.
 struct Piece {
-  int first_row, num_rows, num_sequences, shared;
+  int first_head, num_heads, first_row, num_rows, num_sequences, shared;
   int sequences[MOST_TOGETHER];
 };
 
@@ -57,7 +57,7 @@ class Prefixes {
 };
 
 // Pieces of sequences with so few rows that several fit into one: those that share a prefix, together. All threads are
-// to have some of them.
+// to have some of them. Under all KV heads.
 inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequences, std::vector<Piece>& pieces) {
   const int group = call.num_heads / call.num_kv_heads;
   const Prefixes prefixes(call);
@@ -76,13 +76,35 @@ inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequen
         continue;
       }
     }
-    pieces.push_back({0, rows, 1, 0, {sequence}});
+    pieces.push_back({0, call.num_kv_heads, 0, rows, 1, 0, {sequence}});
     may_grow = true;
   }
 }
 
+// KV heads that are computed side by side: as many as leave enough pieces for all threads, and a tile of them, with the
+// next one, in the second-level cache.
+inline int heads_together(const AttentionCall& call, int num_pieces) {
+  constexpr int PIECES_EACH = 8, TILE_BYTES = 128 * 1024;
+  const int parts = (PIECES_EACH * call.num_threads + num_pieces - 1) / std::max(1, num_pieces);
+  const int head_bytes = 2 * KEYS * call.head_dim * (call.dtype == 0 ? 4 : 2);
+  return std::max(1, std::min((call.num_kv_heads + parts - 1) / parts, TILE_BYTES / head_bytes));
+}
+
+// The same pieces, each cut into pieces of fewer KV heads.
+inline std::vector<Piece> cut_by_heads(const std::vector<Piece>& pieces, int num_kv_heads, int together) {
+  std::vector<Piece> cut;
+  cut.reserve(pieces.size() * ((num_kv_heads + together - 1) / together));
+  for (const Piece& piece : pieces)
+    for (int head = 0; head < num_kv_heads; head += together) {
+      cut.push_back(piece);
+      cut.back().first_head = head;
+      cut.back().num_heads = std::min(together, num_kv_heads - head);
+    }
+  return cut;
+}
+
 inline std::vector<Piece> pieces_of(const AttentionCall& call) {
-  std::vector<Piece> pieces;
+  std::vector<Piece> few, many;
   std::vector<int> small;
   const int group = call.num_heads / call.num_kv_heads;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
@@ -95,9 +117,12 @@ inline std::vector<Piece> pieces_of(const AttentionCall& call) {
     const int most = rows_per_piece(query_len, group);
     // From the end: the last queries see the most keys, and what takes longest is best begun first.
     for (int first = (rows - 1) / most * most; first >= 0; first -= most)
-      pieces.push_back({first, std::min(most, rows - first), 1, 0, {sequence}});
+      many.push_back({0, call.num_kv_heads, first, std::min(most, rows - first), 1, 0, {sequence}});
   }
-  add_shared_pieces(call, std::move(small), pieces);
+  add_shared_pieces(call, std::move(small), few);
+  std::vector<Piece> pieces = cut_by_heads(many, call.num_kv_heads, 1);
+  const std::vector<Piece> cut = cut_by_heads(few, call.num_kv_heads, heads_together(call, static_cast<int>(few.size())));
+  pieces.insert(pieces.end(), cut.begin(), cut.end());
   return pieces;
 }
 
@@ -130,14 +155,18 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
   return work;
 }
 
-// One KV head of a piece.
+// One of the pieces; the next one is likely to follow.
 template <class T>
-inline void attend(const AttentionCall& call, const Piece& piece, int kv_head, Scratch& scratch) {
-  AttentionRows<T> works[MOST_TOGETHER];
-  for (int i = 0; i < piece.num_sequences; ++i) works[i] = rows_of<T>(call, piece.sequences[i], kv_head);
+inline void attend(const AttentionCall& call, const std::vector<Piece>& pieces, size_t index, Scratch& scratch) {
+  auto rows_under = [&](const Piece& piece, int i) { return rows_of<T>(call, piece.sequences[i], piece.first_head); };
+  const Piece& piece = pieces[index];
+  AttentionRows<T> works[MOST_TOGETHER], following;
+  for (int i = 0; i < piece.num_sequences; ++i) works[i] = rows_under(piece, i);
   if (piece.num_sequences == 1) {
     works[0].first_row = piece.first_row;
     works[0].num_rows = piece.num_rows;
   }
-  attend(works, piece.num_sequences, piece.shared, scratch);
+  const bool is_last = index + 1 == pieces.size();
+  if (!is_last) following = rows_under(pieces[index + 1], 0);
+  attend(works, piece.num_sequences, piece.num_heads, piece.shared, is_last ? nullptr : &following, scratch);
 }

@@ -14,8 +14,8 @@
 #include "team.h"
 
 // paged_attention.cpp has them.
-extern template void attend(const AttentionRows<float>*, int, int, Scratch&);
-extern template void attend(const AttentionRows<BFloat16>*, int, int, Scratch&);
+extern template void attend(const AttentionRows<float>*, int, int, int, const AttentionRows<float>*, Scratch&);
+extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const AttentionRows<BFloat16>*, Scratch&);
 
 namespace {
 
@@ -49,6 +49,7 @@ struct Workspace {
     attention.num_kv_heads = model.num_kv_heads;
     attention.head_dim = model.head_dim;
     attention.block_size = step.block_size;
+    attention.dtype = model.dtype;
     attention.num_threads = step.num_threads;
     attention.soft_cap = model.attention_soft_cap;
     pieces = pieces_of(attention);
@@ -262,17 +263,18 @@ class Worker {
     if (!shared_.only_decodes)
       stage(static_cast<int64_t>(step_.num_tokens) * all_heads,
             [&](int item) { place_head(layer, index, item / all_heads, item % all_heads); });
-    stage(static_cast<int64_t>(shared_.pieces.size()) * kv_heads, [&](int item) {
+    stage(static_cast<int64_t>(shared_.pieces.size()), [&](int item) {
       static thread_local Scratch scratch;
-      const Piece& piece = shared_.pieces[item / kv_heads];
-      const int head = item % kv_heads;
+      const Piece& piece = shared_.pieces[item];
       for (int place = 0; shared_.only_decodes && place < piece.num_sequences; ++place) {
         const int token = step_.cu_query_lens[piece.sequences[place]];
-        for (int i = 0; i < group; ++i) place_head(layer, index, token, head * group + i);
-        place_head(layer, index, token, model_.num_heads + head);
-        place_head(layer, index, token, model_.num_heads + kv_heads + head);
+        for (int head = piece.first_head; head < piece.first_head + piece.num_heads; ++head) {
+          for (int i = 0; i < group; ++i) place_head(layer, index, token, head * group + i);
+          place_head(layer, index, token, model_.num_heads + head);
+          place_head(layer, index, token, model_.num_heads + kv_heads + head);
+        }
       }
-      attend<T>(call, piece, head, scratch);
+      attend<T>(call, shared_.pieces, item, scratch);
     });
   }
 

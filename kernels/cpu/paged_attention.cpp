@@ -8,18 +8,18 @@ namespace {
 template <class T>
 void run(const AttentionCall& call) {
   const std::vector<Piece> pieces = pieces_of(call);
-  share_out(call.num_threads, static_cast<int64_t>(pieces.size()) * call.num_kv_heads, [&](int64_t item) {
+  share_out(call.num_threads, static_cast<int64_t>(pieces.size()), [&](int64_t item) {
     static thread_local Scratch scratch;
-    attend<T>(call, pieces[item / call.num_kv_heads], item % call.num_kv_heads, scratch);
+    attend<T>(call, pieces, item, scratch);
   });
 }
 
 }  // namespace
 
 // Compiled here for the other sources, too.
-template void attend(const AttentionRows<float>*, int, int, Scratch&);
-template void attend(const AttentionRows<BFloat16>*, int, int, Scratch&);
-template void attend(const AttentionRows<Float16>*, int, int, Scratch&);
+template void attend(const AttentionRows<float>*, int, int, int, const AttentionRows<float>*, Scratch&);
+template void attend(const AttentionRows<BFloat16>*, int, int, int, const AttentionRows<BFloat16>*, Scratch&);
+template void attend(const AttentionRows<Float16>*, int, int, int, const AttentionRows<Float16>*, Scratch&);
 
 EXPORT void triolet_paged_attention(const AttentionCall* call) {
   switch (call->dtype) {

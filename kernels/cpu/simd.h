@@ -98,11 +98,16 @@ INLINE Floats load(const Float16* from) {
 
 INLINE void store(float* to, Floats x) { *reinterpret_cast<Floats*>(to) = x; }
 
-INLINE void store(BFloat16* to, Floats x) {
+// The lower halves are the numbers, the upper ones 0.
+INLINE Words rounded_to_bfloat16(Floats x) {
   const Words bits = reinterpret_cast<Words>(x);
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words quiet = (bits >> 16) | 0x40u;  // rounding could carry a NaN into infinity
-  *reinterpret_cast<Shorts*>(to) = __builtin_convertvector(x == x ? rounded : quiet, Shorts);
+  return x == x ? rounded : quiet;
+}
+
+INLINE void store(BFloat16* to, Floats x) {
+  *reinterpret_cast<Shorts*>(to) = __builtin_convertvector(rounded_to_bfloat16(x), Shorts);
 }
 
 INLINE void narrow(float x, float* to) { *to = x; }
@@ -145,6 +150,54 @@ INLINE void store(Float16* to, Floats x) {
 #else
   for (int lane = 0; lane < LANES; ++lane) narrow(x[lane], to + lane);
 #endif
+}
+
+// 2 * LANES numbers in the order in which they are widened fastest: of bfloat16 every other one, then those between.
+template <class T>
+INLINE void load_pair(const T* from, Floats* pair) {
+  pair[0] = load(from);
+  pair[1] = load(from + LANES);
+}
+
+INLINE void load_pair(const BFloat16* from, Floats* pair) {
+  const Words both = *reinterpret_cast<const Words*>(from);
+  pair[0] = reinterpret_cast<Floats>(both << 16);
+  pair[1] = reinterpret_cast<Floats>(both & 0xffff0000u);
+}
+
+// The other way.
+template <class T>
+INLINE void store_pair(T* to, const Floats* pair) {
+  store(to, pair[0]);
+  store(to + LANES, pair[1]);
+}
+
+INLINE void store_pair(BFloat16* to, const Floats* pair) {
+  *reinterpret_cast<Words*>(to) = rounded_to_bfloat16(pair[0]) | rounded_to_bfloat16(pair[1]) << 16;
+}
+
+// A row of a multiple of LANES elements as float32, in the order of load_pair as far as there are pairs; and back, times
+// `factor`.
+template <class T>
+INLINE void widen_pairs(const T* from, int count, float* to) {
+  int i = 0;
+  for (; i + 2 * LANES <= count; i += 2 * LANES) {
+    Floats pair[2];
+    load_pair(from + i, pair);
+    store(to + i, pair[0]);
+    store(to + i + LANES, pair[1]);
+  }
+  if (i < count) store(to + i, load(from + i));
+}
+
+template <class T>
+INLINE void narrow_pairs(const float* from, int count, float factor, T* to) {
+  int i = 0;
+  for (; i + 2 * LANES <= count; i += 2 * LANES) {
+    const Floats pair[2] = {load(from + i) * factor, load(from + i + LANES) * factor};
+    store_pair(to + i, pair);
+  }
+  if (i < count) store(to + i, load(from + i) * factor);
 }
 
 // A row of `count` elements as float32, the last vector filled up with zeros.
@@ -230,16 +283,23 @@ INLINE Floats sum_each(Floats* rows) {
   return rows[0];
 }
 
-INLINE float sum_lanes(Floats x) {
-  float lane[LANES];
-  store(lane, x);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-  return lane[0];
+// The lanes `width` further on, beside those that they are to be combined with.
+template <int WIDTH, int... Lane>
+INLINE Floats shifted(Floats x, std::integer_sequence<int, Lane...>) {
+  return pick(x, x, std::integer_sequence<int, ((Lane + WIDTH) % LANES)...>{}, 0);
 }
 
+template <int WIDTH = LANES / 2>
+INLINE float sum_lanes(Floats x) {
+  x += shifted<WIDTH>(x, std::make_integer_sequence<int, LANES>{});
+  if constexpr (WIDTH > 1) return sum_lanes<WIDTH / 2>(x);
+  return x[0];
+}
+
+template <int WIDTH = LANES / 2>
 INLINE float largest_lane(Floats x) {
-  float largest = x[0];
-  for (int lane = 1; lane < LANES; ++lane) largest = x[lane] > largest ? x[lane] : largest;
-  return largest;
+  const Floats other = shifted<WIDTH>(x, std::make_integer_sequence<int, LANES>{});
+  x = larger(x, other);
+  if constexpr (WIDTH > 1) return largest_lane<WIDTH / 2>(x);
+  return x[0];
 }

@@ -1,0 +1,86 @@
+// What attention works on: rows of queries, keys and values in the paged cache, and memory to do so.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "simd.h"
+
+constexpr int KEYS = 64;
+constexpr float UNSEEN = -1e30f;  // below every score, and still finite: the difference of two is 0, not NaN
+
+// One KV head of one sequence, in keys or values [num_blocks, block_size, num_kv_heads, head_dim].
+template <class T>
+struct PagedHead {
+  const T* slots;             // this head in slot 0
+  const int32_t* blocks;      // the sequence's block table
+  int block_size;
+  ptrdiff_t slot_stride;      // elements from one slot to the next
+
+  // Where the tokens at positions begin ... end - 1 lie.
+  void rows(int begin, int end, const T** row) const {
+    int offset = begin % block_size;
+    for (const int32_t* block = blocks + begin / block_size; begin < end; ++block, offset = 0) {
+      const int count = std::min(end - begin, block_size - offset);
+      const T* next = slots + (static_cast<ptrdiff_t>(*block) * block_size + offset) * slot_stride;
+      for (int i = 0; i < count; ++i, next += slot_stride) row[i] = next;
+      row += count;
+      begin += count;
+    }
+  }
+};
+
+// What one piece of work computes: `num_rows` rows from `first_row` on.
+template <class T>
+struct AttentionRows {
+  const T* query;  // the sequence's first token, the KV head's first query head
+  T* out;          // likewise
+  ptrdiff_t query_stride_t, query_stride_h, out_stride_t, out_stride_h;  // elements
+  PagedHead<T> keys, values;
+  int first_row, num_rows, group, head_dim;
+  int query_len, seq_len, window;  // tokens; window 0 = none
+  float scale, soft_cap;           // soft_cap 0 = none
+
+  int position(int row) const { return seq_len - query_len + (first_row + row) / group; }
+  int end(int row) const { return position(row) + 1; }  // of the keys that a row sees
+  int begin(int row) const { return window ? std::max(0, end(row) - window) : 0; }
+  const T* query_row(int row) const {
+    return query + (first_row + row) / group * query_stride_t + (first_row + row) % group * query_stride_h;
+  }
+  T* out_row(int row) const {
+    return out + (first_row + row) / group * out_stride_t + (first_row + row) % group * out_stride_h;
+  }
+  // The same rows under the KV head that is `count` further on.
+  AttentionRows under(int count) const {
+    AttentionRows rows = *this;
+    rows.query += count * group * query_stride_h;
+    rows.out += count * group * out_stride_h;
+    rows.keys.slots += count * head_dim;
+    rows.values.slots += count * head_dim;
+    return rows;
+  }
+};
+
+// Memory of one thread, kept between calls.
+class Scratch {
+ public:
+  float* floats(size_t count) {
+    if (count > capacity_) {
+      std::free(memory_);
+      capacity_ = count + count / 4;
+      memory_ = static_cast<float*>(std::aligned_alloc(64, (capacity_ * sizeof(float) + 63) / 64 * 64));
+      if (!memory_) std::abort();
+    }
+    return memory_;
+  }
+  ~Scratch() { std::free(memory_); }
+
+ private:
+  float* memory_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+INLINE Floats capped(Floats score, float soft_cap) {
+  return soft_cap > 0.0f ? tanh(score / soft_cap) * soft_cap : score;
+}
