@@ -53,18 +53,17 @@ class AmxTiles {
   else                                   \
     _tile_dpbusd(to, x, weights)
 
-constexpr int AMX_AHEAD = 2;  // tiles of inputs that a panel is fetched ahead: up to half off the time of 8 to 32 rows
-
-// Fetch the weights of one tile of inputs, for all of a panel's columns.
+// Fetch as many weights as one tile of inputs has for 32 columns, as far as the second-level cache.
 template <class W>
-INLINE void fetch_tiles(const W* weights, int columns) {
+INLINE void fetch_tile(const W* weights) {
   const char* from = reinterpret_cast<const char*>(weights);
-  for (int byte = 0; byte < AMX_ROWS * columns * 4; byte += 64) __builtin_prefetch(from + byte);
+#pragma GCC unroll 32
+  for (int byte = 0; byte < AMX_ROWS * 32 * 4; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
 // sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32).
 // The last tiles reach back over rows that are done already, rather than past the end.
-// A panel that comes from memory is `cold`.
+// A panel that comes from memory is `cold`: with the first rows the one after it is fetched, evenly over all their steps.
 template <class X, class W, class Sum>
 static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, int columns, int rows, int depth, bool cold,
                         Sum* sums) {
@@ -80,9 +79,10 @@ static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, int columns
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
+      const W* ahead = panel + static_cast<ptrdiff_t>(depth) * (columns + column);  // this pass's share of the next panel
       for (int k = 0; k < depth; k += AMX_INPUTS<X>) {
         const W* weights = panel + static_cast<ptrdiff_t>(k) * columns + TOGETHER * column;
-        if (cold && first == 0 && column == 0) fetch_tiles(weights + AMX_AHEAD * AMX_INPUTS<X> * columns, columns);
+        if (cold && first == 0) fetch_tile(ahead + static_cast<ptrdiff_t>(k) * 32);
         _tile_loadd(4, x + upper * x_row + k, x_bytes);
         _tile_loadd(5, x + lower * x_row + k, x_bytes);
         _tile_loadd(6, weights, panel_bytes);
