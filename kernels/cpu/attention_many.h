@@ -16,17 +16,39 @@ INLINE void widen_tile(const PagedHead<T>& head, int tile, int lo, int hi, int d
   std::fill(wide + hi * padded_dim, wide + KEYS * padded_dim, 0.0f);
 }
 
-// Turn VECTORS * LANES rows' scores [KEYS, VECTORS * LANES] into weights, and fade what they have in `out`.
+// What the rows of a piece see, and how far they are. The lanes past the last row repeat it.
+template <int WIDTH>
+struct RowState {
+  alignas(64) int begin[WIDTH], end[WIDTH];  // of the keys
+  alignas(64) float largest[WIDTH], total[WIDTH] = {};
+
+  template <class T>
+  explicit RowState(const AttentionRows<T>& work) {
+    std::fill(largest, largest + WIDTH, UNSEEN);
+    for (int r = 0; r < WIDTH; ++r) {
+      begin[r] = work.begin(std::min(r, work.num_rows - 1));
+      end[r] = work.end(std::min(r, work.num_rows - 1));
+    }
+  }
+
+  // Whether every row sees every key of a tile.
+  bool all_see(int tile) const { return begin[WIDTH - 1] <= tile && end[0] >= tile + KEYS; }
+};
+
+// Turn VECTORS * LANES rows' scores [KEYS, VECTORS * LANES] into weights, and fade what they have in `out`. Scores of keys
+// that a row does not see may be anything.
 template <int VECTORS>
-INLINE void weigh_many(float* scores, const int* row_lo, const int* row_hi, bool all_seen, float soft_cap,
-                       float* largest, float* total, float* out, int dim) {
+INLINE void weigh_many(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows, float* out,
+                       int dim) {
   constexpr int WIDTH = VECTORS * LANES;
+  const bool all_seen = rows.all_see(tile);
   for (int j = 0; j < WIDTH; j += LANES) {
-    const Ints lo = *reinterpret_cast<const Ints*>(row_lo + j), hi = *reinterpret_cast<const Ints*>(row_hi + j);
-    const Floats old_largest = load(largest + j);
+    const Ints lo = *reinterpret_cast<const Ints*>(rows.begin + j) - tile;
+    const Ints hi = *reinterpret_cast<const Ints*>(rows.end + j) - tile;
+    const Floats old_largest = load(rows.largest + j);
     Floats most = old_largest;
     for (int i = 0; i < KEYS; ++i) {
-      Floats score = capped(load(scores + i * WIDTH + j), soft_cap);
+      Floats score = capped(load(scores + i * WIDTH + j) * scale, soft_cap);
       if (!all_seen) score = (lo <= i) & (hi > i) ? score : splat(UNSEEN);
       store(scores + i * WIDTH + j, score);
       most = larger(most, score);
@@ -39,8 +61,8 @@ INLINE void weigh_many(float* scores, const int* row_lo, const int* row_hi, bool
       sum += weight;
     }
     const Floats fade = exp_nonpositive(old_largest - most);
-    store(total + j, load(total + j) * fade + sum);
-    store(largest + j, most);
+    store(rows.total + j, load(rows.total + j) * fade + sum);
+    store(rows.largest + j, most);
     for (int d = 0; d < dim; ++d) store(out + d * WIDTH + j, load(out + d * WIDTH + j) * fade);
   }
 }
@@ -60,34 +82,18 @@ static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
     widen_row(work.query_row(r), dim, row);
     for (int d = 0; d < dim; ++d) query[d * WIDTH + r] = row[d] * work.scale;
   }
-  alignas(64) float largest[WIDTH], total[WIDTH] = {};
-  std::fill(largest, largest + WIDTH, UNSEEN);
+  RowState<WIDTH> rows(work);
   const int begin = work.begin(0), end = work.end(work.num_rows - 1);
   for (int tile = begin / KEYS * KEYS; tile < end; tile += KEYS) {
     const int lo = std::max(begin - tile, 0), hi = std::min(end - tile, KEYS);
-    int row_lo[WIDTH], row_hi[WIDTH];
-    for (int r = 0; r < WIDTH; ++r) {  // the lanes past the last row repeat it
-      row_lo[r] = work.begin(std::min(r, work.num_rows - 1)) - tile;
-      row_hi[r] = work.end(std::min(r, work.num_rows - 1)) - tile;
-    }
-    const bool all_seen = row_lo[WIDTH - 1] <= 0 && row_hi[0] >= KEYS;
     widen_tile(work.keys, tile, lo, hi, dim, padded_dim, keys);
     multiply<VECTORS>(KEYS, keys, padded_dim, 1, query, WIDTH, dim, scores, WIDTH, false);
-    weigh_many<VECTORS>(scores, row_lo, row_hi, all_seen, work.soft_cap, largest, total, out, dim);
+    weigh_many<VECTORS>(scores, tile, 1.0f, work.soft_cap, rows, out, dim);
     widen_tile(work.values, tile, lo, hi, dim, padded_dim, values);
     multiply<VECTORS>(dim, values, 1, padded_dim, scores, WIDTH, KEYS, out, WIDTH, true);
   }
   for (int r = 0; r < work.num_rows; ++r) {
     for (int d = 0; d < dim; ++d) row[d] = out[d * WIDTH + r];
-    narrow_row(row, dim, 1.0f / total[r], work.out_row(r));
+    narrow_row(row, dim, 1.0f / rows.total[r], work.out_row(r));
   }
-}
-
-// As wide as the rows need.
-template <class T>
-static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
-  const int vectors = (work.num_rows + LANES - 1) / LANES;
-  if (vectors == 1) return attend_many<1>(work, scratch);
-  if (vectors == 2) return attend_many<2>(work, scratch);
-  return attend_many<TILE_VECTORS>(work, scratch);
 }

@@ -20,7 +20,9 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 namespace {
 
 constexpr int STAGES = 4, STAGES_PER_LAYER = 12;  // at most
-constexpr int FEW_TOKENS = 4;  // every thread norms so many for itself
+constexpr int FEW_TOKENS = 4;           // every thread norms so many for itself
+constexpr int MANY_TOKENS = 384;        // from there on rows are shared out, and not panels
+constexpr int PART_BYTES = 768 * 1024;  // of rows that stay in the second-level cache, beside weights and results
 
 // What the threads of a step share.
 template <class T>
@@ -114,17 +116,30 @@ class Worker {
     shared_.stages.run(next_stage_++, thread_, count, work);
   }
 
+  // Few rows are shared out by panels. Many come in parts that stay in a core's cache while all panels pass, and each
+  // thread keeps to its own, which it has normed itself.
   template <class Use>
   void product(const Linear& linear, const T* x, int num_rows, Use use) {
     const ByteRows bytes = linear.bits ? as_bytes(linear, x, num_rows) : ByteRows{};
-    stage(num_rows ? linear.num_panels() : 0, [&](int panel) {
-      auto use_here = [&](int row, const float* sums) { use(row, panel, sums); };
+    const int panels = linear.num_panels(), part = rows_of_part(linear.num_in, num_rows);
+    stage(static_cast<int64_t>(panels) * ((num_rows + part - 1) / part), [&](int item) {
+      const int panel = item % panels, first = item / panels * part, rows = std::min(part, num_rows - first);
+      auto use_here = [&](int row, const float* sums) { use(first + row, panel, sums); };
       switch (linear.bits) {
-        case 4: return grouped_panel_product(linear, panel, bytes, num_rows, use_here);
-        case 8: return panel_product(linear, panel, bytes, num_rows, use_here);
-        default: return panel_product(linear, panel, x, linear.num_in, num_rows, use_here);
+        case 4: return grouped_panel_product(linear, panel, bytes.from(first, linear), rows, use_here);
+        case 8: return panel_product(linear, panel, bytes.from(first, linear), rows, use_here);
+        default: return panel_product(linear, panel, x + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in,
+                                      rows, use_here);
       }
     });
+  }
+
+  // Of parts of nearly the same size.
+  int rows_of_part(int num_in, int num_rows) const {
+    const int fitting = std::max<int>(PART_BYTES / (num_in * sizeof(T)), 2 * ROW_BLOCK);
+    if (num_rows <= fitting && num_rows < MANY_TOKENS) return std::max(num_rows, 1);
+    const int parts = round_up((num_rows + fitting - 1) / fitting, step_.num_threads);
+    return round_up((num_rows + parts - 1) / parts, 2 * AMX_ROWS);
   }
 
   // Rows as bytes: each thread's own, if they are few.
@@ -244,11 +259,27 @@ class Worker {
   }
 
   static void rotate(float* x, const float* cos, const float* sin, int half) {
-    for (int i = 0; i < half; ++i) {
-      const float first = x[i], second = x[i + half];
-      x[i] = first * cos[i] - second * sin[i];
-      x[i + half] = second * cos[i] + first * sin[i];
+    if (half < LANES) {
+      for (int i = 0; i < half; ++i) {
+        const float first = x[i], second = x[i + half];
+        x[i] = first * cos[i] - second * sin[i];
+        x[i + half] = second * cos[i] + first * sin[i];
+      }
+      return;
     }
+    auto rotated = [&](int i) {
+      const Floats first = load(x + i), second = load(x + half + i), c = load(cos + i), s = load(sin + i);
+      return std::make_pair(first * c - second * s, second * c + first * s);
+    };
+    const int last = half - LANES;  // the last vectors may reach back over those before: they are made while x is whole
+    const auto end = rotated(last);
+    for (int i = 0; i < last; i += LANES) {
+      const auto next = rotated(i);
+      store(x + i, next.first);
+      store(x + half + i, next.second);
+    }
+    store(x + last, end.first);
+    store(x + half + last, end.second);
   }
 
   void attend_all(const Layer& layer, int index) {
@@ -261,8 +292,9 @@ class Worker {
     call.sliding_window = layer.sliding_window;
     call.scale = layer.scale;
     if (!shared_.only_decodes)
-      stage(static_cast<int64_t>(step_.num_tokens) * all_heads,
-            [&](int item) { place_head(layer, index, item / all_heads, item % all_heads); });
+      stage(step_.num_tokens, [&](int token) {
+        for (int head = 0; head < all_heads; ++head) place_head(layer, index, token, head);
+      });
     stage(static_cast<int64_t>(shared_.pieces.size()), [&](int item) {
       static thread_local Scratch scratch;
       const Piece& piece = shared_.pieces[item];

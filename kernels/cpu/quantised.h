@@ -17,6 +17,12 @@ struct ByteRows {
   int32_t* lifts;    // [rows, num_in / GROUP]: what makes up for the 8 that each half of a byte has too much
 
   static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // of a row, at most
+
+  // Those from one on, as this layer's weights want them.
+  ByteRows from(ptrdiff_t row, const Linear& linear) const {
+    const ptrdiff_t groups = linear.num_in / GROUP;
+    return {numbers + row * linear.num_in, scales + row * (linear.bits == 8 ? 1 : groups), lifts + row * groups};
+  }
 };
 
 // `count` numbers as bytes with `lift` added; returns their scale.

@@ -116,6 +116,28 @@ def test_a_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bit(
         assert answers([row])[0].equal(together[row])
 
 
+@on_every_cpu_variant
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_prompt_alone_and_among_so_many_tokens_that_rows_are_shared_out_has_the_same_logits_bit_for_bit(
+    num_threads: int, quantization: str | None, variant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpp = compiled(variant)
+    monkeypatch.setattr(cpu_plan, "library", lambda: cpp)
+    model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
+    driver, before = PagedDriver(model, num_blocks=512), torch.get_num_threads()
+    prompts = [tokens(30 + number, seed=number) for number in range(13)]
+    assert sum(map(len, prompts)) > 384  # MANY_TOKENS in decoder.cpp
+    try:
+        torch.set_num_threads(num_threads)
+        together = driver.step([(driver.sequence(48), prompt) for prompt in prompts])
+        torch.set_num_threads(1)
+        alone = [driver.once(prompt) for prompt in prompts]
+    finally:
+        torch.set_num_threads(before)
+    assert all(one.equal(other) for one, other in zip(together, alone, strict=True))
+
+
 def test_the_number_of_threads_changes_no_bit(load: Callable[..., CausalModel], tmp_path: Path) -> None:
     driver = PagedDriver(load(make_model("llama", tmp_path), ""))
     before, found = torch.get_num_threads(), []

@@ -1,0 +1,245 @@
+// attend_many for bfloat16 on AMX: keys and values are multiplied as they are stored.
+//
+// Both products leave a row's numbers under each other, so that the softmax between them is the one of attend_many:
+//   scores [key, row]  = keys [key, dim] @ queries^T [dim, row]
+//   out [dim, row]    += values^T [dim, key] @ weights [key, row]
+// The second operand of a product lies in pairs: a word has two numbers of a column, those of rows 2 i and 2 i + 1.
+
+#pragma once
+
+#include "amx.h"
+#include "attention_many.h"
+
+#if defined(AMX_TILES)
+
+// Tiles of one attention: sums (0 to 3), sixteen rows of the first operand and sixteen rows of words of the second (4 and
+// 5), and the same for what is left of a row of `dim` numbers behind the last 32 (6 and 7).
+class AttentionTiles {
+ public:
+  explicit AttentionTiles(int dim) {
+    const int rest = dim % 32;
+    alignas(64) uint8_t config[64] = {1};  // see AmxTiles
+    for (int tile = 0; tile < 8; ++tile) {
+      config[16 + 2 * tile] = static_cast<uint8_t>(tile == 6 && rest ? 2 * rest : 64);
+      config[48 + tile] = static_cast<uint8_t>(tile == 7 && rest ? rest / 2 : 16);
+    }
+    _tile_loadconfig(config);
+  }
+  ~AttentionTiles() { _tile_release(); }
+  AttentionTiles(const AttentionTiles&) = delete;
+  AttentionTiles& operator=(const AttentionTiles&) = delete;
+};
+
+// to[j][i] = from[i][j], for 16 times 16 words.
+INLINE void transpose_words(const __m512i* from, uint32_t* to, ptrdiff_t to_row) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(from[i], from[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(from[i], from[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 2; ++j) {
+      a[i + 8 * j] = _mm512_shuffle_i32x4(b[i + 8 * j], b[i + 8 * j + 4], 0x88);
+      a[i + 8 * j + 4] = _mm512_shuffle_i32x4(b[i + 8 * j], b[i + 8 * j + 4], 0xdd);
+    }
+  for (int i = 0; i < 8; ++i) {
+    _mm512_storeu_si512(to + i * to_row, _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88));
+    _mm512_storeu_si512(to + (i + 8) * to_row, _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd));
+  }
+}
+
+INLINE __m512i sixteen_words(const BFloat16* from) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// words[dim][key / 2]: the values of a tile, on their side; zeros for the keys out of lo ... hi - 1.
+INLINE void turn_values(const BFloat16* const* value, int lo, int hi, int dim, uint32_t* words) {
+  for (int d = 0; d < dim; d += 16)
+    for (int first = 0; first < KEYS; first += 32) {
+      __m512i pairs[16];
+      for (int i = 0; i < 16; ++i) {
+        const int key = first + 2 * i;
+        const __m512i even = key >= lo && key < hi ? sixteen_words(value[key] + d) : _mm512_setzero_si512();
+        const __m512i odd = key + 1 >= lo && key + 1 < hi ? sixteen_words(value[key + 1] + d) : _mm512_setzero_si512();
+        pairs[i] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+      }
+      transpose_words(pairs, words + d * (KEYS / 2) + first / 2, KEYS / 2);
+    }
+}
+
+// The sums of VECTORS tiles beside each other: nothing, or what is at `sums`; and back.
+template <int VECTORS>
+INLINE void begin_sums(const float* sums) {
+  constexpr int ROW = VECTORS * 64;
+  if (!sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
+  }
+  _tile_loadd(0, sums, ROW);
+  if constexpr (VECTORS > 1) _tile_loadd(1, sums + 16, ROW);
+  if constexpr (VECTORS > 2) _tile_loadd(2, sums + 32, ROW);
+  if constexpr (VECTORS > 3) _tile_loadd(3, sums + 48, ROW);
+}
+
+template <int VECTORS>
+INLINE void end_sums(float* sums) {
+  constexpr int ROW = VECTORS * 64;
+  _tile_stored(0, sums, ROW);
+  if constexpr (VECTORS > 1) _tile_stored(1, sums + 16, ROW);
+  if constexpr (VECTORS > 2) _tile_stored(2, sums + 32, ROW);
+  if constexpr (VECTORS > 3) _tile_stored(3, sums + 48, ROW);
+}
+
+// To each of these sums is added a tile of the first operand, FIRST, times its own of the second, which goes through
+// SECOND. (The compiler wants the tiles' numbers as they are.)
+#define ADD_TILES(FIRST, SECOND)                                        \
+  do {                                                                  \
+    constexpr int ROW = VECTORS * 64;                                   \
+    _tile_loadd(SECOND, words, ROW);                                    \
+    _tile_dpbf16ps(0, FIRST, SECOND);                                   \
+    if constexpr (VECTORS > 1) _tile_loadd(SECOND, words + 16, ROW);    \
+    if constexpr (VECTORS > 1) _tile_dpbf16ps(1, FIRST, SECOND);        \
+    if constexpr (VECTORS > 2) _tile_loadd(SECOND, words + 32, ROW);    \
+    if constexpr (VECTORS > 2) _tile_dpbf16ps(2, FIRST, SECOND);        \
+    if constexpr (VECTORS > 3) _tile_loadd(SECOND, words + 48, ROW);    \
+    if constexpr (VECTORS > 3) _tile_dpbf16ps(3, FIRST, SECOND);        \
+  } while (false)
+
+// scores [16, VECTORS * 16] = sixteen keys, a row of them after the other, times queries in words.
+template <int VECTORS>
+INLINE void score_tiles(const BFloat16* keys, ptrdiff_t key_row, const uint32_t* queries, int dim, float* scores) {
+  begin_sums<VECTORS>(nullptr);
+  const int whole = dim / 32 * 32;
+  for (int d = 0; d < whole; d += 32) {
+    const uint32_t* words = queries + d / 2 * VECTORS * 16;
+    _tile_loadd(4, keys + d, key_row * sizeof(BFloat16));
+    ADD_TILES(4, 5);
+  }
+  if (whole < dim) {
+    const uint32_t* words = queries + whole / 2 * VECTORS * 16;
+    _tile_loadd(6, keys + whole, key_row * sizeof(BFloat16));
+    ADD_TILES(6, 7);
+  }
+  end_sums<VECTORS>(scores);
+}
+
+// out [dim, VECTORS * 16] += values on their side times weights in words.
+template <int VECTORS>
+INLINE void mix_tiles(const uint32_t* values, const uint32_t* weights, int dim, float* out) {
+  for (int d = 0; d < dim; d += 16) {
+    float* sums = out + d * VECTORS * 16;
+    begin_sums<VECTORS>(sums);
+    for (int pair = 0; pair < KEYS / 2; pair += 16) {
+      const uint32_t* words = weights + pair * VECTORS * 16;
+      _tile_loadd(4, values + d * (KEYS / 2) + pair, KEYS / 2 * sizeof(uint32_t));
+      ADD_TILES(4, 5);
+    }
+    end_sums<VECTORS>(sums);
+  }
+}
+
+// words[i] = rows 2 i and 2 i + 1 of what are no negative numbers, rounded.
+template <int VECTORS>
+INLINE void pair_up(const float* rows, int num_rows, uint32_t* words) {
+  constexpr int WIDTH = VECTORS * LANES;
+  for (int i = 0; i < num_rows; i += 2)
+    for (int j = 0; j < WIDTH; j += LANES) {
+      const Words even = reinterpret_cast<Words>(load(rows + i * WIDTH + j)) + 0x8000u;
+      const Words odd = reinterpret_cast<Words>(load(rows + (i + 1) * WIDTH + j)) + 0x8000u;
+      *reinterpret_cast<Words*>(words + i / 2 * WIDTH + j) = (even >> 16) | (odd & 0xffff0000u);
+    }
+}
+
+// queries[dim / 2][WIDTH]: all rows in words, on their side; zeros past the last.
+template <int WIDTH>
+INLINE void turn_queries(const AttentionRows<BFloat16>& work, uint32_t* queries) {
+  const int words = work.head_dim / 2;
+  for (int first = 0; first < WIDTH; first += 16)
+    for (int d = 0; d < words; d += 16) {
+      const __mmask16 mask = words - d < 16 ? 0x00ff : 0xffff;
+      __m512i rows[16];
+      for (int i = 0; i < 16; ++i)
+        rows[i] = first + i < work.num_rows ? _mm512_maskz_loadu_epi32(mask, work.query_row(first + i) + 2 * d)
+                                            : _mm512_setzero_si512();
+      transpose_words(rows, queries + d * WIDTH + first, WIDTH);
+    }
+}
+
+// The rows of out [dim, WIDTH], as they are wanted; `turned` is [16, dim].
+template <int WIDTH>
+INLINE void turn_back(const AttentionRows<BFloat16>& work, const float* out, const float* total, float* turned) {
+  const int dim = work.head_dim;
+  for (int first = 0; first < work.num_rows; first += 16) {
+    for (int d = 0; d < dim; d += 16) {
+      __m512i columns[16];
+      for (int i = 0; i < 16; ++i) columns[i] = _mm512_loadu_si512(out + (d + i) * WIDTH + first);
+      transpose_words(columns, reinterpret_cast<uint32_t*>(turned + d), dim);
+    }
+    for (int i = 0; i < std::min(16, work.num_rows - first); ++i)
+      narrow_row(turned + i * dim, dim, 1.0f / total[first + i], work.out_row(first + i));
+  }
+}
+
+// Sixteen keys that stand after each other have to lie so, too.
+INLINE bool takes_tiles(const AttentionRows<BFloat16>& work) {
+  return amx_usable() && work.head_dim % 16 == 0 && work.keys.block_size % 16 == 0;
+}
+
+template <int VECTORS>
+static void attend_tiles(const AttentionRows<BFloat16>& work, Scratch& scratch) {
+  constexpr int WIDTH = VECTORS * LANES;
+  const int dim = work.head_dim;
+  float* out = scratch.floats(static_cast<size_t>(dim) * (WIDTH + 16 + KEYS / 2 + WIDTH / 2) + (2 * KEYS + 8) * WIDTH);
+  float* turned = out + dim * WIDTH;                                       // [16, dim]
+  float* scores = turned + 16 * dim;                                       // [KEYS, WIDTH]
+  uint32_t* weights = reinterpret_cast<uint32_t*>(scores + KEYS * WIDTH);  // [KEYS / 2, WIDTH]
+  uint32_t* values = weights + KEYS / 2 * WIDTH;                           // [dim, KEYS / 2]
+  uint32_t* queries = values + dim * (KEYS / 2);                           // [dim / 2, WIDTH], and sixteen rows at a time
+  std::fill(out, out + dim * WIDTH, 0.0f);
+  turn_queries<WIDTH>(work, queries);
+  RowState<WIDTH> rows(work);
+  const AttentionTiles tiles(dim);
+  const int begin = work.begin(0), end = work.end(work.num_rows - 1);
+  for (int tile = begin / KEYS * KEYS; tile < end; tile += KEYS) {
+    const int lo = std::max(begin - tile, 0), hi = std::min(end - tile, KEYS), first = lo / 16 * 16;
+    const BFloat16 *key[KEYS], *value[KEYS];
+    work.keys.rows(tile + first, tile + hi, key + first);
+    for (int i = first; i < hi; i += 16)
+      score_tiles<VECTORS>(key[i], work.keys.slot_stride, queries, dim, scores + i * WIDTH);
+    weigh_many<VECTORS>(scores, tile, work.scale, work.soft_cap, rows, out, dim);
+    work.values.rows(tile + lo, tile + hi, value + lo);
+    turn_values(value, lo, hi, dim, values);
+    pair_up<VECTORS>(scores, KEYS, weights);
+    mix_tiles<VECTORS>(values, weights, dim, out);
+  }
+  turn_back<WIDTH>(work, out, rows.total, turned);
+}
+
+#undef ADD_TILES
+#endif
+
+// Many rows, in whichever way; as wide as they need.
+template <class T>
+static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
+  const int vectors = (work.num_rows + LANES - 1) / LANES;
+#if defined(AMX_TILES)
+  if constexpr (std::is_same<T, BFloat16>::value) {
+    if (takes_tiles(work)) {
+      if (vectors == 1) return attend_tiles<1>(work, scratch);
+      if (vectors == 2) return attend_tiles<2>(work, scratch);
+      return attend_tiles<TILE_VECTORS>(work, scratch);
+    }
+  }
+#endif
+  if (vectors == 1) return attend_many<1>(work, scratch);
+  if (vectors == 2) return attend_many<2>(work, scratch);
+  return attend_many<TILE_VECTORS>(work, scratch);
+}
