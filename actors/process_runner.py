@@ -312,7 +312,8 @@ class RunnerProcess:
         self._popen.kill()  # which changes nothing of how somebody ends who is at it
         await self._dying.wait()
         returncode = self._popen.returncode
-        if returncode is None and (returncode := exit_code_of(self._popen.pid)) is None:
+        # 0 may be yet to change: descriptors are closed before it is known how a process ends.
+        if returncode is None and not (returncode := exit_code_of(self._popen.pid)):
             await self._exited.wait()
             returncode = self._popen.returncode
         self._hear_the_rest()

@@ -101,7 +101,7 @@ class StepPlan:
         """What goes on of a run after its first step; None if nothing does."""
         if self.num_steps == 1 or result.failures or result.out_of_memory is not None:
             return None
-        rows = tuple([attrs.evolve(row, start=row.start + 1, new_block_ids=()) for row in self.rows])
+        rows = tuple([PlanRow(row.row_id, row.start + 1, 1, (), sample=True) for row in self.rows])
         return StepPlan(self.step_id, (), (), rows, self.num_steps - 1)
 
 

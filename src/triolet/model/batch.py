@@ -192,6 +192,7 @@ class RowTable:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._device = device
+        self.highest_block_id = -1  # of those that any row has had
         self._rows: list[Row | None] = [None] * max_num_seqs
         self._decoding = self._decoding_of((), ())
         self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
@@ -315,6 +316,7 @@ class RowTable:
                 f"block ids of {row.request_id} must be in [0, {self._num_blocks}); got {block_ids}"
             )
         self._block_tables[planned.row_id, first : row.num_blocks] = block_ids
+        self.highest_block_id = max(self.highest_block_id, *block_ids)
 
     def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row], further: int) -> StepInput:
         if all(map(_is_plain_decode, plan_rows, rows)):

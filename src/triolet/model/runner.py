@@ -26,6 +26,7 @@ from triolet.model.interface import (
     GreedyStep,
 )
 from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
+from triolet.model.kv_pages import pages_ahead
 from triolet.model.load import LoadedModel, load_model
 from triolet.model.masks import apply_masks_
 from triolet.model.memory import give_back, lack_of_memory
@@ -68,6 +69,8 @@ class ModelRunner:
         self._cache = allocate_kv_cache(
             model.spec, num_blocks=num_blocks, block_size=block_size, device=device
         )
+        tensors = [tensor for layer in self._cache for tensor in (layer.keys, layer.values)]
+        self._pages = pages_ahead(tensors, device)
         self._table = RowTable(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -99,7 +102,7 @@ class ModelRunner:
         began_s = time.perf_counter()
         if self._greedy is not None:
             self._greedy.wake()
-        step = self._table.take(plan)
+        step = self._take(plan)
         problem = None
         try:
             samples, prompts = self._compute(step)
@@ -131,10 +134,16 @@ class ModelRunner:
         if self._background is None or not rows or not self._batch_for(rows).is_greedy:
             return None
         self._background.prepare()
-        step = self._table.take(plan)
+        step = self._take(plan)
         inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
         run = self._background.begin_greedy(*inputs, num_steps=plan.num_steps, done_fd=done_fd)
         return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
+
+    def _take(self, plan: StepPlan) -> StepInput:
+        step = self._table.take(plan)
+        if self._pages is not None:
+            self._pages.reach(self._table.highest_block_id)
+        return step
 
     def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         batch = self._batch_for(step.sampled)

@@ -1,0 +1,113 @@
+"""The memory of a KV cache, made ready before it is needed.
+
+A cache in main memory takes pages from the system as it grows: one that is never full never takes its whole size. But
+a page of two megabytes has to be cleared first, and a step that comes upon new ones, in every layer at once, waits for
+all of them. So a thread touches the pages of the next blocks while nobody else wants the processor. Blocks are first
+used in the order of their ids: the highest one so far says what comes next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+AHEAD_BYTES = 64 * 2**20  # of all layers together: what a small model fills in a second
+CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
+MADV_POPULATE_WRITE = 23  # from <asm-generic/mman-common.h>; Linux 5.14
+
+
+class PagesAhead:
+    """A thread that keeps some blocks beyond the highest used one in memory; it ends with the cache.
+
+    Args:
+        tensors: of the cache, each [num_blocks, ...], contiguous, on the CPU.
+        ahead_bytes: how much it touches beyond what is used.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], ahead_bytes: int = AHEAD_BYTES) -> None:
+        self._pages = _Pages(tensors, ahead_bytes)
+        self._highest = -1
+        thread = threading.Thread(target=self._pages.work, name="triolet-kv-pages", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._pages, thread)
+
+    def reach(self, block_id: int) -> None:
+        """A block is about to be used."""
+        if block_id > self._highest:
+            self._highest = block_id
+            self._pages.want(block_id + 1)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end()
+
+
+class _Pages:
+    """What the thread knows: it must not keep alive who ends it."""
+
+    def __init__(self, tensors: Sequence[Tensor], ahead_bytes: int) -> None:
+        self._tensors = tensors
+        self._num_blocks = len(tensors[0])
+        self._num_ahead = max(1, ahead_bytes // sum(tensor[0].nbytes for tensor in tensors))
+        self._num_wanted = min(self._num_blocks, self._num_ahead)
+        self._num_touched = 0
+        self._is_over = False
+        self._news = threading.Condition()
+
+    def want(self, num_used: int) -> None:
+        with self._news:
+            self._num_wanted = min(self._num_blocks, num_used + self._num_ahead)
+            self._news.notify()
+
+    def end(self) -> None:
+        with self._news:
+            self._is_over = True
+            self._news.notify()
+
+    def work(self) -> None:
+        with suppress(OSError):  # a system may keep that to itself
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
+        while (count := self._next()) and all(self._touch(tensor, count) for tensor in self._tensors):
+            self._num_touched = count
+        self._tensors = ()
+
+    def _next(self) -> int:
+        """Up to which block to touch now, once there is something to; 0 if it is over."""
+        with self._news:
+            self._news.wait_for(lambda: self._is_over or self._num_wanted > self._num_touched)
+            return 0 if self._is_over else self._num_wanted
+
+    def _touch(self, tensor: Tensor, count: int) -> bool:
+        """Whether a tensor's blocks up to that one are in memory; not if it is over, or the system can not do it."""
+        page, block = os.sysconf("SC_PAGE_SIZE"), tensor[0].nbytes
+        begin = (tensor.data_ptr() + self._num_touched * block) // page * page
+        end = tensor.data_ptr() + count * block
+        for address in range(begin, end, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, end - address)
+            if self._is_over or _populate(address, size):
+                return False
+        return True
+
+
+def _populate(address: int, size: int) -> int:
+    madvise = ctypes.CDLL(None).madvise
+    result: int = madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(MADV_POPULATE_WRITE))
+    return result
+
+
+def _end(pages: _Pages, thread: threading.Thread) -> None:
+    pages.end()
+    thread.join()
+
+
+def pages_ahead(tensors: Sequence[Tensor], device: torch.device) -> PagesAhead | None:
+    """For a cache in main memory, where the system hands out its pages like that."""
+    return PagesAhead(tensors) if device.type == "cpu" and sys.platform == "linux" else None

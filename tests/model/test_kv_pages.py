@@ -1,0 +1,128 @@
+"""Pages of a KV cache that are in memory before a step needs them: which, how many, and until when."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.tiny import make_model
+from triolet.model import kv_pages
+from triolet.model.kv_cache import _zeros
+from triolet.model.kv_pages import PagesAhead, _populate, pages_ahead
+from triolet.model.runner import load_runner
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+NUM_BLOCKS, BLOCK_BYTES = 64, 2**18
+
+
+def make_tensor() -> Tensor:
+    return _zeros((NUM_BLOCKS, BLOCK_BYTES // 4, 1, 1), torch.float32, torch.device("cpu"))
+
+
+def num_resident(tensor: Tensor, first: int, last: int) -> int:
+    """Pages of these blocks that are in memory."""
+    size = (last - first) * BLOCK_BYTES
+    present = (ctypes.c_ubyte * math.ceil(size / PAGE))()
+    address = ctypes.c_void_p(tensor.data_ptr() + first * BLOCK_BYTES)
+    assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), present) == 0
+    return sum(page & 1 for page in present)
+
+
+def is_resident(tensor: Tensor, first: int, last: int) -> bool:
+    return num_resident(tensor, first, last) == (last - first) * BLOCK_BYTES // PAGE
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it has not come true in ten seconds")
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "triolet-kv-pages"}
+
+
+@pytest.fixture
+def num_threads() -> Callable[[], int]:
+    """How many there are beside those that other tests' models have."""
+    gc.collect()
+    others = threads()
+    return lambda: len(threads() - others)
+
+
+def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more() -> None:
+    tensors = [make_tensor(), make_tensor()]
+    pages = PagesAhead(tensors, ahead_bytes=2 * 16 * BLOCK_BYTES)
+    wait_for(lambda: all(is_resident(tensor, 0, 16) for tensor in tensors))
+    assert all(
+        num_resident(tensor, 24, NUM_BLOCKS) == 0 for tensor in tensors
+    )  # large pages are eight blocks
+    pages.reach(15)
+    wait_for(lambda: all(is_resident(tensor, 0, 32) for tensor in tensors))
+    assert all(num_resident(tensor, 40, NUM_BLOCKS) == 0 for tensor in tensors)
+    pages.reach(3)  # nothing new
+    pages.reach(NUM_BLOCKS - 1)
+    wait_for(lambda: all(is_resident(tensor, 0, NUM_BLOCKS) for tensor in tensors))
+    pages.close()
+
+
+def test_what_is_in_a_page_stays() -> None:
+    tensor = make_tensor()
+    tensor[5] = 7.0
+    pages = PagesAhead([tensor])
+    wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
+    pages.close()
+    assert (tensor[5] == 7.0).all() and (tensor[6] == 0.0).all()
+
+
+def test_the_thread_ends_with_whose_it_is_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
+    tensor = make_tensor()
+    cache = weakref.ref(tensor)
+    pages: PagesAhead | None = PagesAhead([tensor], ahead_bytes=BLOCK_BYTES)
+    assert num_threads() == 1
+    del tensor
+    assert pages is not None and cache() is not None
+    pages = None
+    gc.collect()
+    assert (num_threads(), cache()) == (0, None)
+
+
+def test_where_the_system_can_not_do_it_the_thread_ends(
+    monkeypatch: pytest.MonkeyPatch, num_threads: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(kv_pages, "MADV_POPULATE_WRITE", 12345)
+    tensor = make_tensor()
+    pages = PagesAhead([tensor])
+    wait_for(lambda: num_threads() == 0)
+    pages.reach(9)
+    pages.close()
+    assert num_resident(tensor, 0, NUM_BLOCKS) == 0
+
+
+def test_only_main_memory_is_touched() -> None:
+    assert pages_ahead([make_tensor()], torch.device("cuda")) is None
+    assert _populate(0, PAGE) != 0  # what is not mapped is told, and nothing happens
+
+
+def test_a_runner_has_one_and_takes_it_along(tmp_path: Path, num_threads: Callable[[], int]) -> None:
+    runner, _ = load_runner(model=str(make_model("llama", tmp_path)), num_kv_blocks=16, block_size=4)
+    assert num_threads() == 1
+    del runner
+    gc.collect()
+    assert num_threads() == 0
