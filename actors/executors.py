@@ -235,11 +235,11 @@ class ThreadExecutor:
                     if result.is_last:
                         return result
                     tell(result)
-        except trio.Cancelled:
+        except BaseException:  # as a rule Cancelled; the model writes into the run's memory until it is over
             run.halt()
             with trio.CancelScope(shield=True):
-                while not any(result.is_last for result in run.results(await _count_written(done_fd))):
-                    pass
+                while not run.is_over:
+                    run.results(await _count_written(done_fd))
             raise
         finally:
             self._run = None

@@ -56,6 +56,11 @@ class BackgroundRun(Protocol):
         """Of the next steps, as many as are said to be over."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no others follow those that were told of."""
+        ...
+
     def halt(self) -> None:
         """Have it end after the step that is being computed."""
         ...

@@ -93,6 +93,10 @@ class BackgroundFake(FakeRunner):
             results.append(attrs.evolve(result, is_last=self.plan is None))
         return results
 
+    @property
+    def is_over(self) -> bool:
+        return self.plan is None
+
     def halt(self) -> None:
         self.num_halts += 1
 
@@ -526,3 +530,28 @@ async def test_whoever_is_cancelled_during_a_run_in_the_background_halts_it_and_
         assert (events, runner.num_halts) == ([], 1)
         os.eventfd_write(runner.done[0], 1)
     assert (events, told) == (["left"], [])
+
+
+@linux_only
+async def test_a_run_whose_results_nobody_can_take_is_waited_for_before_its_memory_is_given_back() -> None:
+    runner = BackgroundFake()
+    executor = ThreadExecutor(runner.load)
+
+    def refuse(result: StepResult) -> None:
+        raise ValueError("full")
+
+    async def compute() -> None:
+        with pytest.raises(ValueError, match="full"):
+            await executor.execute(RUN, refuse)
+        assert runner.is_over
+
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step((1, 2, 3)), unexpected)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(compute)
+            await wait_all_tasks_blocked()
+            os.eventfd_write(runner.done[0], 1)
+            await wait_all_tasks_blocked(cushion=0.01)
+            assert not runner.is_over
+            os.eventfd_write(runner.done[0], 1)  # it was halted

@@ -234,6 +234,11 @@ class BackgroundRun:
         is_last = is_newest and self._run.is_over
         return StepResult(self._step_id, tokens, failures, elapsed_s, is_last=is_last)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no others follow those that were told of."""
+        return self._run.is_over
+
     def halt(self) -> None:
         """Have it end after the step that is being computed."""
         self._run.halt()
