@@ -118,9 +118,8 @@ class Wiring:
         self.lives: dict[str, trio.CancelScope] = {}  # of the actors that the watchdog can end
         self.strikes: Counter[int] = Counter()  # of streams that the detokenizer has died of
         self.report: Callable[[float], None] = lambda now_s: None
-        self.halt: Callable[[], None] = lambda: (
-            None
-        )  # the run that is being computed, after the step that it is at
+        # Ends the run that is being computed, after the step that it is at.
+        self.halt: Callable[[], None] = lambda: None
         self._is_woken = False
         self._num_pardons = 0
         self.has_runner_failed = False

@@ -97,7 +97,7 @@ class Timer:
         if is_idle and self._coming:
             self._sleep(max(0.0, self._begin + self._due_s[self._coming[0]] - self._now()))
         elapsed_s = self._now() - self._begin
-        come = []
+        come: list[int] = []
         while self._coming and (self._due_s[self._coming[0]] <= elapsed_s or (is_idle and not come)):
             come.append(self._coming.popleft())
         return come

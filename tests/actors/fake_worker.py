@@ -2,7 +2,8 @@
 
     python -m tests.actors.fake_worker [WHAT WHEN MARK]
 
-WHEN is `load`, the number of a step of its life, or `poison`: each step that computes a prompt beginning with POISON.
+WHEN is `load`, the number of a step of its life, `always`, or `poison`: each step that computes a prompt beginning with
+POISON.
 Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
 """
 
@@ -83,6 +84,7 @@ MISDEEDS: dict[str, Callable[[], None]] = {
     "leave_a_child": leave_a_child_with_the_pipes,
     "close": close_the_replies_and_live,
     "print": print_much,
+    "dawdle": lambda: time.sleep(0.05),
 }
 
 
@@ -114,6 +116,7 @@ class Misbehaving:
     def execute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
         self._misbehave(str(self.num_steps))
+        self._misbehave("always")
         result = self.model.execute(plan)
         if any(self.model.rows[row.row_id].start.prompt_token_ids[0] == POISON for row in plan.rows):
             self._misbehave("poison")

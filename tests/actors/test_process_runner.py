@@ -119,6 +119,42 @@ async def death_of(executor: ProcessExecutor, *plans: StepPlan) -> RunnerDied:
 # ------------------------------------------------------------------------------ the executors' contract
 
 
+def run_of(num_steps: int, first: int) -> StepPlan:
+    """What follows a first step: token after token, from one position on."""
+    return StepPlan(2, (), (), (PlanRow(0, first, 1, tuple(range(2, 20)), sample=True),), num_steps)
+
+
+async def test_a_run_gives_a_result_for_each_step_as_it_comes() -> None:
+    executor, told = executor_that(), list[StepResult]()
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+        told.append(await executor.execute(run_of(5, 3), told.append))
+    assert [result.is_last for result in told] == [False] * 4 + [True]
+    assert (
+        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 6)[1:]
+    )
+
+
+async def test_a_run_that_is_halted_ends_and_the_process_computes_the_next_plan() -> None:
+    executor, told = executor_that("dawdle", "always"), list[StepResult]()
+
+    def halt(result: StepResult) -> None:
+        told.append(result)
+        executor.halt()
+
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+        told.append(await executor.execute(run_of(64, 3), halt))
+        num_steps = len(told)
+        again = StepPlan(3, (), (), (PlanRow(0, 3 + num_steps, 1, (), sample=True),))
+        told.append(await executor.execute(again, unexpected))
+    assert num_steps < 64
+    expected = answer_of([1, 2, 3], 5, 2 + num_steps)[1:]
+    assert tuple(token.token_id for result in told for token in result.tokens) == expected
+
+
 async def test_a_process_loads_computes_and_is_gone_afterwards() -> None:
     executor = executor_that()
     files = open_files()
