@@ -144,9 +144,19 @@ async def model_runner_actor(
 
 async def _compute(plan: StepPlan, wiring: Wiring, executor: Executor) -> None:
     errors: list[BaseException] = []
+    untold: list[BaseException] = []
+
+    def tell(result: StepResult) -> None:
+        try:
+            wiring.step_done(result)
+        except BaseException as error:  # which is no fault of the step's
+            untold.append(error)
+            raise
+
     with foreign_errors_kept(errors.append):
-        result = await executor.execute(plan, wiring.step_done)
+        result = await executor.execute(plan, tell)
     if errors:
-        wiring.step_failed(plan, errors[0])
+        if errors[0] not in untold:
+            wiring.step_failed(plan, errors[0])
         raise errors[0]
     wiring.step_done(result)

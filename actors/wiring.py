@@ -162,6 +162,7 @@ class Wiring:
         self.has_runner_failed = True
         if self.scheduler is None or not self.scheduler.is_in_flight(plan):
             return
+        self._take_in_what_came_before(self.scheduler)
         verdict = self.caution.suspects.step_failed(self.scheduler.marks(), num_rows=len(plan.rows))
         self._num_pardons += verdict.num_pardoned
         culprit = None if verdict.culprit is None else self.journal.get(verdict.culprit)
@@ -172,6 +173,16 @@ class Wiring:
         if (stream := self.streams.get(culprit.serial)) is not None:
             stream.fail(failure)
         self.finish(culprit.serial, FinishReason.ERROR)
+
+    def _take_in_what_came_before(self, scheduler: Scheduler) -> None:
+        """A run may have given tokens that nobody has read yet: they count, and it crashed behind them."""
+        with suppress(trio.WouldBlock):
+            while True:
+                match self.scheduler_inbox.receive_nowait():
+                    case StepDone(result=result):
+                        scheduler.apply(result, trio.current_time())
+                    case Wake():  # whoever takes over looks into the journal
+                        self.scheduler_woke()
 
     def take_pardons(self) -> int:
         """How many of the latest crashes have been explained since the last call; see `core.suspects`."""

@@ -284,6 +284,29 @@ async def test_an_engine_closes_at_once_while_the_runner_is_away(autojump_clock:
     assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.SHUTDOWN, ANSWER[:4])
 
 
+class AbruptExecutor(FakeExecutor):
+    """Crashes once, in the second step of a run, before anybody can have read what the first one gave."""
+
+    async def compute(self, plan: StepPlan) -> StepResult:
+        if self.num_lives == 1 and any(plan.step_id == earlier.step_id for earlier in self.plans):
+            raise Planted("between two steps")
+        return await super().compute(plan)
+
+
+async def test_what_a_run_gave_before_a_crash_is_not_computed_again(autojump_clock: MockClock) -> None:
+    executor = AbruptExecutor(num_blocks=64, block_size=4)
+    async with fake_engine(executor) as engine:
+        output = await engine.complete([1, 2, 3], SamplingParams(max_tokens=8, seed=5))
+    assert output.outputs[0].token_ids == answer_of([1, 2, 3], 5, 8)
+    starts = [
+        start for plan in executor.plans for start in plan.starts if start.request_id == output.request_id
+    ]
+    assert [len(start.output_token_ids) for start in starts] == [
+        0,
+        2,
+    ]  # a first step's token, and the run's first
+
+
 async def test_a_step_that_always_fails_slowly_is_given_up(autojump_clock: MockClock) -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
 
