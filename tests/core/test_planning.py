@@ -386,3 +386,17 @@ def test_what_may_be_computed_in_a_step_is_enough_for_all_that_decode() -> None:
     stage.step()
     stage.scheduler._pace.costs.token_s = 10.0
     assert [share[2] for share in stage.step()] == [1, 1, 1, 1]
+
+
+def test_when_those_whose_turn_it_is_lose_their_rows_the_step_is_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(num_blocks=4, max_model_len=16, max_num_batched_tokens=16)
+    for name in "ab":
+        stage.add(name, 8)
+    stage.step()
+    line = stage.scheduler._lanes.waiting
+    turns = iter([lambda order: order[-1:], line.taking_part])
+    monkeypatch.setattr(line, "taking_part", lambda order: next(turns)(order))
+    assert stage.pool.num_available == 0
+    assert stage.shares(stage.begin()) == [("a", 8, 1)]

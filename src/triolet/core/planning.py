@@ -81,7 +81,8 @@ class Planner:
             budget = self._admit(budget, now_s)
             self.drafting.add_drafts(self.scheduled, budget, self.cache.pool)
         if not self.scheduled:
-            return None
+            # Whose turn it was has lost its row: it is somebody else's. Each time fewer run.
+            return self.plan(now_s) if preempted else None
         num_steps = self._num_steps()
         self.counters.steps += 1
         return StepPlan(
