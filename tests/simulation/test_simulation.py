@@ -23,7 +23,7 @@ from tests.simulation.story import Ask, Fault, Story
 from tests.simulation.world import World
 
 NUM_QUICK, NUM_SLOW = 200, 1000  # the simulation itself, in .ci/run, goes through many more
-NUM_TO_KILL = 1200
+NUM_TO_KILL = 2000
 
 
 def violations(worlds: Iterable[World]) -> dict[str, list[str]]:
