@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -26,6 +25,7 @@ from contextlib import asynccontextmanager, suppress
 import attrs
 import trio
 
+from triolet.actors.exit_status import ending_of, exit_code_of
 from triolet.actors.model_runner import Tell
 from triolet.config import EngineConfig
 from triolet.core.last_words import LastWords
@@ -44,7 +44,6 @@ logger = logging.getLogger("triolet.runner")
 WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.worker")
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
-STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
@@ -317,7 +316,7 @@ class RunnerProcess:
             await self._exited.wait()
             returncode = self._popen.returncode
         self._hear_the_rest()
-        reason = reason or _ending(returncode)
+        reason = reason or ending_of(returncode)
         if last_words := self._last_words.since(trio.current_time() - RECENT_S):
             reason += "; its last words: " + " | ".join(last_words)
         return RunnerDied(reason, returncode)
@@ -385,27 +384,3 @@ def _environment() -> dict[str, str]:
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     shared = {name: value for name, value in os.environ.items() if name not in secrets}
     return {**shared, "PYTHONPATH": search_path}
-
-
-def _ending(returncode: int) -> str:
-    if returncode >= 0:
-        return f"ended with exit status {returncode}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"was killed by signal {-returncode}"
-
-
-def exit_code_of(process_id: int) -> int | None:
-    """How a process ends that was killed, is dying, or has not been waited for yet; as in `Popen.returncode`.
-
-    Returns:
-        None if this can not be known before it has been waited for. Of one that lives it is 0.
-    """
-    if sys.platform != "linux":
-        return None
-    try:
-        with open(f"/proc/{process_id}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return os.waitstatus_to_exitcode(int(fields[STAT_EXIT_CODE]))
-    except (OSError, ValueError, IndexError):
-        return None

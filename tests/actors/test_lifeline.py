@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from tests.source_tree import SRC
-from triolet.actors.process_runner import exit_code_of
+from triolet.actors.exit_status import exit_code_of
 
 HOLDER = """
 import os, signal, sys, time
