@@ -412,33 +412,6 @@ async def test_a_step_that_needs_no_thread_is_begun_in_the_loop_and_others_go_on
     assert runner.threads == {threading.current_thread().name}
 
 
-@linux_only
-async def test_whoever_is_cancelled_during_a_step_in_the_background_waits_for_its_end() -> None:
-    runner = BackgroundFake()
-    executor = ThreadExecutor(runner.load)
-    events: list[str] = []
-
-    async def live() -> None:
-        async with executor.running():
-            await executor.start(ignore)
-            await executor.execute(first_step((1, 2, 3)), unexpected)
-            try:
-                await executor.execute(SECOND_STEP, unexpected)
-            finally:
-                events.append("left")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(live)
-        await runner.has_begun.wait()
-        nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
-            await wait_all_tasks_blocked()
-        assert events == []
-        os.eventfd_write(runner.done[0], 1)
-    assert events == ["left"]
-    assert num_runner_threads() == 0
-
-
 # -------------------------------------------------------------------------------------------- runs
 
 
@@ -506,7 +479,10 @@ async def test_a_run_in_the_background_is_followed_to_its_end() -> None:
 
 
 @linux_only
-async def test_whoever_is_cancelled_during_a_run_in_the_background_halts_it_and_waits_for_its_end() -> None:
+@pytest.mark.parametrize("plan", [SECOND_STEP, RUN], ids=["step", "run"])
+async def test_whoever_is_cancelled_during_a_plan_in_the_background_halts_it_and_waits_for_its_end(
+    plan: StepPlan,
+) -> None:
     runner = BackgroundFake()
     executor = ThreadExecutor(runner.load)
     told: list[StepResult] = []
@@ -517,7 +493,7 @@ async def test_whoever_is_cancelled_during_a_run_in_the_background_halts_it_and_
             await executor.start(ignore)
             await executor.execute(first_step((1, 2, 3)), unexpected)
             try:
-                await executor.execute(RUN, told.append)
+                await executor.execute(plan, told.append)
             finally:
                 events.append("left")
 
@@ -530,6 +506,7 @@ async def test_whoever_is_cancelled_during_a_run_in_the_background_halts_it_and_
         assert (events, runner.num_halts) == ([], 1)
         os.eventfd_write(runner.done[0], 1)
     assert (events, told) == (["left"], [])
+    assert num_runner_threads() == 0
 
 
 @linux_only

@@ -58,9 +58,8 @@ class Pace:
     def max_tokens(self) -> int:
         """Of all rows of a step together; more than the sure ones only as far as is known what they take."""
         config = self.config
-        may_be_long = (
-            self.costs.token_s and config.policy != "fair"
-        )  # which keeps steps short for those who come
+        # Under `fair` steps are kept short for those who come.
+        may_be_long = self.costs.token_s and config.policy != "fair"
         fitting = self.tokens_within(config.max_prefill_delay_s) if may_be_long else 0
         return min(config.max_num_batched_tokens, max(config.num_sure_tokens, fitting))
 
