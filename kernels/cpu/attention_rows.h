@@ -3,8 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
+#include "scratch.h"
 #include "simd.h"
 
 constexpr int KEYS = 64;
@@ -60,25 +60,6 @@ struct AttentionRows {
     rows.values.slots += count * head_dim;
     return rows;
   }
-};
-
-// Memory of one thread, kept between calls.
-class Scratch {
- public:
-  float* floats(size_t count) {
-    if (count > capacity_) {
-      std::free(memory_);
-      capacity_ = count + count / 4;
-      memory_ = static_cast<float*>(std::aligned_alloc(64, (capacity_ * sizeof(float) + 63) / 64 * 64));
-      if (!memory_) std::abort();
-    }
-    return memory_;
-  }
-  ~Scratch() { std::free(memory_); }
-
- private:
-  float* memory_ = nullptr;
-  size_t capacity_ = 0;
 };
 
 INLINE Floats capped(Floats score, float soft_cap) {

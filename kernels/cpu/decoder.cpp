@@ -19,7 +19,7 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 
 namespace {
 
-constexpr int STAGES = 4, STAGES_PER_LAYER = 12;  // at most
+constexpr int STAGES = 8, STAGES_PER_LAYER = 12;  // at most
 constexpr int FEW_TOKENS = 4;           // every thread norms so many for itself
 constexpr int MANY_TOKENS = 384;        // from there on rows are shared out, and not panels
 constexpr int PART_BYTES = 768 * 1024;  // of rows that stay in the second-level cache, beside weights and results
@@ -32,11 +32,13 @@ struct Workspace {
   AttentionCall attention;  // of every layer, but for what differs
   std::vector<Piece> pieces;
   Stages stages;
-  std::vector<Choice> choices;  // [threads, num_logits]
+  std::vector<Choice> choices;        // [threads, num_logits]
+  std::vector<Shortlist> shortlists;  // likewise, if there is a screen
   bool only_decodes = true;     // one token and one piece for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
   ByteRows bytes;                             // of what enters a product of bytes
+  float* lengths;                             // [num_logits]: of what enters the head, if it is screened
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -61,8 +63,12 @@ struct Workspace {
                         return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
                       });
     if (!step.logits) choices.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
+    if (is_screened()) shortlists.resize(choices.size());
     reserve();
   }
+
+  // Whether only those logits are computed that can be the largest.
+  bool is_screened() const { return !step.logits && model.screen.bytes.weights; }
 
   int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int query_width() const { return model.num_heads * model.head_dim; }
@@ -75,7 +81,9 @@ struct Workspace {
     const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
     const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
     const size_t scales = ByteRows::num_scales(static_cast<int>(widest));
-    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) + 9 * 16);
+    const size_t screened = is_screened() ? step.num_logits : 0;  // twice as bytes
+    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
+                                screened * (model.hidden / 2 + 3) + 10 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -87,8 +95,9 @@ struct Workspace {
     queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
     mixed = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
-    bytes.numbers = reinterpret_cast<uint8_t*>(take(rows * widest));
-    bytes.scales = take(rows * scales * sizeof(float));
+    bytes.numbers = reinterpret_cast<uint8_t*>(take(std::max(rows * widest, 2 * screened * model.hidden)));
+    bytes.scales = take(std::max(rows * scales, 2 * screened) * sizeof(float));
+    lengths = take(screened * sizeof(float));
     bytes.lifts = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
   }
 };
@@ -106,6 +115,7 @@ class Worker {
     stage(step_.num_tokens, [&](int token) { embed(token); });
     for (int index = 0; index < model_.num_layers; ++index) layer(index);
     const T* x = normed(step_.num_logits, model_.final_norm, [&](int i) { return step_.logits_indices[i]; });
+    if (shared_.is_screened() && screen(x)) return;
     product(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
@@ -183,6 +193,54 @@ class Worker {
     alignas(64) T logits[TILE_COLUMNS];
     narrow_row(sums, count, 1.0f, logits);
     shared_.choices[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].consider(logits, count, first);
+  }
+
+  // The largest logits, if those that can be are few; otherwise nothing, and false.
+  bool screen(const T* x) {
+    const int num_rows = step_.num_logits, threads = step_.num_threads;
+    const ScreenedRows rows = screened_rows(x);
+    if (!rows.all_have_bounds(num_rows)) return false;
+    Shortlist* lists = shared_.shortlists.data();
+    stage(model_.screen.bytes.num_panels(), [&](int panel) {
+      estimate_panel<T>(model_.screen, panel, rows, num_rows, lists + static_cast<ptrdiff_t>(thread_) * num_rows);
+    });
+    if (std::any_of(lists, lists + shared_.shortlists.size(), [](const Shortlist& list) { return list.is_overfull(); }))
+      return false;
+    const int shares = num_rows < 4 * threads ? 2 * threads : 1;  // of a row's list
+    stage(static_cast<int64_t>(num_rows) * shares, [&](int item) { score_listed(x, item / shares, item % shares, shares); });
+    return true;
+  }
+
+  // Every so manieth of the vectors of logits in which a row's largest can be.
+  void score_listed(const T* x, int row, int share, int shares) {
+    const int num_rows = step_.num_logits, lists = step_.num_threads;
+    const Shortlist* list = shared_.shortlists.data() + row;
+    float floor = list->floor();
+    for (int i = 1; i < lists; ++i) floor = std::max(floor, list[static_cast<ptrdiff_t>(i) * num_rows].floor());
+    int place = 0;
+    for (int i = 0; i < lists; ++i)
+      list[static_cast<ptrdiff_t>(i) * num_rows].each(floor, [&](int first) {
+        if (place++ % shares != share) return;
+        alignas(64) T logits[LANES];
+        store(logits, vector_product(model_.head, x + row * hidden_, first));
+        const int count = std::min(LANES, model_.head.num_out - first);
+        shared_.choices[static_cast<ptrdiff_t>(thread_) * num_rows + row].consider(logits, count, first);
+      });
+  }
+
+  // Each thread's own, if they are few.
+  ScreenedRows screened_rows(const T* x) {
+    const int num_rows = step_.num_logits;
+    if (num_rows > FEW_TOKENS) {
+      const ScreenedRows rows{shared_.bytes, shared_.lengths};
+      stage(num_rows, [&](int row) { screen_row(x + row * hidden_, model_.hidden, row, rows); });
+      return rows;
+    }
+    static thread_local Scratch scratch;
+    float* own = scratch.floats(3 * FEW_TOKENS + (2 * FEW_TOKENS * hidden_ + 3) / 4);
+    const ScreenedRows rows{{reinterpret_cast<uint8_t*>(own + 3 * FEW_TOKENS), own, nullptr}, own + 2 * FEW_TOKENS};
+    for (int row = 0; row < num_rows; ++row) screen_row(x + row * hidden_, model_.hidden, row, rows);
+    return rows;
   }
 
   // x @ weight.T + bias is added to the residual stream.
@@ -348,34 +406,6 @@ void run_step(const Model& model, const Step& step) {
 }
 
 }  // namespace
-
-// Numbers in a panel's row: what num_out is rounded up to.
-EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }
-
-// dtype: 0 float32, 1 bfloat16, 3 bytes
-EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int32_t num_in, int32_t gated,
-                         int32_t num_threads, void* packed) {
-  auto pack_as = [&](auto number) {
-    using Number = decltype(number);
-    pack(static_cast<const Number*>(weight), num_out, num_in, gated, inputs_together(number), num_threads,
-         static_cast<Number*>(packed));
-  };
-  switch (dtype) {
-    case 0: return pack_as(float{});
-    case 1: return pack_as(BFloat16{});
-    case 3: return pack_as(int8_t{});
-  }
-}
-
-// weight: [num_out, num_in] of 0 to 15; scales: [num_out, num_in / triolet_group()] bfloat16
-EXPORT void triolet_pack_groups(const void* weight, const void* scales, int32_t num_out, int32_t num_in, int32_t gated,
-                                int32_t num_threads, void* packed) {
-  pack_groups(static_cast<const uint8_t*>(weight), static_cast<const BFloat16*>(scales), num_out, num_in, gated,
-              num_threads, static_cast<uint8_t*>(packed));
-}
-
-// Inputs in a group.
-EXPORT int32_t triolet_group() { return GROUP; }
 
 // Whether there are tiles to multiply with from now on. wanted: the CPU has them; the system may yet keep them.
 EXPORT int32_t triolet_use_amx(int32_t wanted) { return ask_for_amx(wanted); }

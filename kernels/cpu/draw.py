@@ -7,8 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from triolet.kernels.cpu.decoder import MODEL_DTYPES
 from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.packing import MODEL_DTYPES
 from triolet.kernels.cpu.paged_attention import DTYPES
 
 

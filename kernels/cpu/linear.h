@@ -14,7 +14,7 @@
 #include "bytes.h"
 #include "parallel.h"
 
-// Mirrored by Linear in decoder.py.
+// Mirrored by LinearStruct in packing.py.
 struct Linear {
   const void* weights;     // panels
   const float* bias;       // this and the next two in the panels' order of outputs; null = none

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "linear.h"
+#include "screen.h"
 
 struct Layer {
   Linear qkv, attention_out, gate_up, down;
@@ -17,6 +17,7 @@ struct Model {
   const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
   const float* final_norm;
   Linear head;
+  Screen screen;  // of the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
   float eps, attention_soft_cap;
 };

@@ -17,7 +17,7 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import KernelShapeError
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.kernels.cpu.decoder import pack_linear
+from triolet.kernels.cpu.packing import pack_linear
 from triolet.model import cpu_plan
 from triolet.model.cpu_plan import CpuDecoder
 from triolet.model.decoder import Decoder

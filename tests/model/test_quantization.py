@@ -17,7 +17,7 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.config import EngineConfig
 from triolet.errors import ConfigError, KernelShapeError
-from triolet.kernels.cpu.decoder import GROUP, pack_bytes, pack_groups, round_groups
+from triolet.kernels.cpu.packing import GROUP, pack_bytes, pack_groups, round_groups
 from triolet.model import cpu_plan
 from triolet.model.cpu_plan import CpuDecoder
 from triolet.model.load import load_model

@@ -22,23 +22,29 @@ from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.decoder import (
-    GROUP,
-    MODEL_DTYPES,
-    CppLinear,
     LayerStruct,
     ModelStruct,
     RunStruct,
     StepStruct,
     addresses,
+)
+from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.packing import (
+    GROUP,
+    MODEL_DTYPES,
+    CppLinear,
+    CppScreen,
+    ScreenStruct,
     pack_bytes,
     pack_groups,
     pack_linear,
+    pack_screen,
     pointer,
 )
-from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import DTYPES
+from triolet.model.cpu_run import CpuRun, Found
 from triolet.model.decoder_facts import decoder_facts
-from triolet.model.interface import GreedyStep, LayerCache, ModelSpec
+from triolet.model.interface import LayerCache, ModelSpec
 from triolet.model.memory import trim_heap
 from triolet.model.model_config import DecoderConfig, LayerConfig
 from triolet.model.rope import Rope
@@ -115,8 +121,8 @@ class CpuDecoder:
     @property
     def num_bytes(self) -> int:
         """Memory of the weights, packed, with norms and rotary tables."""
-        linears = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear)]
-        return sum(linears) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
+        packed = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear | CppScreen)]
+        return sum(packed) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
 
     def wake(self) -> None:
         """A step is about to be asked for: its threads may wake up while its input is made."""
@@ -146,7 +152,7 @@ class CpuDecoder:
         logits_indices: Tensor,
     ) -> tuple[list[float], list[int]]:
         """See `GreedyModel.forward_greedy`: the logits are looked through as they come, and not written down."""
-        found = _Found.of(len(logits_indices))
+        found = Found.of(len(logits_indices))
         step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         step_done = found.step(0)
@@ -168,7 +174,7 @@ class CpuDecoder:
         done_fd: int,
     ) -> CpuRun:
         """See `BackgroundModel.begin_greedy`."""
-        found = _Found.of(len(logits_indices), num_steps)
+        found = Found.of(len(logits_indices), num_steps)
         step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
         run = RunStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
         self._cpp.triolet_background_run(
@@ -230,60 +236,6 @@ class CpuDecoder:
         return self._cache_addresses
 
 
-@attrs.frozen(eq=False)
-class _Found:
-    """Where steps write down their likeliest tokens, and how long they took."""
-
-    count: int
-    peaks: ctypes.Array[ctypes.c_float]
-    best: ctypes.Array[ctypes.c_int64]
-    elapsed_s: ctypes.Array[ctypes.c_float]
-
-    @classmethod
-    def of(cls, count: int, num_steps: int = 1) -> _Found:
-        size = count * num_steps
-        return cls(
-            count, (ctypes.c_float * size)(), (ctypes.c_int64 * size)(), (ctypes.c_float * num_steps)()
-        )
-
-    def addresses(self) -> dict[str, int]:
-        return {"peaks": ctypes.addressof(self.peaks), "best": ctypes.addressof(self.best)}
-
-    def step(self, index: int) -> GreedyStep:
-        place = slice(index * self.count, (index + 1) * self.count)
-        return GreedyStep(self.peaks[place], self.best[place], self.elapsed_s[index])
-
-
-@attrs.define(eq=False)
-class CpuRun:
-    """See `GreedyRun`.
-
-    Args:
-        step: with all it points at; read and written to its end.
-        run: likewise.
-        found: what the two write to.
-    """
-
-    _step: StepStruct
-    _run: RunStruct
-    _found: _Found
-    _num_told: int = attrs.field(default=0, init=False)
-
-    def steps(self, count: int) -> list[GreedyStep]:
-        """See `GreedyRun`."""
-        first, self._num_told = self._num_told, self._num_told + count
-        return [self._found.step(index) for index in range(first, self._num_told)]
-
-    @property
-    def is_over(self) -> bool:
-        """See `GreedyRun`."""
-        return bool(self._run.num_done == -self._num_told)
-
-    def halt(self) -> None:
-        """See `GreedyRun`."""
-        self._run.is_halted = 1
-
-
 # ------------------------------------------------------------------------------- building from weights
 
 
@@ -324,7 +276,7 @@ class _Planner:
 
     def model(self) -> ModelStruct:
         config = self.config
-        head, embedding = self._head_and_embedding()
+        head, screen, embedding = self._head_and_embedding()
         layers = (LayerStruct * len(config.layers))(
             *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
         )
@@ -334,6 +286,7 @@ class _Planner:
             embedding=pointer(embedding),
             final_norm=self._norm("final_norm"),
             head=head.struct(),
+            screen=screen.struct() if screen else ScreenStruct(),
             num_layers=len(config.layers),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -346,17 +299,21 @@ class _Planner:
             attention_soft_cap=config.attention_soft_cap or 0.0,
         )
 
-    def _head_and_embedding(self) -> tuple[CppLinear, Tensor | None]:
-        """The head, and the embedding where it has weights of its own."""
+    def _head_and_embedding(self) -> tuple[CppLinear, CppScreen | None, Tensor | None]:
+        """The head, what finds its largest results, and the embedding where it has weights of its own."""
         embedding = self.weights["embedding.weight"]
         weight = self.weights.get("head.weight")
-        head = self.pack_head(self.cpp, embedding if weight is None else weight)
-        self.kept.append(head)
-        trim_heap()
+        is_tied = weight is None
         if weight is None:
-            return head, None
-        self.kept.append(embedding)
-        return head, embedding
+            weight = embedding
+        head = self.pack_head(self.cpp, weight)
+        screen = pack_screen(self.cpp, weight) if head.bits == 0 else None
+        self.kept += (head, screen)
+        if not is_tied:
+            self.kept.append(embedding)
+        del weight
+        trim_heap()
+        return head, screen, None if is_tied else embedding
 
     def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
         assert layer.rope is not None  # can_plan has seen to it

@@ -1,0 +1,31 @@
+// Weights in the order in which steps read them; packing.py asks for it.
+
+#include "grouped.h"
+
+// Numbers in a panel's row: what num_out is rounded up to.
+EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }
+
+// dtype: 0 float32, 1 bfloat16, 3 bytes
+EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int32_t num_in, int32_t gated,
+                         int32_t num_threads, void* packed) {
+  auto pack_as = [&](auto number) {
+    using Number = decltype(number);
+    pack(static_cast<const Number*>(weight), num_out, num_in, gated, inputs_together(number), num_threads,
+         static_cast<Number*>(packed));
+  };
+  switch (dtype) {
+    case 0: return pack_as(float{});
+    case 1: return pack_as(BFloat16{});
+    case 3: return pack_as(int8_t{});
+  }
+}
+
+// weight: [num_out, num_in] of 0 to 15; scales: [num_out, num_in / triolet_group()] bfloat16
+EXPORT void triolet_pack_groups(const void* weight, const void* scales, int32_t num_out, int32_t num_in, int32_t gated,
+                                int32_t num_threads, void* packed) {
+  pack_groups(static_cast<const uint8_t*>(weight), static_cast<const BFloat16*>(scales), num_out, num_in, gated,
+              num_threads, static_cast<uint8_t*>(packed));
+}
+
+// Inputs in a group.
+EXPORT int32_t triolet_group() { return GROUP; }

@@ -1,0 +1,333 @@
+"""Weights of linear layers, packed in the order in which the C++ kernels read them.
+
+linear.h, quantised.h, grouped.h and screen.h say what for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.errors import KernelShapeError
+from triolet.kernels.cpu.paged_attention import DTYPES
+
+MODEL_DTYPES = (torch.float32, torch.bfloat16)
+"""What weights and activations may be."""
+
+MAX_SCREEN_BYTES = 64 * 2**20
+"""Of the weights of a screen: more memory than that is worth more than the time."""
+
+_PACKED_DTYPES = {**DTYPES, torch.int8: 3}
+_P, _I = ctypes.c_void_p, ctypes.c_int32
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` in linear.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("weights", "bias", "scales", "offsets")),
+        *((name, _I) for name in ("num_out", "num_in", "bits")),
+    )
+
+
+class ScreenStruct(ctypes.Structure):
+    """`Screen` in screen.h."""
+
+    _fields_ = (("bytes", LinearStruct), ("bounds", _P))
+
+
+@attrs.frozen(eq=False)
+class CppLinear:
+    """A linear layer's packed weights, and what goes with them in the same order; all stay alive as long as this does.
+
+    Args:
+        weights: packed.
+        bias: float32, or None.
+        num_out: outputs.
+        num_in: inputs.
+        scales: float32, of weights that are bytes; None for others.
+        offsets: int32, of weights that are bytes: what 128 in every input would give.
+        bits: of a weight; 0 = those of the model's dtype.
+    """
+
+    weights: Tensor
+    bias: Tensor | None
+    num_out: int
+    num_in: int
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
+    bits: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all of it."""
+        parts = (self.weights, self.bias, self.scales, self.offsets)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def struct(self) -> LinearStruct:
+        """What the C++ side reads."""
+        return LinearStruct(
+            self.weights.data_ptr(),
+            pointer(self.bias),
+            pointer(self.scales),
+            pointer(self.offsets),
+            self.num_out,
+            self.num_in,
+            self.bits,
+        )
+
+
+@attrs.frozen(eq=False)
+class CppScreen:
+    """What finds the outputs of a linear layer that can have its largest result; alive as long as its struct is.
+
+    Args:
+        weights: of the layer, as bytes.
+        bounds: float32, packed: how far off an estimate from the bytes can be, for a row of length 1.
+    """
+
+    weights: CppLinear
+    bounds: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all of it."""
+        return self.weights.num_bytes + self.bounds.nbytes
+
+    def struct(self) -> ScreenStruct:
+        """What the C++ side reads."""
+        return ScreenStruct(self.weights.struct(), self.bounds.data_ptr())
+
+
+def pack_linear(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """Copy a weight into the order in which the inner loop reads it.
+
+    Args:
+        library: the kernels, whose width of vectors decides the order.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` even for bfloat16.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    num_out, num_in = weight.shape
+    _check_weight(weight, bias, gated=gated)
+    if weight.dtype == torch.bfloat16 and num_in % 2:
+        raise KernelShapeError("pairs of inputs", weight=tuple(weight.shape))
+    packed = _pack(library, weight, gated=gated)
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in)
+
+
+def pack_bytes(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """`pack_linear` with each output's weights rounded to 255 steps between their largest size and its opposite.
+
+    Args:
+        library: the kernels.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` a multiple of four.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    _check_weight(weight, bias, gated=gated)
+    if weight.shape[1] % 4:
+        raise KernelShapeError("fours of inputs", weight=tuple(weight.shape))
+    return _pack_rounded(library, *_round(weight), bias, gated=gated)
+
+
+def _pack_rounded(
+    library: ctypes.CDLL, rounded: Tensor, scales: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    num_out, num_in = rounded.shape
+    return CppLinear(
+        _pack(library, rounded, gated=gated),
+        _pack_column(library, bias, gated=gated),
+        num_out,
+        num_in,
+        _pack_column(library, scales, gated=gated),
+        # packing moves bits and does not look at them
+        _pack(
+            library, (128 * rounded.sum(dim=1, dtype=torch.int32)).view(torch.float32)[:, None], gated=gated
+        ),
+        bits=8,
+    )
+
+
+def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Each output's weights as int8 steps between their largest size and its opposite, and how large a step is."""
+    rounded = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    for part in _parts(len(weight)):
+        wide = weight[part].float()
+        scales[part] = wide.abs().amax(dim=1) / 127
+        rounded[part] = (wide / scales[part, None].clamp(min=1e-30)).round_()
+    return rounded, scales
+
+
+def pack_screen(library: ctypes.CDLL, weight: Tensor) -> CppScreen | None:
+    """What finds the largest results of a layer without a bias in a quarter or half of the time.
+
+    Args:
+        library: the kernels.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous.
+
+    Returns:
+        None, if it is not worth it (`MAX_SCREEN_BYTES`) or can not be had: `num_in` is not a multiple of four, or a
+        weight is not finite.
+    """
+    num_out, num_in = weight.shape
+    if num_out * num_in > MAX_SCREEN_BYTES or num_in % 4:
+        return None
+    rounded, scales = _round(weight)
+    bounds = _bounds(weight, rounded, scales)
+    if not bounds.isfinite().all():
+        return None
+    packed = _pack(library, bounds[:, None], gated=False)
+    return CppScreen(_pack_rounded(library, rounded, scales), packed)
+
+
+def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
+    """How far each output's estimate is off from what is computed from its weights, at most, for a row of length 1.
+
+    The parts: what rounding took from the weights; what is left of a row that was rounded twice, no number of which is
+    more than half a step of the second kind, or 1 / (4 * 127**2) of the largest; and what float32 sums can be off.
+    """
+    num_out, num_in = weight.shape
+    lost, lengths = torch.empty(num_out), torch.empty(num_out)
+    for part in _parts(num_out):
+        wide = weight[part].float()
+        lengths[part] = wide.norm(dim=1)
+        lost[part] = (wide - rounded[part] * scales[part, None]).norm(dim=1)
+    of_row = num_in**0.5 / (4 * 127**2) * 1.01
+    of_sums = (num_in + 64) * 2.0**-23
+    bounds: Tensor = 1.001 * (lost + (lengths + lost) * (of_row + of_sums))
+    return bounds
+
+
+def pack_groups(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """`pack_linear` with weights rounded to 16 steps, whose size every `GROUP` inputs of an output have of their own.
+
+    Args:
+        library: the kernels.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` a multiple of `GROUP`.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    num_out, num_in = weight.shape
+    _check_weight(weight, bias, gated=gated)
+    if num_in % GROUP:
+        raise KernelShapeError("groups of inputs", weight=tuple(weight.shape), group=GROUP)
+    rounded = torch.empty(weight.shape, dtype=torch.uint8)
+    scales = torch.empty(num_out, num_in // GROUP, dtype=torch.bfloat16)
+    for part in _parts(num_out):
+        steps, scales[part] = round_groups(weight[part].float())
+        rounded[part] = steps + 8
+    columns = library.triolet_panel_columns()
+    packed = _huge_pages(-(-num_out // columns) * columns * (num_in // 2 + num_in // GROUP * 2), torch.uint8)
+    library.triolet_pack_groups(
+        ctypes.c_void_p(rounded.data_ptr()),
+        ctypes.c_void_p(scales.data_ptr()),
+        ctypes.c_int32(num_out),
+        ctypes.c_int32(num_in),
+        ctypes.c_int32(gated),
+        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_void_p(packed.data_ptr()),
+    )
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=4)
+
+
+GROUP = 32
+"""Inputs whose weights share a scale; GROUP in linear.h."""
+
+
+def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest steps, and their size in each group.
+
+    Args:
+        weight: [num_out, num_in] float32.
+
+    Returns:
+        Whole numbers from -8 to 7, float32, [num_out, num_in]; and sizes, bfloat16, [num_out, num_in / GROUP]. The
+        number of largest size is -8 at first, so that all 16 steps are of use; then, for the steps that this gives,
+        the size with the least squares of errors.
+    Source: llama.cpp's Q4_0, ggml-quants.c, for the first half.
+    """
+    groups = weight.unflatten(1, (-1, GROUP))
+    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    steps = _steps(groups, (largest / -8).bfloat16().float())
+    sizes = (
+        (groups * steps).sum(2, keepdim=True) / steps.square().sum(2, keepdim=True).clamp(min=1)
+    ).bfloat16()
+    return _steps(groups, sizes.float()).flatten(1), sizes.squeeze(2)
+
+
+def _steps(groups: Tensor, size: Tensor) -> Tensor:
+    tiny = size.abs() < 1e-30
+    return (groups / size.masked_fill(tiny, 1.0)).round_().clamp_(-8, 7).masked_fill_(tiny, 0.0)
+
+
+def _parts(num_out: int) -> Iterator[slice]:
+    """Rows that are converted together; a whole vocabulary in float32 would be the most memory that loading takes."""
+    return (slice(first, first + ROWS_AT_ONCE) for first in range(0, num_out, ROWS_AT_ONCE))
+
+
+ROWS_AT_ONCE = 256
+
+
+def _check_weight(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+    num_out = len(weight)
+    if weight.dtype not in MODEL_DTYPES or not weight.is_contiguous() or (gated and num_out % 2):
+        raise KernelShapeError("dtype, strides and gate", weight=(weight.dtype, weight.stride()), gated=gated)
+    if bias is not None and bias.shape != (num_out,):
+        raise KernelShapeError("num_out", weight=tuple(weight.shape), bias=tuple(bias.shape))
+
+
+def _pack_column(library: ctypes.CDLL, column: Tensor | None, *, gated: bool) -> Tensor | None:
+    """One number per output, packed like a weight with one input; float32."""
+    return None if column is None else _pack(library, column.float().contiguous()[:, None], gated=gated)
+
+
+def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
+    num_out, num_in = weight.shape
+    columns = library.triolet_panel_columns()
+    padded_out = -(-num_out // columns) * columns
+    packed = _huge_pages(padded_out * num_in, weight.dtype)
+    library.triolet_pack(
+        ctypes.c_int32(_PACKED_DTYPES[weight.dtype]),
+        ctypes.c_void_p(weight.data_ptr()),
+        ctypes.c_int32(num_out),
+        ctypes.c_int32(num_in),
+        ctypes.c_int32(gated),
+        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_void_p(packed.data_ptr()),
+    )
+    return packed
+
+
+def _huge_pages(count: int, dtype: torch.dtype) -> Tensor:
+    """[count], in large pages where the system has them: a step reads every weight, and every page, once."""
+    pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype, count=count)
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's first element; None stays None."""
+    return None if tensor is None else tensor.data_ptr()
