@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+import trio
+from trio.testing import MockClock
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -63,6 +66,35 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket.socket, "connect", local_connect)
         patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
         yield
+
+
+@pytest.fixture
+def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """Virtual time that jumps when nothing else is left to do, and stands still while a thread works.
+
+    To Trio, who waits for a thread is idle: pytest-trio's own clock jumps from deadline to deadline meanwhile, as far
+    as the thread is slow, so that a busy machine would decide the test.
+    """
+    clock = MockClock(autojump_threshold=0)
+    monkeypatch.setattr(trio.to_thread, "run_sync", _stopping(clock, trio.to_thread.run_sync))
+    return clock
+
+
+def _stopping(clock: MockClock, run_sync: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    num_working = 0
+
+    async def run_sync_with_the_clock_stopped(*arguments: Any, **options: Any) -> Any:
+        nonlocal num_working
+        num_working += 1
+        clock.autojump_threshold = inf
+        try:
+            return await run_sync(*arguments, **options)
+        finally:
+            num_working -= 1
+            if not num_working:
+                clock.autojump_threshold = 0
+
+    return run_sync_with_the_clock_stopped
 
 
 @pytest.fixture
