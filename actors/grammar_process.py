@@ -262,14 +262,16 @@ class GrammarProcesses:
         ours, theirs = socket.socketpair()
         process = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         try:
-            async with self._splitting:
-                with theirs:
+            with theirs:
+                async with self._splitting:
                     await wait_for_room(self._original.stream.socket)
                     send_fd(self._original.stream.socket, theirs.fileno())
-                state = await process.ask(None, SPLIT_S)
+                    theirs.close()  # from here on it is the copy's alone, and ends with it
+                    state = await process.ask(None, SPLIT_S)
             process.remember(state.process_id)
         except (OSError, GrammarFailed, trio.ClosedResourceError):
             process.kill()
+            self._original.kill()  # it may live, and be of no use: only its death has another one started
             raise GrammarsDied from None
         except BaseException:
             process.kill()

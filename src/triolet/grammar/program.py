@@ -70,8 +70,8 @@ def _read_vocabulary(connection: socket.socket) -> Tokens:
 def _serve(tokens: Tokens, connection: socket.socket) -> NoReturn:
     """One grammar, from its compilation to its last answer."""
     grammar: Grammar | None = None
-    _reply(connection, GrammarState(os.getpid(), ""))
     try:
+        _reply(connection, GrammarState(os.getpid(), ""))
         for request in _requests(connection):
             if isinstance(request, OpenGrammar):
                 grammar, problem = _compile(tokens, request)
