@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tests.model.tiny import make_model
 from triolet.model import kv_pages
-from triolet.model.kv_cache import _zeros
+from triolet.model.interface import LayerCacheSpec, ModelSpec
+from triolet.model.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
 from triolet.model.kv_pages import PagesAhead, _populate, pages_ahead
 from triolet.model.runner import load_runner
 
@@ -68,7 +69,7 @@ def num_threads() -> Callable[[], int]:
 
 def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more() -> None:
     tensors = [make_tensor(), make_tensor()]
-    pages = PagesAhead(tensors, ahead_bytes=2 * 16 * BLOCK_BYTES)
+    pages = PagesAhead(tensors, min_bytes=2 * 16 * BLOCK_BYTES, max_bytes=2 * 16 * BLOCK_BYTES)
     wait_for(lambda: all(is_resident(tensor, 0, 16) for tensor in tensors))
     assert all(
         num_resident(tensor, 24, NUM_BLOCKS) == 0 for tensor in tensors
@@ -80,6 +81,35 @@ def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more(
     pages.reach(NUM_BLOCKS - 1)
     wait_for(lambda: all(is_resident(tensor, 0, NUM_BLOCKS) for tensor in tensors))
     pages.close()
+
+
+def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
+    tensor = make_tensor()
+    pages = PagesAhead([tensor], min_bytes=8 * BLOCK_BYTES, max_bytes=24 * BLOCK_BYTES)
+    for highest, ahead in ((0, 9), (15, 32), (31, 56)):
+        pages.reach(highest)
+        wait_for(lambda ahead=ahead: is_resident(tensor, 0, ahead))  # type: ignore[misc]
+        assert num_resident(tensor, ahead + 8, NUM_BLOCKS) == 0  # large pages are eight blocks
+    pages.close()
+
+
+@pytest.mark.parametrize(("num_layers", "blocks"), [(2, 8), (20, 1)])
+def test_a_token_of_many_layers_does_not_take_a_large_page_of_each(num_layers: int, blocks: int) -> None:
+    spec = ModelSpec(
+        architecture="",
+        backend="native",
+        vocab_size=1,
+        max_position=1,
+        cache_layers=(LayerCacheSpec(num_kv_heads=1, head_dim=BLOCK_BYTES // 4),) * num_layers,
+        dtype=torch.float32,
+    )
+    cache = allocate_kv_cache(spec, num_blocks=NUM_BLOCKS, block_size=1, device=torch.device("cpu"))
+    keys = cache[0].keys
+    keys[20] = 1.0
+    if num_resident(keys, 0, NUM_BLOCKS) == BLOCK_BYTES // PAGE or keys.data_ptr() % LARGE_PAGE_BYTES:
+        pytest.skip("this system has no large pages, or not where the cache begins")
+    keys[0] = 1.0
+    assert num_resident(keys, 0, 8) == blocks * BLOCK_BYTES // PAGE
 
 
 def test_what_is_in_a_page_stays() -> None:
@@ -94,7 +124,7 @@ def test_what_is_in_a_page_stays() -> None:
 def test_the_thread_ends_with_whose_it_is_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
     tensor = make_tensor()
     cache = weakref.ref(tensor)
-    pages: PagesAhead | None = PagesAhead([tensor], ahead_bytes=BLOCK_BYTES)
+    pages: PagesAhead | None = PagesAhead([tensor], min_bytes=BLOCK_BYTES)
     assert num_threads() == 1
     del tensor
     assert pages is not None and cache() is not None

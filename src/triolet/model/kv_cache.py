@@ -20,6 +20,8 @@ from triolet.model.interface import LayerCache, ModelSpec
 
 CUDA_SHARE = 0.9  # of what is free once the weights are there; the rest is for activations (vLLM's default)
 CPU_SHARE = 0.25  # of available memory: unlike a GPU's, it is shared with everybody else on the machine
+LARGE_PAGE_BYTES = 2 * 2**20
+MAX_FIRST_PAGES_BYTES = 32 * 2**20  # of all tensors together: what a single token may take
 CPU_DEFAULT_BYTES = 4 * 2**30  # vLLM's VLLM_CPU_KVCACHE_SPACE default
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -85,9 +87,11 @@ def allocate_kv_cache(
     Raises:
         ConfigError: the memory is not there.
     """
+    first_pages_bytes = 2 * len(spec.cache_layers) * LARGE_PAGE_BYTES
+    small_bytes = LARGE_PAGE_BYTES if first_pages_bytes > MAX_FIRST_PAGES_BYTES else 0
 
     def zeros(num_kv_heads: int, head_dim: int) -> Tensor:
-        return _zeros((num_blocks, block_size, num_kv_heads, head_dim), spec.dtype, device)
+        return _zeros((num_blocks, block_size, num_kv_heads, head_dim), spec.dtype, device, small_bytes)
 
     try:
         return tuple(
@@ -132,14 +136,19 @@ def _default_bytes(device: torch.device) -> int:
     return min(int(available_memory_bytes() * CPU_SHARE), CPU_DEFAULT_BYTES)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, small_bytes: int = 0) -> Tensor:
+    """A tensor whose first bytes are not in large pages."""
     if device.type != "cpu" or sys.platform == "win32":
         return torch.zeros(shape, dtype=dtype, device=device)
     # The kernel hands out zero pages when they are first touched, so a cache that is never full never takes its whole
     # size, and is there at once: torch.zeros writes it all, which takes seconds for 4 GiB.
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A step that decodes reads every block of every sequence, each somewhere else: with pages of 4 KiB most of
-        # the time goes into finding them.
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        # the time goes into finding them. But of a model with many layers, one token would take one large page of each.
+        if small_bytes:
+            pages.madvise(mmap.MADV_NOHUGEPAGE, 0, min(small_bytes, size))
+        if size > small_bytes:
+            pages.madvise(mmap.MADV_HUGEPAGE, small_bytes, size - small_bytes)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

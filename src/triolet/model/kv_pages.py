@@ -2,8 +2,9 @@
 
 A cache in main memory takes pages from the system as it grows: one that is never full never takes its whole size. But
 a page of two megabytes has to be cleared first, and a step that comes upon new ones, in every layer at once, waits for
-all of them. So a thread touches the pages of the next blocks while nobody else wants the processor. Blocks are first
-used in the order of their ids: the highest one so far says what comes next.
+all of them. So a thread touches the pages of the next blocks while nobody else wants the processor, as many again as
+are used, within bounds: a model that is asked little stays small. Blocks are first used in the order of their ids: the
+highest one so far says what comes next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-AHEAD_BYTES = 64 * 2**20  # of all layers together: what a small model fills in a second
+MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
+MAX_AHEAD_BYTES = 64 * 2**20  # what a small model fills in a second
 CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
 MADV_POPULATE_WRITE = 23  # from <asm-generic/mman-common.h>; Linux 5.14
 
@@ -29,11 +31,14 @@ class PagesAhead:
 
     Args:
         tensors: of the cache, each [num_blocks, ...], contiguous, on the CPU.
-        ahead_bytes: how much it touches beyond what is used.
+        min_bytes: how much it touches beyond what is used, at least.
+        max_bytes: and at most.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], ahead_bytes: int = AHEAD_BYTES) -> None:
-        self._pages = _Pages(tensors, ahead_bytes)
+    def __init__(
+        self, tensors: Sequence[Tensor], min_bytes: int = MIN_AHEAD_BYTES, max_bytes: int = MAX_AHEAD_BYTES
+    ) -> None:
+        self._pages = _Pages(tensors, min_bytes, max_bytes)
         self._highest = -1
         thread = threading.Thread(target=self._pages.work, name="triolet-kv-pages", daemon=True)
         thread.start()
@@ -53,18 +58,20 @@ class PagesAhead:
 class _Pages:
     """What the thread knows: it must not keep alive who ends it."""
 
-    def __init__(self, tensors: Sequence[Tensor], ahead_bytes: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], min_bytes: int, max_bytes: int) -> None:
         self._tensors = tensors
         self._num_blocks = len(tensors[0])
-        self._num_ahead = max(1, ahead_bytes // sum(tensor[0].nbytes for tensor in tensors))
-        self._num_wanted = min(self._num_blocks, self._num_ahead)
+        block_bytes = sum(tensor[0].nbytes for tensor in tensors)
+        self._min_ahead, self._max_ahead = (max(1, size // block_bytes) for size in (min_bytes, max_bytes))
+        self._num_wanted = min(self._num_blocks, self._min_ahead)
         self._num_touched = 0
         self._is_over = False
         self._news = threading.Condition()
 
     def want(self, num_used: int) -> None:
         with self._news:
-            self._num_wanted = min(self._num_blocks, num_used + self._num_ahead)
+            ahead = min(max(self._min_ahead, num_used), self._max_ahead)
+            self._num_wanted = min(self._num_blocks, num_used + ahead)
             self._news.notify()
 
     def end(self) -> None:
