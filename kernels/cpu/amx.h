@@ -1,9 +1,11 @@
 // Products of bfloat16 or of bytes on Intel's AMX tiles, where the machine has them: up to nine times as fast as vectors.
 //
-// A tile is 16 rows of 64 bytes. The packed panels of linear.h are what the instructions want already: pairs of inputs, or
-// four bytes, outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
+// A tile is 16 rows of 64 bytes. The strips of linear.h are what the instructions want already: pairs of inputs, or four
+// bytes, sixteen outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
 
 #pragma once
+
+#include <type_traits>
 
 #include "simd.h"
 
@@ -53,49 +55,65 @@ class AmxTiles {
   else                                   \
     _tile_dpbusd(to, x, weights)
 
-// Fetch as many weights as one tile of inputs has for 32 columns, as far as the second-level cache.
-template <class W>
-INLINE void fetch_tile(const W* weights) {
-  const char* from = reinterpret_cast<const char*>(weights);
-#pragma GCC unroll 32
-  for (int byte = 0; byte < AMX_ROWS * 32 * 4; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+// Fetch a quarter of what AHEAD_OF_TILE bytes further on will be a tile. Not further: what is read of memory soon after it
+// was asked for comes fastest, and evenly between the products, lest they wait for each other.
+template <int QUARTER, class W>
+INLINE void fetch_weights(const W* tile) {
+  constexpr int AHEAD_OF_TILE = 1024, BYTES = AMX_ROWS * 64 / 4;
+  const char* from = reinterpret_cast<const char*>(tile) + AHEAD_OF_TILE + QUARTER * BYTES;
+#pragma GCC unroll 4
+  for (int byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(from + byte);
 }
 
-// sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32).
-// The last tiles reach back over rows that are done already, rather than past the end.
-// A panel that comes from memory is `cold`: with the first rows the one after it is fetched, evenly over all their steps.
+// sums[i][j] of two tiles of rows and two of columns, which are two strips from `left` and `right` on.
+template <bool COLD, class X, class W, class Sum>
+INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W* left, const W* right, int depth,
+                      Sum* upper_sums, Sum* lower_sums, ptrdiff_t sums_bytes) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int k = 0; k < depth; k += AMX_INPUTS<X>, left += AMX_ROWS * 64 / sizeof(W), right += AMX_ROWS * 64 / sizeof(W)) {
+    if (COLD) fetch_weights<0>(left), fetch_weights<0>(right);
+    _tile_loadd(4, upper + k, x_bytes);
+    _tile_loadd(6, left, 64);
+    if (COLD) fetch_weights<1>(left), fetch_weights<1>(right);
+    AMX_ADD(0, 4, 6);
+    _tile_loadd(7, right, 64);
+    if (COLD) fetch_weights<2>(left), fetch_weights<2>(right);
+    AMX_ADD(1, 4, 7);
+    _tile_loadd(5, lower + k, x_bytes);
+    if (COLD) fetch_weights<3>(left), fetch_weights<3>(right);
+    AMX_ADD(2, 5, 6);
+    AMX_ADD(3, 5, 7);
+  }
+  _tile_stored(0, upper_sums, sums_bytes);
+  _tile_stored(1, upper_sums + 16, sums_bytes);
+  _tile_stored(2, lower_sums, sums_bytes);
+  _tile_stored(3, lower_sums + 16, sums_bytes);
+}
+
+// sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32) in
+// strips that are `strip` elements apart. The last tiles reach back over rows that are done already, rather than past the
+// end. A panel that comes from memory is `cold`: the first rows fetch it.
 template <class X, class W, class Sum>
-static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, int columns, int rows, int depth, bool cold,
-                        Sum* sums) {
-  constexpr int TOGETHER = 4 / sizeof(W);
+static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, int columns, int rows, int depth,
+                        bool cold, Sum* sums) {
   const int height = rows < AMX_ROWS ? rows : AMX_ROWS;
   const AmxTiles tiles(height);
-  const ptrdiff_t x_bytes = x_row * sizeof(X), panel_bytes = columns * 4, sums_bytes = columns * 4;
   for (int first = 0; first < rows; first += 2 * AMX_ROWS) {
     const ptrdiff_t last = rows - height;
     const ptrdiff_t upper = first < last ? first : last, lower = first + AMX_ROWS < last ? first + AMX_ROWS : last;
     for (int column = 0; column < columns; column += 32) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      const W* ahead = panel + static_cast<ptrdiff_t>(depth) * (columns + column);  // this pass's share of the next panel
-      for (int k = 0; k < depth; k += AMX_INPUTS<X>) {
-        const W* weights = panel + static_cast<ptrdiff_t>(k) * columns + TOGETHER * column;
-        if (cold && first == 0) fetch_tile(ahead + static_cast<ptrdiff_t>(k) * 32);
-        _tile_loadd(4, x + upper * x_row + k, x_bytes);
-        _tile_loadd(5, x + lower * x_row + k, x_bytes);
-        _tile_loadd(6, weights, panel_bytes);
-        _tile_loadd(7, weights + 16 * TOGETHER, panel_bytes);
-        AMX_ADD(0, 4, 6);
-        AMX_ADD(1, 4, 7);
-        AMX_ADD(2, 5, 6);
-        AMX_ADD(3, 5, 7);
-      }
-      _tile_stored(0, sums + upper * columns + column, sums_bytes);
-      _tile_stored(1, sums + upper * columns + column + 16, sums_bytes);
-      _tile_stored(2, sums + lower * columns + column, sums_bytes);
-      _tile_stored(3, sums + lower * columns + column + 16, sums_bytes);
+      const W* left = panel + column / 16 * strip;
+      auto multiply = [&](auto is_cold) {
+        amx_tiles<is_cold.value>(x + upper * x_row, x + lower * x_row, x_row * sizeof(X), left, left + strip, depth,
+                                 sums + upper * columns + column, sums + lower * columns + column, columns * 4);
+      };
+      if (cold && first == 0)
+        multiply(std::true_type{});
+      else
+        multiply(std::false_type{});
     }
   }
 }
@@ -132,6 +150,6 @@ INLINE void amx_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights,
 INLINE bool amx_usable() { return false; }
 INLINE bool ask_for_amx(bool) { return false; }
 template <class X, class W, class Sum>
-INLINE void amx_product(const X*, ptrdiff_t, const W*, int, int, int, bool, Sum*) {}
+INLINE void amx_product(const X*, ptrdiff_t, const W*, ptrdiff_t, int, int, int, bool, Sum*) {}
 
 #endif

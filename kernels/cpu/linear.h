@@ -2,9 +2,11 @@
 // (quantised.h), or halves of bytes (grouped.h).
 //
 // A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
-// reads it: for every input (bfloat16: every two, bytes: every four) the numbers of all its outputs, so that a step streams
-// the weights through the cache once, from front to back. Outputs past the last are zeros. A panel of a gated layer
-// holds half a panel of gates and the half of ups that they go with: the activation is part of the same pass.
+// reads it, so that a step streams the weights through the cache once: for every input the numbers of all its outputs.
+// Bfloat16 and bytes lie in strips of LANES outputs, one strip of a panel after the other: for every two, or four, inputs
+// the numbers of the strip's outputs. Sixteen such steps are a tile of AMX as it is. Outputs past the last are zeros. A
+// panel of a gated layer holds half a panel of gates and the half of ups that they go with: the activation is part of the
+// same pass.
 
 #pragma once
 
@@ -46,41 +48,48 @@ INLINE int packed_row(int panel, int column, int num_out, bool gated) {
   return column < half ? unit : num_out / 2 + unit;
 }
 
+constexpr int inputs_together(float) { return 1; }
+constexpr int inputs_together(BFloat16) { return 2; }
+constexpr int inputs_together(int8_t) { return 4; }
+
+// Outputs of a panel that lie beside each other.
 template <class T>
-static void pack(const T* weight, int num_out, int num_in, bool gated, int inputs_together, int num_threads, T* packed) {
-  const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS, steps = num_in / inputs_together;
+constexpr int STRIP = inputs_together(T{}) > 1 ? LANES : TILE_COLUMNS;
+
+// Where an input of a column lies in its panel.
+template <class T>
+INLINE ptrdiff_t packed_place(int num_in, int input, int column) {
+  constexpr int TOGETHER = inputs_together(T{}), WIDE = STRIP<T>;
+  return static_cast<ptrdiff_t>(column / WIDE * WIDE) * num_in +
+         static_cast<ptrdiff_t>(input / TOGETHER * WIDE + column % WIDE) * TOGETHER + input % TOGETHER;
+}
+
+template <class T>
+static void pack(const T* weight, int num_out, int num_in, bool gated, int num_threads, T* packed) {
+  const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS;
   share_out(num_threads, panels, [=](int64_t panel) {
     T* to = packed + panel * TILE_COLUMNS * num_in;
     for (int column = 0; column < TILE_COLUMNS; ++column) {
       const int row = packed_row(static_cast<int>(panel), column, num_out, gated);
       const T* from = weight + static_cast<ptrdiff_t>(row) * num_in;
-      for (int step = 0; step < steps; ++step)
-        for (int i = 0; i < inputs_together; ++i)
-          to[(static_cast<ptrdiff_t>(step) * TILE_COLUMNS + column) * inputs_together + i] =
-              row < num_out ? from[step * inputs_together + i] : T{};
+      for (int k = 0; k < num_in; ++k) to[packed_place<T>(num_in, k, column)] = row < num_out ? from[k] : T{};
     }
   });
 }
 
-constexpr int inputs_together(float) { return 1; }
-constexpr int inputs_together(BFloat16) { return 2; }
-constexpr int inputs_together(int8_t) { return 4; }
-
 // Row `row` of a weight that was packed and not gated, as float32.
 template <class T>
 static void unpack_row(const T* packed, int num_in, int row, float* to) {
-  constexpr int TOGETHER = inputs_together(T{});
-  const T* from = packed + static_cast<ptrdiff_t>(row / TILE_COLUMNS) * TILE_COLUMNS * num_in +
-                  row % TILE_COLUMNS * TOGETHER;
-  for (int k = 0; k < num_in; ++k)
-    to[k] = widen(from[static_cast<ptrdiff_t>(k / TOGETHER) * TILE_COLUMNS * TOGETHER + k % TOGETHER]);
+  const T* from = packed + static_cast<ptrdiff_t>(row / TILE_COLUMNS) * TILE_COLUMNS * num_in;
+  for (int k = 0; k < num_in; ++k) to[k] = widen(from[packed_place<T>(num_in, k, row % TILE_COLUMNS)]);
 }
 
 // ------------------------------------------------------------------------------------- the inner loop
 
-// sums[i][j] (+)= some inputs of ROWS rows times one panel. Each step fetches LINES vectors of what is at `fetched`.
+// sums[i][j] (+)= some inputs of ROWS rows times one panel. Each step fetches LINES vectors of what is at `fetched`: of
+// floats, which lie in the order of the steps, those that come next; of others one of each of the first strips.
 template <int ROWS, int LINES>
-INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, const float* fetched, int depth,
+INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, ptrdiff_t, const float* fetched, int depth,
                        float* sums, bool add) {
   multiply_tile<ROWS, TILE_VECTORS, LINES>(x, x_row, 1, panel, TILE_COLUMNS, depth, sums, TILE_COLUMNS, add, fetched);
 }
@@ -111,8 +120,10 @@ struct VectorOf<int32_t> {
   typedef Ints Type;
 };
 
+// strip: elements from one to the next.
 template <int ROWS, int LINES, class X, class W, class Sum>
-INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, const W* fetched, int depth, Sum* sums, bool add) {
+INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, const W* fetched, int depth, Sum* sums,
+                       bool add) {
   using Sums = typename VectorOf<Sum>::Type;
   constexpr int TOGETHER = inputs_together(W{});
   Sums sum[ROWS][TILE_VECTORS];
@@ -125,8 +136,8 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, const W* fet
     Words weights[TILE_VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; ++j) {
-      weights[j] = *reinterpret_cast<const Words*>(panel + k * TILE_COLUMNS + TOGETHER * j * LANES);
-      if (j < LINES) __builtin_prefetch(fetched + (k / TOGETHER * LINES + j) * TOGETHER * LANES);
+      weights[j] = *reinterpret_cast<const Words*>(panel + j * strip + k * LANES);
+      if (j < LINES) __builtin_prefetch(fetched + j * strip + k * LANES);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
@@ -153,16 +164,17 @@ __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, co
     in_groups(rows, [&](auto size, int first) {
       constexpr int ROWS = size.value;
       const X* from = x + first * x_row + k;
-      const W* part = panel + static_cast<ptrdiff_t>(k) * TILE_COLUMNS;
+      const W* part = panel + static_cast<ptrdiff_t>(k) * STRIP<W>;
       const W* next = part + static_cast<ptrdiff_t>(num_in) * TILE_COLUMNS;
       const int depth = std::min(deep, num_in - k), group = first / (rows / groups);
+      const ptrdiff_t strip = static_cast<ptrdiff_t>(TOGETHER > 1 ? num_in : depth) * LANES;
       Sum* mine = sums + first * TILE_COLUMNS;
       if (cold && first == 0)
-        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, part + TOGETHER * AHEAD * TILE_COLUMNS, depth, mine, k > 0);
-      else if (cold && groups > 3)  // fewer have too little to do meanwhile
-        panel_tile<ROWS, 1>(from, x_row, part, next + (group - 1) * depth * LANES, depth, mine, k > 0);
+        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, strip, part + AHEAD * TOGETHER * STRIP<W>, depth, mine, k > 0);
+      else if (cold && groups > 3 && group <= TILE_VECTORS)  // fewer have too little to do meanwhile
+        panel_tile<ROWS, 1>(from, x_row, part, strip, next + (group - 1) * strip, depth, mine, k > 0);
       else
-        panel_tile<ROWS, 0>(from, x_row, part, part, depth, mine, k > 0);
+        panel_tile<ROWS, 0>(from, x_row, part, strip, part, depth, mine, k > 0);
     });
 }
 
@@ -172,7 +184,8 @@ INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_i
                           Sum* sums) {
   const int depth = num_in / AMX_INPUTS<X> * AMX_INPUTS<X>;
   if (sizeof(X) == 4 || rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
-  if constexpr (sizeof(X) < 4) amx_product(x, x_row, panel, TILE_COLUMNS, rows, depth, cold, sums);
+  if constexpr (sizeof(X) < 4)
+    amx_product(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, cold, sums);
   return depth;
 }
 

@@ -10,8 +10,7 @@ EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int
                          int32_t num_threads, void* packed) {
   auto pack_as = [&](auto number) {
     using Number = decltype(number);
-    pack(static_cast<const Number*>(weight), num_out, num_in, gated, inputs_together(number), num_threads,
-         static_cast<Number*>(packed));
+    pack(static_cast<const Number*>(weight), num_out, num_in, gated, num_threads, static_cast<Number*>(packed));
   };
   switch (dtype) {
     case 0: return pack_as(float{});

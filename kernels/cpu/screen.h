@@ -145,9 +145,9 @@ INLINE Floats vector_product(const Linear& linear, const float* x, int first) {
 INLINE Floats vector_product(const Linear& linear, const BFloat16* x, int first) {
   const BFloat16* weights = static_cast<const BFloat16*>(linear.weights) +
                             static_cast<ptrdiff_t>(first / TILE_COLUMNS) * TILE_COLUMNS * linear.num_in +
-                            first % TILE_COLUMNS * 2;
+                            packed_place<BFloat16>(linear.num_in, 0, first % TILE_COLUMNS);
   Floats sums = {};
   for (int k = 0; k < linear.num_in; k += 2)
-    sums = add_together(sums, *reinterpret_cast<const Words*>(weights + k * TILE_COLUMNS), Words{} + four_at(x + k));
+    sums = add_together(sums, *reinterpret_cast<const Words*>(weights + k * LANES), Words{} + four_at(x + k));
   return sums;
 }
