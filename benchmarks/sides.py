@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
 from common import kv_bytes_per_token
 from engines import run_peer, run_transformers, run_triolet
 from peers.peer import GGUF, Peer
 from workloads import MAX_TOKENS, NUM_KV_TOKENS, Job, Round
 
 import triolet
+
+PAUSE_S = 0.5
 
 
 @attrs.frozen(kw_only=True)
@@ -112,10 +115,14 @@ def peer_pids(found: Sequence[Side]) -> list[int]:
 async def in_turns(
     found: Sequence[Side], jobs_of_round: Callable[[int], Sequence[Job]], num_rounds: int
 ) -> list[list[Round]]:
-    """What the rounds took each engine. A round more is run, the first one, which does not count."""
+    """What the rounds took each engine. A round more is run, the first one, which does not count.
+
+    Between two engines' turns there is a pause: what one has left to do is not to disturb the next.
+    """
     rounds: list[list[Round]] = [[] for _ in found]
     for number in range(num_rounds + 1):
         for side, taken in zip(found, rounds, strict=True):
+            await trio.sleep(PAUSE_S)
             done = await side.run(jobs_of_round(number))
             taken += [done] * (number > 0)
     return rounds

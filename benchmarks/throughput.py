@@ -11,7 +11,8 @@ transformers' `generate` is always there; vLLM and llama.cpp are if a Python is 
 the environment: BENCH_VLLM, BENCH_LLAMA_CPP). Each of these is a process of its own, and is stopped while others run.
 
 The floor is what the machine needs at least, by torch's own speed at reading memory and multiplying matrices: every
-weight read once a step and multiplied with every token's row; no attention, no sampling, no engine.
+weight read once a step and multiplied with every token's row; no attention, no sampling, no engine. A greedy token that
+is found without reading the whole head can come sooner.
 
 All take turns, round by round, so that a machine that gets slower gets slower for all; a line gives the median of the
 rounds, and the fastest and the slowest. transformers gets its requests as one left-padded batch, the fastest way it

@@ -93,6 +93,17 @@ def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
     pages.close()
 
 
+def test_nothing_is_touched_while_steps_are_computed() -> None:
+    tensor = make_tensor()
+    pages = PagesAhead([tensor], quiet_s=2.0)
+    for _ in range(50):
+        pages.reach(3)
+        time.sleep(0.01)
+    assert num_resident(tensor, 0, NUM_BLOCKS) == 0
+    wait_for(lambda: is_resident(tensor, 4, NUM_BLOCKS))
+    pages.close()
+
+
 @pytest.mark.parametrize(("num_layers", "blocks"), [(2, 8), (20, 1)])
 def test_a_token_of_many_layers_does_not_take_a_large_page_of_each(num_layers: int, blocks: int) -> None:
     spec = ModelSpec(

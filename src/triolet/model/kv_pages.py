@@ -2,9 +2,12 @@
 
 A cache in main memory takes pages from the system as it grows: one that is never full never takes its whole size. But
 a page of two megabytes has to be cleared first, and a step that comes upon new ones, in every layer at once, waits for
-all of them. So a thread touches the pages of the next blocks while nobody else wants the processor, as many again as
-are used, within bounds: a model that is asked little stays small. Blocks are first used in the order of their ids: the
+all of them. So while no steps are computed, a thread touches the pages of the next blocks: as many again as are used,
+within bounds, so that a model that is asked little stays small. Blocks are first used in the order of their ids: the
 highest one so far says what comes next.
+
+The thread has no low priority: it would be kept from the processor just while it holds the interpreter's lock, or the
+kernel's for the process's memory, and keep everybody else waiting.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
 MAX_AHEAD_BYTES = 64 * 2**20  # what a small model fills in a second
+QUIET_S = 0.1  # without a new plan: runs of steps are shorter, where pages are filled fast
+AT_ONCE_BYTES = 4 * 2**20  # of all layers; then it looks whether it is still quiet
 CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
 MADV_POPULATE_WRITE = 23  # from <asm-generic/mman-common.h>; Linux 5.14
 
@@ -33,19 +38,25 @@ class PagesAhead:
         tensors: of the cache, each [num_blocks, ...], contiguous, on the CPU.
         min_bytes: how much it touches beyond what is used, at least.
         max_bytes: and at most.
+        quiet_s: how long no step must have been spoken of before it touches any, seconds.
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor], min_bytes: int = MIN_AHEAD_BYTES, max_bytes: int = MAX_AHEAD_BYTES
+        self,
+        tensors: Sequence[Tensor],
+        min_bytes: int = MIN_AHEAD_BYTES,
+        max_bytes: int = MAX_AHEAD_BYTES,
+        quiet_s: float = QUIET_S,
     ) -> None:
-        self._pages = _Pages(tensors, min_bytes, max_bytes)
+        self._pages = _Pages(tensors, min_bytes, max_bytes, quiet_s)
         self._highest = -1
         thread = threading.Thread(target=self._pages.work, name="triolet-kv-pages", daemon=True)
         thread.start()
         self._end = weakref.finalize(self, _end, self._pages, thread)
 
     def reach(self, block_id: int) -> None:
-        """A block is about to be used."""
+        """A step is about to use blocks; the highest of them."""
+        self._pages.last_news_s = time.monotonic()
         if block_id > self._highest:
             self._highest = block_id
             self._pages.want(block_id + 1)
@@ -58,20 +69,23 @@ class PagesAhead:
 class _Pages:
     """What the thread knows: it must not keep alive who ends it."""
 
-    def __init__(self, tensors: Sequence[Tensor], min_bytes: int, max_bytes: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], min_bytes: int, max_bytes: int, quiet_s: float) -> None:
         self._tensors = tensors
         self._num_blocks = len(tensors[0])
         block_bytes = sum(tensor[0].nbytes for tensor in tensors)
-        self._min_ahead, self._max_ahead = (max(1, size // block_bytes) for size in (min_bytes, max_bytes))
-        self._num_wanted = min(self._num_blocks, self._min_ahead)
+        self._min_ahead, self._max_ahead, self._at_once = (
+            max(1, size // block_bytes) for size in (min_bytes, max_bytes, AT_ONCE_BYTES)
+        )
+        self._quiet_s = quiet_s
+        self.last_news_s = time.monotonic()
+        self._num_used = 0
         self._num_touched = 0
         self._is_over = False
         self._news = threading.Condition()
 
     def want(self, num_used: int) -> None:
         with self._news:
-            ahead = min(max(self._min_ahead, num_used), self._max_ahead)
-            self._num_wanted = min(self._num_blocks, num_used + ahead)
+            self._num_used = num_used
             self._news.notify()
 
     def end(self) -> None:
@@ -80,8 +94,6 @@ class _Pages:
             self._news.notify()
 
     def work(self) -> None:
-        with suppress(OSError):  # a system may keep that to itself
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
         while (count := self._next()) and all(self._touch(tensor, count) for tensor in self._tensors):
             self._num_touched = count
         self._tensors = ()
@@ -89,8 +101,17 @@ class _Pages:
     def _next(self) -> int:
         """Up to which block to touch now, once there is something to; 0 if it is over."""
         with self._news:
-            self._news.wait_for(lambda: self._is_over or self._num_wanted > self._num_touched)
-            return 0 if self._is_over else self._num_wanted
+            while not self._is_over:
+                ahead = min(max(self._min_ahead, self._num_used), self._max_ahead)
+                wanted = min(self._num_blocks, self._num_used + ahead)
+                if self._num_touched >= wanted:
+                    self._news.wait()
+                elif (noisy_s := self.last_news_s + self._quiet_s - time.monotonic()) > 0:
+                    self._news.wait(noisy_s)
+                else:
+                    begin = max(self._num_touched, self._num_used)
+                    return min(wanted, begin + self._at_once)
+        return 0
 
     def _touch(self, tensor: Tensor, count: int) -> bool:
         """Whether a tensor's blocks up to that one are in memory; not if it is over, or the system can not do it."""
