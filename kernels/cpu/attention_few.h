@@ -10,6 +10,7 @@
 
 constexpr int MOST_TOGETHER = 12;  // rows of sequences that share a prefix: measured, and whole fours for groups of 1 to 4
 constexpr int ROWS_AT_ONCE = 4;    // of one head, as many as the registers hold
+constexpr int CHUNK = 16;          // keys of a tile that all heads are done with before the next ones; of LANES
 
 // Where the tokens of a tile lie, in K: as stored, or widened. Only those that somebody sees are set.
 template <class K>
@@ -17,20 +18,43 @@ struct KeyTile {
   const K *key[KEYS], *value[KEYS];
 };
 
-// A tile, the next one, which is fetched meanwhile, and where in each token's numbers the head's begin.
+// What comes next, in the order of memory: heads beside each other, token after token. A part is fetched for each key that
+// is computed, so that memory is never idle; as far as the second-level cache, for the first cannot hold two chunks.
+template <class K>
+class Ahead {
+ public:
+  Ahead(const K* const* token, int num_heads, int numbers)
+      : token_(token), last_(token + CHUNK - 1), num_heads_(num_heads), numbers_(numbers) {}
+
+  // The next part, to be fetched; if there is none, one that was.
+  const K* take() {
+    const K* part = *token_ + head_ * numbers_;
+    if (++head_ == num_heads_ && token_ != last_) head_ = 0, ++token_;
+    if (head_ > num_heads_) head_ = num_heads_;
+    return part;
+  }
+  void fetch_rest() {
+    while (token_ != last_) fetch(take(), numbers_);
+  }
+  static void fetch(const K* from, int numbers) {
+    const char* bytes = reinterpret_cast<const char*>(from);
+    for (int byte = 0; byte < numbers * static_cast<int>(sizeof(K)); byte += 64) __builtin_prefetch(bytes + byte, 0, 2);
+  }
+
+ private:
+  const K *const *token_, *const *last_;
+  const int num_heads_, numbers_;
+  int head_ = 0;
+};
+
+// A tile, where in each token's numbers the head's begin, and what is fetched meanwhile.
 template <class K>
 struct HeadTile {
-  const KeyTile<K>&now, &next;
+  const KeyTile<K>& now;
   ptrdiff_t offset;
+  Ahead<K>& ahead;
   const K* key(int i) const { return now.key[i] + offset; }
   const K* value(int i) const { return now.value[i] + offset; }
-  // As far as the second-level cache: the first cannot hold two tiles.
-  void fetch_key(int i, int numbers) const { fetch(next.key[i] + offset, numbers); }
-  void fetch_value(int i, int numbers) const { fetch(next.value[i] + offset, numbers); }
-  static void fetch(const K* from, int numbers) {
-    for (int byte = 0; byte < numbers * static_cast<int>(sizeof(K)); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(from) + byte, 0, 2);
-  }
 };
 
 // What rows of one head see of a tile: those of the keys lo ... hi - 1 that a row sees are row_lo[r] ... row_hi[r] - 1.
@@ -64,11 +88,11 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
     Floats sums[ROWS][LANES];
 #pragma GCC unroll 4
     for (int i = 0; i < LANES; i += TOGETHER) {
-      const K* row[TOGETHER];
+      const K *row[TOGETHER], *ahead[TOGETHER];
       for (int t = 0; t < TOGETHER; ++t) {  // a key out of range stands in for nothing: its score is masked
         const int mine = WHOLE ? first + i + t : std::min(std::max(first + i + t, lo), hi - 1);
         row[t] = tile.key(mine);
-        tile.fetch_key(mine, padded_dim);
+        ahead[t] = tile.ahead.take();
       }
       Floats sum[TOGETHER][ROWS] = {};
       int d = 0;
@@ -79,6 +103,7 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
         for (int t = 0; t < TOGETHER; ++t) {
           Floats k[2];
           load_pair(row[t] + d, k);
+          Ahead<K>::fetch(ahead[t] + d, 2 * LANES);
           for (int r = 0; r < ROWS; ++r) sum[t][r] += k[0] * q[r][0];
           for (int r = 0; r < ROWS; ++r) sum[t][r] += k[1] * q[r][1];
         }
@@ -86,6 +111,7 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
       for (; d < padded_dim; d += LANES)
         for (int t = 0; t < TOGETHER; ++t) {
           const Floats k = load(row[t] + d);
+          Ahead<K>::fetch(ahead[t] + d, LANES);
           for (int r = 0; r < ROWS; ++r) sum[t][r] += k * load(query + r * padded_dim + d);
         }
       for (int t = 0; t < TOGETHER; ++t)
@@ -95,20 +121,21 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
   }
 }
 
-// out[r][d] = out[r][d] * fade[r] + sum over the keys lo ... hi - 1 of scores[r][i] * value[i][d], VECTORS from d on.
+// out[r][d] = out[r][d] * fade[r] + sum over the keys lo ... hi - 1 of scores[r][i] * value[i][d], VECTORS from d on; what
+// has faded already does not fade.
 template <int ROWS, int VECTORS, class K>
-INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, int d) {
+INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded, int d) {
   Floats sum[ROWS][VECTORS];
   float* out = rows.out + d;
   for (int r = 0; r < ROWS; ++r)
-    for (int j = 0; j < VECTORS; ++j) sum[r][j] = load(out + r * padded_dim + j * LANES) * rows.fade[r];
+    for (int j = 0; j < VECTORS; ++j) sum[r][j] = load(out + r * padded_dim + j * LANES) * (faded ? 1.0f : rows.fade[r]);
   for (int i = lo; i < hi; ++i) {
     const K* value = tile.value(i) + d;
     Floats v[VECTORS + 1];
 #pragma GCC unroll 8
     for (int j = 0; j + 1 < VECTORS; j += 2) load_pair(value + j * LANES, v + j);
     if (VECTORS % 2) v[VECTORS - 1] = load(value + (VECTORS - 1) * LANES);
-    if (d == 0) tile.fetch_value(i, padded_dim);
+    if (d == 0) Ahead<K>::fetch(tile.ahead.take(), padded_dim);
 #pragma GCC unroll 8
     for (int j = 0; j < VECTORS; ++j)
       for (int r = 0; r < ROWS; ++r) sum[r][j] += v[j] * rows.scores[r * KEYS + i];
@@ -119,14 +146,14 @@ INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile
 
 // All columns from d on, as many vectors of them at once as there are; an odd number only at the end.
 template <int ROWS, int VECTORS, class K>
-INLINE void mix_columns(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, int d) {
+INLINE void mix_columns(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded, int d) {
   if constexpr (VECTORS % 2) {
-    if (d + VECTORS * LANES == padded_dim) return mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, d);
+    if (d + VECTORS * LANES == padded_dim) return mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
   } else {
     for (; d + VECTORS * LANES <= padded_dim; d += VECTORS * LANES)
-      mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, d);
+      mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
   }
-  if constexpr (VECTORS > 1) mix_columns<ROWS, VECTORS - 1>(rows, padded_dim, tile, lo, hi, d);
+  if constexpr (VECTORS > 1) mix_columns<ROWS, VECTORS - 1>(rows, padded_dim, tile, lo, hi, faded, d);
 }
 
 // Turn one row's scores into weights; `fade` becomes the factor by which all before has to fade.
@@ -160,26 +187,28 @@ INLINE void weigh_few(float* scores, int lo, int hi, float soft_cap, float* larg
 }
 
 // One of the three passes over a tile, for ROWS rows of a head: all heads' scores first, then all their weights, then what
-// they mix. So what a row has to wait for within a pass is hidden by the next row's.
+// they mix. So what a row has to wait for within a pass is hidden by the next row's. Scores and mixtures are those of one
+// chunk of the keys.
 enum class Pass { SCORE, WEIGH, MIX };
 
 template <Pass PASS, int ROWS, bool WHOLE, class K>
-INLINE void few_pass(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, const Sight& sight, float soft_cap) {
+INLINE void few_pass(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, const Sight& sight, int chunk,
+                     float soft_cap) {
   constexpr int VECTORS = std::min(8, REGISTERS / 2 / ROWS) / 2 * 2;
-  const int lo = WHOLE ? 0 : sight.lo, hi = WHOLE ? KEYS : sight.hi;
+  const int lo = WHOLE ? chunk : std::max(sight.lo, chunk), hi = WHOLE ? chunk + CHUNK : std::min(sight.hi, chunk + CHUNK);
   if constexpr (PASS == Pass::SCORE) score_few<ROWS, WHOLE>(rows, padded_dim, tile, lo, hi);
   if constexpr (PASS == Pass::WEIGH)
     for (int r = 0; r < ROWS; ++r)
       weigh_few<WHOLE>(rows.scores + r * KEYS, sight.row_lo[r], sight.row_hi[r], soft_cap, rows.largest + r,
                        rows.total + r, rows.fade + r);
-  if constexpr (PASS == Pass::MIX) mix_columns<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, 0);
+  if constexpr (PASS == Pass::MIX) mix_columns<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, chunk > sight.lo, 0);
 }
 
 // The same for whichever tile, and the head_dims that are common known to the compiler.
 template <Pass PASS, int ROWS, class K>
-static void few_pass(const FewRows& rows, const HeadTile<K>& tile, const Sight& sight, float soft_cap) {
-  auto of_dim = [&](auto dim) { few_pass<PASS, ROWS, true>(rows, dim, tile, sight, soft_cap); };
-  if (!sight.whole(ROWS)) return few_pass<PASS, ROWS, false>(rows, rows.padded_dim, tile, sight, soft_cap);
+static void few_pass(const FewRows& rows, const HeadTile<K>& tile, const Sight& sight, int chunk, float soft_cap) {
+  auto of_dim = [&](auto dim) { few_pass<PASS, ROWS, true>(rows, dim, tile, sight, chunk, soft_cap); };
+  if (!sight.whole(ROWS)) return few_pass<PASS, ROWS, false>(rows, rows.padded_dim, tile, sight, chunk, soft_cap);
   switch (rows.padded_dim) {
     case 48: return of_dim(std::integral_constant<int, 48>{});
     case 64: return of_dim(std::integral_constant<int, 64>{});
@@ -209,13 +238,14 @@ struct Walk {
 };
 
 template <Pass PASS, class T, class K>
-static void few_pass(const FewRows& rows, const Walk<T>& walk, int first, const HeadTile<K>& tile) {
+static void few_pass(const FewRows& rows, const Walk<T>& walk, int first, int chunk, const HeadTile<K>& tile) {
   for (int row = 0, size; row < walk.num_rows; row += size) {
     size = std::min(walk.num_rows - row, ROWS_AT_ONCE);
     Sight sight;
     sight.lo = std::max(std::max(walk.begin, walk.row_begin[row]) - first, 0);
     sight.hi = std::min(walk.row_end[row + size - 1] - first, KEYS);
     if (sight.lo >= sight.hi) continue;
+    if (PASS != Pass::WEIGH && (sight.lo >= chunk + CHUNK || sight.hi <= chunk)) continue;
     for (int r = 0; r < size; ++r) {
       sight.row_lo[r] = walk.row_begin[row + r] - first;
       sight.row_hi[r] = std::min(walk.row_end[row + r] - first, sight.hi);
@@ -223,26 +253,34 @@ static void few_pass(const FewRows& rows, const Walk<T>& walk, int first, const 
     const FewRows mine = rows.from(row);
     const float soft_cap = walk.work->soft_cap;
     switch (size) {
-      case 1: few_pass<PASS, 1>(mine, tile, sight, soft_cap); break;
-      case 2: few_pass<PASS, 2>(mine, tile, sight, soft_cap); break;
-      case 3: few_pass<PASS, 3>(mine, tile, sight, soft_cap); break;
-      case 4: few_pass<PASS, 4>(mine, tile, sight, soft_cap); break;
+      case 1: few_pass<PASS, 1>(mine, tile, sight, chunk, soft_cap); break;
+      case 2: few_pass<PASS, 2>(mine, tile, sight, chunk, soft_cap); break;
+      case 3: few_pass<PASS, 3>(mine, tile, sight, chunk, soft_cap); break;
+      case 4: few_pass<PASS, 4>(mine, tile, sight, chunk, soft_cap); break;
     }
   }
 }
 
-// The tile that begins at `first`, for the walk's rows of every head; those of neighbouring heads are `step` apart.
+// The tile that begins at `first`, for the walk's rows of every head; those of neighbouring heads are `step` apart. Keys,
+// then values, chunk after chunk; the one after each is fetched meanwhile.
 template <class T>
 static void few_tile(const Walk<T>& walk, int num_heads, const FewRows& rows, int step, int first,
-                     const KeyTile<T>& now, const KeyTile<T>& next) {
-  auto pass = [&](auto which) {
+                     const KeyTile<T>& now, const KeyTile<T>& next, int next_chunk) {
+  const int lo = std::max(walk.begin - first, 0) / CHUNK * CHUNK, hi = std::min(walk.end - first, KEYS);
+  auto pass = [&](auto which, int chunk, const T* const* following) {
+    Ahead<T> ahead(following, num_heads, walk.work->head_dim);
     for (int head = 0; head < num_heads; ++head)
-      few_pass<which.value>(rows.from(head * step), walk, first,
-                            HeadTile<T>{now, next, static_cast<ptrdiff_t>(head) * walk.work->head_dim});
+      few_pass<which.value>(rows.from(head * step), walk, first, chunk,
+                            HeadTile<T>{now, static_cast<ptrdiff_t>(head) * walk.work->head_dim, ahead});
+    if (which.value != Pass::WEIGH) ahead.fetch_rest();
   };
-  pass(std::integral_constant<Pass, Pass::SCORE>{});
-  pass(std::integral_constant<Pass, Pass::WEIGH>{});
-  pass(std::integral_constant<Pass, Pass::MIX>{});
+  for (int chunk = lo; chunk < hi; chunk += CHUNK)
+    pass(std::integral_constant<Pass, Pass::SCORE>{}, chunk,
+         chunk + CHUNK < hi ? now.key + chunk + CHUNK : now.value + lo);
+  pass(std::integral_constant<Pass, Pass::WEIGH>{}, lo, now.value + lo);
+  for (int chunk = lo; chunk < hi; chunk += CHUNK)
+    pass(std::integral_constant<Pass, Pass::MIX>{}, chunk,
+         chunk + CHUNK < hi ? now.value + chunk + CHUNK : next.key + next_chunk);
 }
 
 // The same, for heads whose last vectors would reach into their neighbours, or that are float16, which is rare.
@@ -257,16 +295,17 @@ static void widened_few_tile(const Walk<T>& walk, int num_heads, const FewRows& 
     widened.key[i] = wide + i * padded_dim;
     widened.value[i] = wide + (KEYS + i) * padded_dim;
   }
-  const HeadTile<float> tile{widened, widened, 0};
+  Ahead<float> nothing(widened.key, 0, 0);
+  const HeadTile<float> tile{widened, 0, nothing};
   for (int head = 0; head < num_heads; ++head) {
     for (int i = lo; i < hi; ++i) {
       widen_row(now.key[i] + head * dim, dim, wide + i * padded_dim);
       widen_row(now.value[i] + head * dim, dim, wide + (KEYS + i) * padded_dim);
     }
     const FewRows mine = rows.from(head * step);
-    few_pass<Pass::SCORE>(mine, walk, first, tile);
-    few_pass<Pass::WEIGH>(mine, walk, first, tile);
-    few_pass<Pass::MIX>(mine, walk, first, tile);
+    for (int chunk = lo / CHUNK * CHUNK; chunk < hi; chunk += CHUNK) few_pass<Pass::SCORE>(mine, walk, first, chunk, tile);
+    few_pass<Pass::WEIGH>(mine, walk, first, 0, tile);
+    for (int chunk = lo / CHUNK * CHUNK; chunk < hi; chunk += CHUNK) few_pass<Pass::MIX>(mine, walk, first, chunk, tile);
   }
 }
 
@@ -326,15 +365,18 @@ static void attend_few(const AttentionRows<T>* works, int num_works, int num_hea
   for (int i = 0; i < num_walks; ++i) {
     const Walk<T>& walk = walks[i];
     for (int first = walk.first_tile(); first < walk.end; first += KEYS) {
-      if (first + KEYS < walk.end)
+      int chunk = 0;  // of the next tile, that comes first
+      if (first + KEYS < walk.end) {
         walk.find(first + KEYS, *next);
-      else if (i + 1 < num_walks + (following != nullptr))
+      } else if (i + 1 < num_walks + (following != nullptr)) {
         walks[i + 1].find(walks[i + 1].first_tile(), *next);
+        chunk = walks[i + 1].begin % KEYS / CHUNK * CHUNK;
+      }
       const FewRows mine = rows.from(walk.row);
       if (is_wide)
         widened_few_tile(walk, num_heads, mine, count, first, *now, wide);
       else
-        few_tile(walk, num_heads, mine, count, first, *now, *next);
+        few_tile(walk, num_heads, mine, count, first, *now, *next, chunk);
       std::swap(now, next);
     }
   }

@@ -84,7 +84,7 @@ inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequen
 // KV heads that are computed side by side: as many as leave enough pieces for all threads, and a tile of them, with the
 // next one, in the second-level cache.
 inline int heads_together(const AttentionCall& call, int num_pieces) {
-  constexpr int PIECES_EACH = 8, TILE_BYTES = 128 * 1024;
+  constexpr int PIECES_EACH = 8, TILE_BYTES = 256 * 1024;
   const int parts = (PIECES_EACH * call.num_threads + num_pieces - 1) / std::max(1, num_pieces);
   const int head_bytes = 2 * KEYS * call.head_dim * (call.dtype == 0 ? 4 : 2);
   return std::max(1, std::min((call.num_kv_heads + parts - 1) / parts, TILE_BYTES / head_bytes));
