@@ -319,7 +319,7 @@ def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
 
 def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> GuideStep:
     start = process.known.get(serial, 0)
-    process.known[serial] = len(token_ids)
+    process.known[serial] = max(start, len(token_ids))  # more, where an older question comes late
     return GuideStep(serial, start, token_ids[start:])
 
 

@@ -114,8 +114,10 @@ class Guide:
         entry = self._journal.get(guided.serial)
         if entry is None:
             return
-        position = len(entry.output_token_ids)  # nothing is added to an answer that awaits guidance
         thinking, mask = self._thinking.get(guided.serial), guided.mask
+        position = guided.position + (0 if thinking is None else thinking.ended or 0)
+        if position != len(entry.output_token_ids):
+            return  # each of its stays asks; since another one was answered, it has grown
         if thinking is not None and thinking.optional_token_id is not None:
             mask = with_token(mask, thinking.optional_token_id)
         self._answer(guided.serial, Guidance(position, mask, guided.is_over, guided.problem or None))

@@ -7,9 +7,11 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.actors.test_structured_outputs import JSON, SLOW, check_json, ending, first, opened, params
 from tests.model.tiny import make_model
@@ -119,6 +121,13 @@ async def test_a_client_may_leave_wherever_it_waits_for_the_process_of_grammars(
 ) -> None:
     async with opened(folder) as engine:
         assert await leaves(engine, nth)
+
+
+def test_a_late_question_about_a_shorter_answer_has_nothing_told_twice() -> None:
+    ours, _theirs = trio.testing.memory_stream_pair()
+    process: Any = grammar_process.GrammarProcess(ours)  # type: ignore[arg-type]
+    told = [grammar_process._step(process, 1, token_ids) for token_ids in ((5, 6), (5,), (5, 6, 7))]
+    assert [(step.start, step.token_ids) for step in told] == [(0, (5, 6)), (2, ()), (2, (7,))]
 
 
 # ----------------------------------------------------------------------------------- deaths of grammars

@@ -197,6 +197,35 @@ async def test_an_answer_that_another_engine_takes_up_keeps_its_form(folder: Pat
     assert first(outputs[-1]) == undisturbed
 
 
+async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked about twice at one place, and the second time the grammar takes its time."""
+    guide, put_down = guidance.Guide.ask, guidance.Guide._put_down
+    num_asked = 0
+
+    async def ask(self: guidance.Guide, form: StructuredOutputsParams, answers: dict[int, Any]) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        await guide(self, form, answers)
+        if num_asked == 3:
+            assert self.grammars is not None
+            late.extend(await self.grammars.guide(form, answers))
+
+    def told(self: guidance.Guide, guided: Any) -> None:
+        put_down(self, guided)
+        if late and guided.position > late[0].position:
+            put_down(self, late.pop())
+
+    late: list[Any] = []
+    async with opened(folder, runner="inline") as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        monkeypatch.setattr(guidance.Guide, "ask", ask)
+        monkeypatch.setattr(guidance.Guide, "_put_down", told)
+        assert first(await engine.complete([1, 2, 3], params(JSON, 5))) == undisturbed
+    assert num_asked > 3 and not late
+
+
 @pytest.mark.parametrize("victim", ["guidance", "scheduler"])
 async def test_answers_survive_the_crash_of_whoever_guides_them(
     folder: Path, victim: str, monkeypatch: pytest.MonkeyPatch

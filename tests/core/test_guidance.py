@@ -84,6 +84,20 @@ def test_a_request_sits_out_until_its_last_token_has_been_followed() -> None:
     assert plan.rows[0].mask == b"\x02"
 
 
+def test_who_sits_a_step_out_keeps_its_share_of_the_steps_to_come() -> None:
+    story = Story(max_num_batched_tokens=1)
+    bound = story.add("bound", is_bound=True, num_prompt_tokens=1)
+    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    plan = story.plan()
+    assert plan is not None
+    story.done(plan, bound)
+    story.add("free", is_bound=False, num_prompt_tokens=1)
+    assert story.plan() is None  # let in now, it would hold blocks and have no token in the steps after that
+    story.scheduler.guide(bound.serial, Guidance(1, b"", is_over=True))
+    assert story.plan() is not None
+    story.scheduler.check()
+
+
 def test_a_prompt_in_pieces_brings_its_mask_with_the_last_one() -> None:
     story = Story(max_num_batched_tokens=4)
     bound = story.add("bound", is_bound=True, num_prompt_tokens=6)

@@ -127,7 +127,9 @@ class Planner:
 
     @property
     def _max_rows(self) -> int:
-        return self.caution.memory.max_rows(self.config.max_num_seqs)
+        # Each has a token in every step, also those that sit one out: they come back.
+        most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        return self.caution.memory.max_rows(most)
 
     def _may_be_let_in(self, sequence: Sequence) -> bool:
         entry = sequence.entry

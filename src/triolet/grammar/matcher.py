@@ -104,7 +104,8 @@ class Grammar:
         if step.start == 0:
             answer = self._answers[step.serial] = _Answer(self._beginning.deep_copy())
         if answer is None or answer.num_tokens != step.start:
-            return Guided(step.serial, step.start, b"", False, "its beginning is not known here")
+            position = step.start + len(step.token_ids)
+            return Guided(step.serial, position, b"", False, "its beginning is not known here")
         answer.num_tokens += len(step.token_ids)
         problem, mask, is_over = "", b"", False
         if answer.matcher.consume_tokens(list(step.token_ids)):
