@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
@@ -23,20 +23,35 @@ REPETITIVE = 10**6
 CIRCLE = (1, 4, 6, 5, 2, 0)
 
 
-def next_token(token_ids: Sequence[int], seed: int, vocab_size: int) -> int:
+def next_token(token_ids: Sequence[int], seed: int, vocab_size: int, mask: bytes | None = None) -> int:
+    """What comes after these; with a mask, one of those that have a bit."""
     digest = hashlib.blake2b(array("q", [seed, *token_ids]).tobytes(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     if seed >= REPETITIVE and number % 8:
-        return (token_ids[-1] * 3 + 1) % 7 % vocab_size  # the CIRCLE's next
-    return number % vocab_size
+        wish = (token_ids[-1] * 3 + 1) % 7 % vocab_size  # the CIRCLE's next
+    else:
+        wish = number % vocab_size
+    if mask is None:
+        return wish
+    allowed = [token_id for token_id in range(vocab_size) if mask[token_id // 8] >> token_id % 8 & 1]
+    return wish if wish in allowed else allowed[number % len(allowed)]
 
 
 def expected_answer(
-    prompt: Sequence[int], seed: int, num_tokens: int, vocab_size: int, ending: Iterable[int] = ()
+    prompt: Sequence[int],
+    seed: int,
+    num_tokens: int,
+    vocab_size: int,
+    ending: Iterable[int] = (),
+    mask_after: Callable[[Sequence[int]], bytes | None] = lambda output: None,
 ) -> list[int]:
+    """An answer of so many tokens, or fewer: it ends with a token of the `ending`, and where a mask has no bit."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens, seed, vocab_size))
+        mask = mask_after(tokens[len(prompt) :])
+        if mask is not None and not any(mask):
+            break
+        tokens.append(next_token(tokens, seed, vocab_size, mask))
         if tokens[-1] in set(ending):
             break
     return tokens[len(prompt) :]
@@ -80,6 +95,7 @@ class FakeModel:
         row = self.rows[planned.row_id]
         tokens = [*row.tokens, *planned.draft_token_ids]
         assert planned.num_tokens > len(planned.draft_token_ids)
+        assert planned.mask is None or not planned.draft_token_ids
         assert planned.sample == (planned.start + planned.num_tokens == len(tokens))
         for position in range(planned.start, planned.start + planned.num_tokens):
             block = self.cache[row.block_table[position // self.block_size]]
@@ -97,7 +113,7 @@ class FakeModel:
         size, token_id = self.block_size, None
         while token_id is None or token_id == next(draft, None):
             read = [self.cache[row.block_table[p // size]][p % size] for p in range(len(row.tokens))]
-            token_id = next_token(read, start.seed, self.vocab_size)
+            token_id = next_token(read, start.seed, self.vocab_size, planned.mask)
             position = len(row.tokens) - len(start.prompt_token_ids)
             row.tokens.append(token_id)
             yield SampledToken(start.request_id, start.epoch, position, token_id)

@@ -204,6 +204,8 @@ class Client:
                 return world.may_be_blamed(ask) and is_planted_cause(error)
             case RequestFailed(reason=reason) if "there is no memory" in reason:
                 return bool(world.fired["runner.out_of_memory"])
+            case RequestFailed(reason=reason) if "its grammar failed" in reason:
+                return "structured_outputs" in ask.params and bool(world.fired["grammars.fail"])
             case RequestFailed():
                 world.num_failed += 1
                 num_struck = sum(world.fired[point] for point in DETOKENIZER_POINTS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import attrs
 
 from tests.actors.harness import VOCAB
 from tests.core.fake_model import expected_answer
+from tests.simulation.forms import choice_in
 from tests.simulation.model import HalfLetterCodec
 from triolet.core.detokenizer import OutputText
 from triolet.core.outputs import FinishReason
@@ -36,16 +38,32 @@ class Expected:
         return _text(self.request, self.token_ids[:num_tokens], is_flushed=is_flushed)[0]
 
 
+def tokens_of(request: Request, num_tokens: int, ending: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The first tokens of its answer, up to one that ends it, or to where its form does."""
+    form, eos = request.params.structured_outputs, request.eos_token_ids
+
+    def mask_after(output: Sequence[int]) -> bytes | None:
+        if form is None:
+            return None
+        choice = choice_in(form, output, eos)
+        return b"" if choice.is_over else choice.mask
+
+    return tuple(
+        expected_answer(request.prompt_token_ids, request.seed, num_tokens, VOCAB, ending, mask_after)
+    )
+
+
 @functools.cache
 def expected_of(request: Request) -> Expected:
     """Work it out."""
     params = request.params
     eos = () if params.ignore_eos else request.eos_token_ids
     ending = (*eos, *params.stop_token_ids)
-    answer = tuple(expected_answer(request.prompt_token_ids, request.seed, request.max_tokens, VOCAB, ending))
+    answer = tokens_of(request, request.max_tokens, ending)
     is_ended_by_token = answer[-1] in ending
     text, num_tokens, stop = _text(request, answer, is_flushed=True, hide_last=is_ended_by_token)
-    ended: Ended = (FinishReason.LENGTH, None)
+    is_whole = len(answer) < request.max_tokens  # then its form has ended it, if nothing else has
+    ended: Ended = (FinishReason.STOP if is_whole else FinishReason.LENGTH, None)
     if stop is not None:
         ended = (FinishReason.STOP, stop)
     elif is_ended_by_token:

@@ -7,18 +7,21 @@ they always do, then look. What they find is written down and not raised: raised
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 import pytest
 import trio
 
+from tests.simulation.forms import opening_stand_ins
 from tests.simulation.world import World, is_planted
-from triolet.actors import detokenizer, opening, tokenizer, wiring
+from triolet.actors import detokenizer, guidance, opening, tokenizer, tree, wiring
+from triolet.actors.guidance import Guide
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.actors.wiring import Wiring
 from triolet.core import scheduler
+from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.lanes import Lanes
 from triolet.core.outputs import FinishReason
@@ -43,6 +46,8 @@ def watched(world: World) -> Iterator[None]:
         patch.setattr(scheduler, "Planner", lambda **arguments: WatchedPlanner(world, **arguments))
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
+        patch.setattr(guidance, "Guide", lambda wiring: WatchedGuide(world, wiring))
+        patch.setattr(tree, "make_grammars", lambda config, wiring: opening_stand_ins(world))
         log.addFilter(reports)
         try:
             yield
@@ -253,3 +258,20 @@ def _faulty_answer(world: World) -> Any:
             world.reach("tokenizer.answer.after")
 
     return answer
+
+
+class WatchedGuide(Guide):
+    def __init__(self, world: World, wiring: Wiring) -> None:
+        super().__init__(wiring)
+        self.world = world
+
+    def sort(self, serials: Iterable[int]) -> Any:
+        self.world.reach("guidance.sort.before")
+        asked = super().sort(serials)
+        self.world.reach("guidance.sort.after")
+        return asked
+
+    def _answer(self, serial: int, guidance: Guidance) -> None:
+        self.world.reach("guidance.answer.before")
+        super()._answer(serial, guidance)
+        self.world.reach("guidance.answer.after")

@@ -8,6 +8,7 @@ import attrs
 import trio
 
 from tests.actors.harness import FakeExecutor, LetterCodec, model_info
+from tests.simulation.forms import choice_in
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import World
 from triolet.actors.model_runner import PROOF
@@ -94,12 +95,25 @@ class FaultyExecutor(FakeExecutor):
         result = self.model.execute(plan)
         world.reach("runner.execute.middle")
         if result.out_of_memory is None:
+            self._check_masks(plan)
             self._reach_poison(plan)
         await trio.sleep(after_s)
         world.reach("runner.execute.after")
         if world.rng.random() < EARLY_END:  # as a runner may that knows no runs
             self.halt()
         return self._told_again(plan, result)
+
+    def _check_masks(self, plan: StepPlan) -> None:
+        """What is sampled of an answer with a form, is sampled from what the form leaves after these very tokens."""
+        for planned in plan.rows:
+            row = self.model.rows[planned.row_id]
+            form = row.start.params.structured_outputs
+            if planned.sample and form is not None:
+                output = row.tokens[len(row.start.prompt_token_ids) : -1]
+                choice = choice_in(form, output, self.world.story.eos_token_ids)
+                self.world.expect(
+                    planned.mask == choice.mask, f"{row.start.request_id} has another mask after {output}"
+                )
 
     def _reach_poison(self, plan: StepPlan) -> None:
         for row in plan.rows:

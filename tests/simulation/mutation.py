@@ -57,6 +57,7 @@ def all_mutants() -> dict[str, Plant]:
         "mutants",
         "mutants_of_answers",
         "mutants_of_faults",
+        "mutants_of_forms",
         "mutants_of_runs",
     ):  # each enters its own
         import_module(f"tests.simulation.{module}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
-from tests.actors.harness import VOCAB
-from tests.core.fake_model import expected_answer
 from tests.simulation.client import Client
 from tests.simulation.determinism import seeded_scheduling
-from tests.simulation.expected import expected_of
+from tests.simulation.expected import expected_of, tokens_of
 from tests.simulation.hand_over import hand_over
 from tests.simulation.hooks import WatchedScheduler, WatchedWiring, watched
 from tests.simulation.model import FaultyCodec, FaultyExecutor
@@ -185,8 +183,8 @@ def _must_have_ended(world: World) -> None:
         tokens, entry = tuple(record.entry.output_token_ids), record.entry
         world.expect(record.closed_s is not None, f"request {serial} was accepted and never ended")
         # A stop string is found a moment later than its tokens, so the journal may know a few more.
-        right = expected_answer(entry.request.prompt_token_ids, entry.request.seed, len(tokens), VOCAB)
-        world.expect(tokens == tuple(right), f"request {serial} has tokens {tokens}, not {right}")
+        right = tokens_of(entry.request, len(tokens))
+        world.expect(tokens == right, f"request {serial} has tokens {tokens}, not {right}")
 
 
 def _must_have_all_blocks(world: World, engine: Engine) -> None:

@@ -10,12 +10,14 @@ import attrs
 
 from tests.actors.harness import VOCAB, LetterCodec
 from tests.core.fake_model import CIRCLE, REPETITIVE
+from tests.simulation.forms import draw_forms
 from triolet.core.messages import Tokenize
 from triolet.core.params import RequestOutputKind
 from triolet.core.plan import RowStart
 
 MAX_STEP_S = 0.02
 FOR_EVER_S = 1e6
+FORMED = 0.15  # of the stories: in these, many answers have a form
 
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
@@ -53,6 +55,15 @@ DETOKENIZER_POINTS = ("detokenizer.deliver.before", "detokenizer.deliver.after")
 TEXT_POINTS = (*TOKENIZER_POINTS, *DETOKENIZER_POINTS)
 # What no supervisor hears of: one request fails, or nothing at all happens.
 OTHER_POINTS = ("codec.decode", "runner.repeats_itself", "runner.repeats_the_past", "runner.out_of_memory")
+# Where answers have forms.
+FORM_POINTS = (
+    "guidance.sort.before",
+    "guidance.sort.after",
+    "guidance.answer.before",
+    "guidance.answer.after",
+    "grammars.die",
+    "grammars.fail",
+)
 # An actor does nothing for a while.
 HANG_POINTS = ("scheduler.hang", "detokenizer.hang", "tokenizer.hang")
 
@@ -166,6 +177,14 @@ class Story:
 
 def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
+    story, forms = _draw_without_forms(seed), random.Random(f"forms {seed}")
+    if forms.random() >= FORMED:
+        return story
+    asks = draw_forms(forms, story.asks, story.eos_token_ids)
+    return attrs.evolve(story, asks=asks, faults=(*story.faults, *_draw_form_faults(forms, story.mood)))
+
+
+def _draw_without_forms(seed: int) -> Story:
     rng = random.Random(seed)
     mood: Mood = rng.choices(("calm", "faulty", "poisoned", "escalating", "deadly"), (20, 45, 20, 10, 5))[0]
     block_size = rng.choice((1, 2, 3, 4, 8))
@@ -378,6 +397,13 @@ def _draw_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
     if mood == "deadly":
         first = rng.randint(1, 20)
         drawn += [Fault("runner.execute.before", nth, _draw_kind(rng)) for nth in range(first, first + 30)]
+    return tuple({(fault.point, fault.nth): fault for fault in drawn}.values())
+
+
+def _draw_form_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
+    if mood in ("calm", "escalating"):
+        return ()
+    drawn = [_draw_fault(rng, FORM_POINTS) for _ in range(rng.randint(0, 3))]
     return tuple({(fault.point, fault.nth): fault for fault in drawn}.values())
 
 

@@ -23,7 +23,7 @@ from tests.simulation.story import Ask, Fault, Story
 from tests.simulation.world import World
 
 NUM_QUICK, NUM_SLOW = 200, 1000  # the simulation itself, in .ci/run, goes through many more
-NUM_TO_KILL = 2000
+NUM_TO_KILL = 4000
 
 
 def violations(worlds: Iterable[World]) -> dict[str, list[str]]:
@@ -53,7 +53,7 @@ def test_nor_do_more_which_reach_every_point_and_every_ending() -> None:
     assert violations(map(run, range(NUM_SLOW))) == {}
     points = (
         *story.RUNNER_POINTS, *story.SCHEDULER_POINTS, *story.START_POINTS, *story.TEXT_POINTS, *story.OTHER_POINTS,
-        *story.HANG_POINTS,
+        *story.HANG_POINTS, *story.FORM_POINTS,
     )  # fmt: skip
     assert fired.keys() == set(points)
     assert endings.keys() == {"stop", "length", "abort", "deadline", "error", "shutdown"}

@@ -11,6 +11,7 @@ import trio
 
 from tests.actors.harness import Panic
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
+from triolet.actors.grammars import GrammarsDied
 from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
 from triolet.core.plan import RowStart
@@ -36,7 +37,7 @@ def is_planted(error: BaseException) -> bool:
     """Whether the story explains it."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_planted, error.exceptions))
-    return isinstance(error, Planted | Panic | RunnerDied | ActorStuck)
+    return isinstance(error, Planted | Panic | RunnerDied | ActorStuck | GrammarsDied)
 
 
 @attrs.define(eq=False)

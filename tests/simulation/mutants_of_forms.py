@@ -1,0 +1,68 @@
+"""Defects of answers that are bound to a form; see `mutation`."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from tests.simulation.mutation import mutant
+from triolet.actors.guidance import Guide
+from triolet.actors.guidance_desk import GuidanceDesk
+from triolet.core import runs
+from triolet.core.guidance import Guidance
+from triolet.core.journal import JournalEntry
+from triolet.core.planning import Planner
+from triolet.core.scheduler import Scheduler
+from triolet.ipc.grammar import Guided
+
+
+@mutant("a mask is good for the rest of the answer")
+def _mask_stays(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: JournalEntry) -> bool:
+        return self.request.constraint is not None and self.guidance is None
+
+    patch.setattr(JournalEntry, "awaits_guidance", property(mutated))
+
+
+@mutant("the runner is told no mask")
+def _no_mask(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JournalEntry, "mask", None)
+
+
+@mutant("what may come next counts for whatever the answer is by now")
+def _no_position_check(patch: pytest.MonkeyPatch) -> None:
+    put_down = Guide._put_down
+
+    def mutated(self: Guide, guided: Guided) -> None:
+        if (entry := self._journal.get(guided.serial)) is not None:
+            put_down(self, attrs.evolve(guided, position=len(entry.output_token_ids)))
+
+    patch.setattr(Guide, "_put_down", mutated)
+
+
+@mutant("who is bound to a form has a part in runs")
+def _bound_in_runs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(runs, "_can_go_on", lambda sequence: sequence.num_pending_tokens == 1)
+
+
+@mutant("a form that is over goes on")
+def _never_over(patch: pytest.MonkeyPatch) -> None:
+    guide = Scheduler.guide
+
+    def mutated(self: Scheduler, serial: int, guidance: Guidance) -> None:
+        guide(self, serial, attrs.evolve(guidance, is_over=False))
+
+    patch.setattr(Scheduler, "guide", mutated)
+
+
+@mutant("a new life of the guidance does not ask what the last one was asked")
+def _asked_in_vain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GuidanceDesk, "ask_again", lambda self: None)
+
+
+@mutant("who sits a step out lets another one in that has no token beside it")
+def _more_rows_than_tokens(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: Planner) -> int:
+        return self.caution.memory.max_rows(self.config.max_num_seqs)
+
+    patch.setattr(Planner, "_max_rows", property(mutated))
