@@ -17,7 +17,7 @@ from triolet.core.plan import PromptLogprobs, RowFailure, SampledToken, StepPlan
 from triolet.core.progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.kernels.cpu.library import kernels
-from triolet.model.batch import Row, RowTable, StepInput
+from triolet.model.batch import RowTable, StepInput
 from triolet.model.interface import (
     BackgroundModel,
     CausalModel,
@@ -31,6 +31,7 @@ from triolet.model.load import LoadedModel, load_model
 from triolet.model.masks import apply_masks_
 from triolet.model.memory import give_back, lack_of_memory
 from triolet.model.prompt_logprobs import prompt_logprobs
+from triolet.model.row import Row
 from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
 from triolet.model.sampling_row import SamplingRow
 
