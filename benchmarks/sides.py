@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -17,7 +18,8 @@ from workloads import MAX_TOKENS, NUM_KV_TOKENS, Job, Round
 
 import triolet
 
-PAUSE_S = 0.5
+QUIET_SHARE = 0.05  # of a processor
+MAX_PAUSE_S = 10.0
 
 
 @attrs.frozen(kw_only=True)
@@ -117,12 +119,22 @@ async def in_turns(
 ) -> list[list[Round]]:
     """What the rounds took each engine. A round more is run, the first one, which does not count.
 
-    Between two engines' turns there is a pause: what one has left to do is not to disturb the next.
+    A turn begins when this process is quiet: what triolet has left to do is not to disturb the next engine.
     """
     rounds: list[list[Round]] = [[] for _ in found]
     for number in range(num_rounds + 1):
         for side, taken in zip(found, rounds, strict=True):
-            await trio.sleep(PAUSE_S)
+            await _quiet()
             done = await side.run(jobs_of_round(number))
             taken += [done] * (number > 0)
     return rounds
+
+
+async def _quiet() -> None:
+    """Until this process has next to nothing to do."""
+    with trio.move_on_after(MAX_PAUSE_S):
+        share = 1.0
+        while share > QUIET_SHARE:
+            before_s, began_s = time.process_time(), time.perf_counter()
+            await trio.sleep(0.3)  # longer than an engine waits before it tidies up
+            share = (time.process_time() - before_s) / (time.perf_counter() - began_s)

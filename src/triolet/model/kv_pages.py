@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
-MAX_AHEAD_BYTES = 64 * 2**20  # what a small model fills in a second
+MAX_AHEAD_BYTES = 2**30
 QUIET_S = 0.1  # without a new plan: runs of steps are shorter, where pages are filled fast
 AT_ONCE_BYTES = 4 * 2**20  # of all layers; then it looks whether it is still quiet
 CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
