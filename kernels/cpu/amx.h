@@ -65,16 +65,23 @@ INLINE void fetch_weights(const W* tile) {
   for (int byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(from + byte);
 }
 
+// What is fetched while tiles are multiplied: nothing, the weights that they need next, or some of the next panel.
+enum class Fetch { NOTHING, OWN, NEXT };
+constexpr int NEXT_BYTES = 256;  // of the next panel, with each product of four tiles
+
 // sums[i][j] of two tiles of rows and two of columns, which are two strips from `left` and `right` on.
-template <bool COLD, class X, class W, class Sum>
+template <Fetch FETCH, class X, class W, class Sum>
 INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W* left, const W* right, int depth,
-                      Sum* upper_sums, Sum* lower_sums, ptrdiff_t sums_bytes) {
+                      Sum* upper_sums, Sum* lower_sums, ptrdiff_t sums_bytes, const char* next) {
+  constexpr bool COLD = FETCH == Fetch::OWN;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int k = 0; k < depth; k += AMX_INPUTS<X>, left += AMX_ROWS * 64 / sizeof(W), right += AMX_ROWS * 64 / sizeof(W)) {
     if (COLD) fetch_weights<0>(left), fetch_weights<0>(right);
+    if (FETCH == Fetch::NEXT)
+      for (const char* end = next + NEXT_BYTES; next < end; next += 64) __builtin_prefetch(next, 0, 2);
     _tile_loadd(4, upper + k, x_bytes);
     _tile_loadd(6, left, 64);
     if (COLD) fetch_weights<1>(left), fetch_weights<1>(right);
@@ -95,25 +102,31 @@ INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W
 
 // sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32) in
 // strips that are `strip` elements apart. The last tiles reach back over rows that are done already, rather than past the
-// end. A panel that comes from memory is `cold`: the first rows fetch it.
+// end. With the panel's first rows it is fetched, and with those after them the panel that lies behind it; `above` rows of
+// the same have been multiplied before.
 template <class X, class W, class Sum>
 static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, int columns, int rows, int depth,
-                        bool cold, Sum* sums) {
+                        int above, Sum* sums) {
   const int height = rows < AMX_ROWS ? rows : AMX_ROWS;
   const AmxTiles tiles(height);
   for (int first = 0; first < rows; first += 2 * AMX_ROWS) {
     const ptrdiff_t last = rows - height;
     const ptrdiff_t upper = first < last ? first : last, lower = first + AMX_ROWS < last ? first + AMX_ROWS : last;
+    const int turn = (above + first) / (2 * AMX_ROWS);
     for (int column = 0; column < columns; column += 32) {
       const W* left = panel + column / 16 * strip;
-      auto multiply = [&](auto is_cold) {
-        amx_tiles<is_cold.value>(x + upper * x_row, x + lower * x_row, x_row * sizeof(X), left, left + strip, depth,
-                                 sums + upper * columns + column, sums + lower * columns + column, columns * 4);
+      const ptrdiff_t products = depth / AMX_INPUTS<X>, fetched = (turn * columns + column) / 32 - columns / 32;
+      auto multiply = [&](auto fetch) {
+        amx_tiles<fetch.value>(x + upper * x_row, x + lower * x_row, x_row * sizeof(X), left, left + strip, depth,
+                               sums + upper * columns + column, sums + lower * columns + column, columns * 4,
+                               reinterpret_cast<const char*>(panel + columns / 16 * strip) + fetched * products * NEXT_BYTES);
       };
-      if (cold && first == 0)
-        multiply(std::true_type{});
+      if (turn == 0)
+        multiply(std::integral_constant<Fetch, Fetch::OWN>{});
+      else if ((fetched + 1) * NEXT_BYTES <= columns * 64)
+        multiply(std::integral_constant<Fetch, Fetch::NEXT>{});
       else
-        multiply(std::false_type{});
+        multiply(std::integral_constant<Fetch, Fetch::NOTHING>{});
     }
   }
 }
@@ -150,6 +163,6 @@ INLINE void amx_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights,
 INLINE bool amx_usable() { return false; }
 INLINE bool ask_for_amx(bool) { return false; }
 template <class X, class W, class Sum>
-INLINE void amx_product(const X*, ptrdiff_t, const W*, ptrdiff_t, int, int, int, bool, Sum*) {}
+INLINE void amx_product(const X*, ptrdiff_t, const W*, ptrdiff_t, int, int, int, int, Sum*) {}
 
 #endif

@@ -178,14 +178,14 @@ __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, co
     });
 }
 
-// As many leading inputs as AMX takes; returns how many. For few rows it would only wait for the same memory.
+// As many leading inputs as AMX takes, `above` rows being done; returns how many. For few rows it would only wait for the same memory.
 template <class X, class W, class Sum>
-INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, bool cold,
+INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, int above,
                           Sum* sums) {
   const int depth = num_in / AMX_INPUTS<X> * AMX_INPUTS<X>;
   if (sizeof(X) == 4 || rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
   if constexpr (sizeof(X) < 4)
-    amx_product(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, cold, sums);
+    amx_product(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, above, sums);
   return depth;
 }
 
@@ -210,7 +210,7 @@ INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
     const T* from = x + block * x_row;
-    const int done = leading_inputs(from, x_row, weights, num_in, rows, block == 0, sums);
+    const int done = leading_inputs(from, x_row, weights, num_in, rows, block, sums);
     add_inputs(from, x_row, weights, num_in, done, rows, block == 0, sums);
     use_rows(linear, panel, block, rows, sums, use);
   }

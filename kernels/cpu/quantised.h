@@ -81,7 +81,7 @@ INLINE void panel_product(const Linear& linear, int panel, const ByteRows& x, in
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
     const uint8_t* from = x.numbers + static_cast<ptrdiff_t>(block) * num_in;
-    const int done = leading_inputs(from, num_in, weights, num_in, rows, block == 0, sums);
+    const int done = leading_inputs(from, num_in, weights, num_in, rows, block, sums);
     add_inputs(from, num_in, weights, num_in, done, rows, block == 0, sums);
     for (int row = 0; row < rows; ++row) {
       alignas(64) float result[TILE_COLUMNS];
