@@ -10,8 +10,10 @@
 #include "attention_step.h"
 #include "choice.h"
 #include "grouped.h"
+#include "row.h"
 #include "step.h"
 #include "team.h"
+#include "thirds.h"
 
 // paged_attention.cpp has them.
 extern template void attend(const AttentionRows<float>*, int, int, int, const AttentionRows<float>*, Scratch&);
@@ -39,6 +41,7 @@ struct Workspace {
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
   ByteRows bytes;                             // of what enters a product of bytes
   float* lengths;                             // [num_logits]: of what enters the head, if it is screened
+  ThirdRows thirds;                           // of what enters one of thirds
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -82,8 +85,9 @@ struct Workspace {
     const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
     const size_t scales = ByteRows::num_scales(static_cast<int>(widest));
     const size_t screened = is_screened() ? step.num_logits : 0;  // twice as bytes
+    const size_t split = model.layers->qkv.bits == 32 ? ThirdRows::num_words(rows, static_cast<int>(widest)) : 0;
     float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
-                                screened * (model.hidden / 2 + 3) + 10 * 16);
+                                screened * (model.hidden / 2 + 3) + split + 11 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -99,6 +103,7 @@ struct Workspace {
     bytes.scales = take(std::max(rows * scales, 2 * screened) * sizeof(float));
     lengths = take(screened * sizeof(float));
     bytes.lifts = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
+    thirds.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
   }
 };
 
@@ -130,10 +135,9 @@ class Worker {
   // thread keeps to its own, which it has normed itself.
   template <class Use>
   void product(const Linear& linear, const T* x, int num_rows, Use use) {
+    if (linear.bits == 32) return thirds_product(linear, x, num_rows, use);
     const ByteRows bytes = linear.bits ? as_bytes(linear, x, num_rows) : ByteRows{};
-    const int panels = linear.num_panels(), part = rows_of_part(linear.num_in, num_rows);
-    stage(static_cast<int64_t>(panels) * ((num_rows + part - 1) / part), [&](int item) {
-      const int panel = item % panels, first = item / panels * part, rows = std::min(part, num_rows - first);
+    panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
       auto use_here = [&](int row, const float* sums) { use(first + row, panel, sums); };
       switch (linear.bits) {
         case 4: return grouped_panel_product(linear, panel, bytes.from(first, linear), rows, use_here);
@@ -141,6 +145,26 @@ class Worker {
         default: return panel_product(linear, panel, x + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in,
                                       rows, use_here);
       }
+    });
+  }
+
+  template <class Use>
+  void thirds_product(const Linear& linear, const T* x, int num_rows, Use use) {
+    const ThirdRows thirds = as_thirds(linear, x, num_rows);
+    ThirdsProduct mine(num_rows);
+    panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
+      mine.panel(linear, panel, thirds.from(first), rows,
+                 [&](int row, const float* sums) { use(first + row, panel, sums); });
+    });
+  }
+
+  // A stage of each panel for each part of the rows.
+  template <class Work>
+  void panel_stage(const Linear& linear, int num_rows, Work work) {
+    const int panels = linear.num_panels(), part = rows_of_part(linear.num_in, num_rows);
+    stage(static_cast<int64_t>(panels) * ((num_rows + part - 1) / part), [&](int item) {
+      const int first = item / panels * part;
+      work(item % panels, first, std::min(part, num_rows - first));
     });
   }
 
@@ -164,6 +188,21 @@ class Worker {
     float* own = scratch.floats(2 * scales + FEW_TOKENS * (width + 3) / 4);
     const ByteRows rows{reinterpret_cast<uint8_t*>(own + 2 * scales), own, reinterpret_cast<int32_t*>(own + scales)};
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
+    return rows;
+  }
+
+  // Rows as thirds: each thread's own, if they are few.
+  ThirdRows as_thirds(const Linear& linear, const T* x, int num_rows) {
+    static thread_local Scratch scratch;
+    const int width = linear.num_in;
+    ThirdRows rows{shared_.thirds.tiles, num_blocks(width)};
+    auto split = [&](int row) { split_row(x + row * static_cast<ptrdiff_t>(width), width, row, rows); };
+    if (num_rows > FEW_TOKENS) {
+      stage(num_rows, split);
+      return rows;
+    }
+    rows.tiles = reinterpret_cast<uint32_t*>(scratch.floats(ThirdRows::num_words(num_rows, width)));
+    for (int row = 0; row < num_rows; ++row) split(row);
     return rows;
   }
 
@@ -280,22 +319,6 @@ class Worker {
     scale_row(from, weight, factor, model_.hidden, to);
   }
 
-  static float sum_of_squares(const float* x, int count) {
-    Floats sum = {};
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) sum += load(x + i) * load(x + i);
-    float total = sum_lanes(sum);
-    for (; i < count; ++i) total += x[i] * x[i];
-    return total;
-  }
-
-  template <class To>
-  static void scale_row(const float* from, const float* weight, float factor, int count, To* to) {
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) store(to + i, load(from + i) * factor * load(weight + i));
-    for (; i < count; ++i) narrow(from[i] * factor * weight[i], to + i);
-  }
-
   // Norm and rotation of one projected head; queries stay for the attention, keys and values go into the cache.
   void place_head(const Layer& layer, int index, int token, int head) {
     const int dim = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
@@ -314,30 +337,6 @@ class Worker {
     T* cache = static_cast<T*>(is_value ? step_.values[index] : step_.keys[index]);
     const int kv_head = (head - num_heads) % num_kv_heads;
     narrow_row(x, dim, 1.0f, cache + (slot * num_kv_heads + kv_head) * dim);
-  }
-
-  static void rotate(float* x, const float* cos, const float* sin, int half) {
-    if (half < LANES) {
-      for (int i = 0; i < half; ++i) {
-        const float first = x[i], second = x[i + half];
-        x[i] = first * cos[i] - second * sin[i];
-        x[i + half] = second * cos[i] + first * sin[i];
-      }
-      return;
-    }
-    auto rotated = [&](int i) {
-      const Floats first = load(x + i), second = load(x + half + i), c = load(cos + i), s = load(sin + i);
-      return std::make_pair(first * c - second * s, second * c + first * s);
-    };
-    const int last = half - LANES;  // the last vectors may reach back over those before: they are made while x is whole
-    const auto end = rotated(last);
-    for (int i = 0; i < last; i += LANES) {
-      const auto next = rotated(i);
-      store(x + i, next.first);
-      store(x + half + i, next.second);
-    }
-    store(x + last, end.first);
-    store(x + half + last, end.second);
   }
 
   void attend_all(const Layer& layer, int index) {

@@ -23,7 +23,8 @@ struct Linear {
   const float* scales;     // that bytes are to be multiplied by
   const int32_t* offsets;  // what 128 in every input would give: bytes of activations are stored with 128 added
   int32_t num_out, num_in;
-  int32_t bits;  // 0: the weights are in the model's dtype; 8: bytes; 4: halves of bytes, their scales beside them
+  int32_t bits;  // 0: the weights are in the model's dtype; 32: float32 in blocks (thirds.h); 8: bytes; 4: halves of
+                 // bytes, their scales beside them
 
   int num_panels() const { return (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 };

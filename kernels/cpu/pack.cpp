@@ -1,6 +1,7 @@
 // Weights in the order in which steps read them; packing.py asks for it.
 
 #include "grouped.h"
+#include "thirds.h"
 
 // Numbers in a panel's row: what num_out is rounded up to.
 EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }
@@ -18,6 +19,15 @@ EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int
     case 3: return pack_as(int8_t{});
   }
 }
+
+// float32, for Linear::bits = 32
+EXPORT void triolet_pack_blocks(const float* weight, int32_t num_out, int32_t num_in, int32_t gated, int32_t num_threads,
+                                float* packed) {
+  pack_blocks(weight, num_out, num_in, gated, num_threads, packed);
+}
+
+// Inputs in a block; 0 = there are no tiles for them.
+EXPORT int32_t triolet_block_inputs() { return amx_usable() ? BLOCK_INPUTS : 0; }
 
 // weight: [num_out, num_in] of 0 to 15; scales: [num_out, num_in / triolet_group()] bfloat16
 EXPORT void triolet_pack_groups(const void* weight, const void* scales, int32_t num_out, int32_t num_in, int32_t gated,

@@ -1,6 +1,6 @@
 """Weights of linear layers, packed in the order in which the C++ kernels read them.
 
-linear.h, quantised.h, grouped.h and screen.h say what for.
+linear.h, thirds.h, quantised.h, grouped.h and screen.h say what for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CppLinear:
         num_in: inputs.
         scales: float32, of weights that are bytes; None for others.
         offsets: int32, of weights that are bytes: what 128 in every input would give.
-        bits: of a weight; 0 = those of the model's dtype.
+        bits: of a weight; 0 = those of the model's dtype; 32 = float32 in blocks.
     """
 
     weights: Tensor
@@ -124,6 +124,40 @@ def pack_linear(
         raise KernelShapeError("pairs of inputs", weight=tuple(weight.shape))
     packed = _pack(library, weight, gated=gated)
     return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in)
+
+
+def pack_blocks(
+    library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> CppLinear:
+    """`pack_linear`, but for float32 where there are tiles to multiply it with: in blocks, which are split for them.
+
+    Args:
+        library: the kernels, which know whether there are.
+        weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` even for bfloat16.
+        bias: [num_out].
+        gated: the first half of the outputs are gates of the second half.
+
+    Raises:
+        KernelShapeError: dtype, strides or shapes are not like that.
+    """
+    inputs = library.triolet_block_inputs()
+    if weight.dtype != torch.float32 or not inputs:
+        return pack_linear(library, weight, bias, gated=gated)
+    _check_weight(weight, bias, gated=gated)
+    num_out, num_in = weight.shape
+    columns = library.triolet_panel_columns()
+    padded = -(-num_out // columns) * columns * -(-num_in // inputs) * inputs
+    spare = inputs * columns  # a step splits one block more than it uses
+    packed = _huge_pages(padded + spare, torch.float32)
+    library.triolet_pack_blocks(
+        ctypes.c_void_p(weight.data_ptr()),
+        ctypes.c_int32(num_out),
+        ctypes.c_int32(num_in),
+        ctypes.c_int32(gated),
+        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_void_p(packed.data_ptr()),
+    )
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=32)
 
 
 def pack_bytes(

@@ -35,6 +35,7 @@ from triolet.kernels.cpu.packing import (
     CppLinear,
     CppScreen,
     ScreenStruct,
+    pack_blocks,
     pack_bytes,
     pack_groups,
     pack_linear,
@@ -69,7 +70,7 @@ _INPUTS_TOGETHER = {"int8": 4, "int4": GROUP}
 # Weights and head. The head stays bytes in int4: it decides between tokens that are nearly as likely, and a tied one
 # is the embedding, too.
 _PACKS = {
-    None: (pack_linear, pack_linear),
+    None: (pack_blocks, pack_linear),
     "int8": (pack_bytes, pack_bytes),
     "int4": (pack_groups, pack_bytes),
 }

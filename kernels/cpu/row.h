@@ -1,0 +1,45 @@
+// What a decoder does to a row of float32 between the products: norms and rotary positions.
+
+#pragma once
+
+#include "simd.h"
+
+INLINE float sum_of_squares(const float* x, int count) {
+  Floats sum = {};
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) sum += load(x + i) * load(x + i);
+  float total = sum_lanes(sum);
+  for (; i < count; ++i) total += x[i] * x[i];
+  return total;
+}
+
+template <class To>
+INLINE void scale_row(const float* from, const float* weight, float factor, int count, To* to) {
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) store(to + i, load(from + i) * factor * load(weight + i));
+  for (; i < count; ++i) narrow(from[i] * factor * weight[i], to + i);
+}
+
+INLINE void rotate(float* x, const float* cos, const float* sin, int half) {
+  if (half < LANES) {
+    for (int i = 0; i < half; ++i) {
+      const float first = x[i], second = x[i + half];
+      x[i] = first * cos[i] - second * sin[i];
+      x[i + half] = second * cos[i] + first * sin[i];
+    }
+    return;
+  }
+  auto rotated = [&](int i) {
+    const Floats first = load(x + i), second = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    return std::make_pair(first * c - second * s, second * c + first * s);
+  };
+  const int last = half - LANES;  // the last vectors may reach back over those before: they are made while x is whole
+  const auto end = rotated(last);
+  for (int i = 0; i < last; i += LANES) {
+    const auto next = rotated(i);
+    store(x + i, next.first);
+    store(x + half + i, next.second);
+  }
+  store(x + last, end.first);
+  store(x + half + last, end.second);
+}

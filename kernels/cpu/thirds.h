@@ -1,0 +1,284 @@
+// Linear layers in float32 on Intel's AMX tiles, which multiply bfloat16: up to twice as fast as vectors of float32.
+//
+// A float32 number is the sum of three of bfloat16, its thirds: its upper half, that of the rest, and the rest of that.
+// Nothing is lost, and products of thirds are exact in float32. Of the nine of each two numbers six are added up; the
+// others are smaller than what rounding a sum costs. Source: Henry, Tang and Heinecke, "Leveraging the bfloat16
+// Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
+//
+// The weights stay float32 in memory, in blocks. One is split when its turn comes, into the first-level cache, while
+// the tiles multiply the block before. One row or five hundred: each row's sums are added in the same order.
+
+#pragma once
+
+#include "linear.h"
+#include "scratch.h"
+
+constexpr int THIRDS = 3;
+constexpr int BLOCK_INPUTS = 32, BLOCK_COLUMNS = 32;  // of a panel, for one turn of the tiles
+constexpr int BLOCK_NUMBERS = BLOCK_INPUTS * BLOCK_COLUMNS;
+constexpr int TILE_WORDS = AMX_ROWS * 16;             // pairs of bfloat16 in a tile
+constexpr int SPLIT_WORDS = 2 * THIRDS * TILE_WORDS;  // of a block that was split
+constexpr int KEPT_BLOCKS = 5;                        // that stay in the first-level cache, split, while rows pass
+constexpr int KEPT_ROWS = 512;                        // rows whose sums stay in the second-level cache
+
+INLINE int num_blocks(int num_in) { return (num_in + BLOCK_INPUTS - 1) / BLOCK_INPUTS; }
+
+// Packed for tiles: of each panel the left half, then the right one; of each, blocks [BLOCK_INPUTS, BLOCK_COLUMNS].
+// Inputs past the last are zeros.
+INLINE void pack_blocks(const float* weight, int num_out, int num_in, bool gated, int num_threads, float* packed) {
+  const int halves = TILE_COLUMNS / BLOCK_COLUMNS, padded = num_blocks(num_in) * BLOCK_INPUTS;
+  const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS;
+  share_out(num_threads, panels * halves, [=](int64_t half) {
+    float* to = packed + half * padded * BLOCK_COLUMNS;
+    for (int column = 0; column < BLOCK_COLUMNS; ++column) {
+      const int in_panel = static_cast<int>(half % halves) * BLOCK_COLUMNS + column;
+      const int row = packed_row(static_cast<int>(half / halves), in_panel, num_out, gated);
+      for (int k = 0; k < padded; ++k)
+        to[k * BLOCK_COLUMNS + column] =
+            row < num_out && k < num_in ? weight[static_cast<ptrdiff_t>(row) * num_in + k] : 0.0f;
+    }
+  });
+}
+
+// Rows of activations that were split: tiles of 16 rows and BLOCK_INPUTS inputs, [ceil(rows / 16), blocks, THIRDS].
+// What no row has written to may be anything: rows do not meet.
+struct ThirdRows {
+  uint32_t* tiles;
+  int blocks;
+
+  static size_t num_words(size_t rows, int num_in) {
+    return (rows + AMX_ROWS - 1) / AMX_ROWS * num_blocks(num_in) * THIRDS * TILE_WORDS;
+  }
+  uint32_t* at(int row, int block) const {
+    const ptrdiff_t tile = (static_cast<ptrdiff_t>(row / AMX_ROWS) * blocks + block) * THIRDS;
+    return tiles + tile * TILE_WORDS + row % AMX_ROWS * 16;
+  }
+  ThirdRows from(int row) const { return {at(row, 0), blocks}; }  // the first of a tile
+};
+
+#if defined(AMX_TILES)
+
+INLINE Words upper_halves(Words x) { return x & 0xffff0000u; }
+
+INLINE Words without(Words x, Words third) {
+  return reinterpret_cast<Words>(reinterpret_cast<Floats>(x) - reinterpret_cast<Floats>(third));
+}
+
+// Thirds of weights are cut off; those of activations are the nearest, which makes what is left out smaller, and as
+// often too much as too little.
+INLINE Words nearest_third(Words x) {
+  return upper_halves((x & 0x7fffffffu) < 0x7f7f0000u ? x + 0x8000u : x);  // no number may become infinite
+}
+
+// BLOCK_INPUTS numbers of a row, to the same place in the tiles of a block.
+INLINE void split_inputs(const float* from, uint32_t* to) {
+  for (int half = 0; half < 2; ++half) {
+    Words x = reinterpret_cast<Words>(load(from + half * LANES));
+    for (int third = 0; third < THIRDS; ++third) {
+      const Words next = nearest_third(x);
+      *reinterpret_cast<Shorts*>(to + third * TILE_WORDS + half * 8) = __builtin_convertvector(next >> 16, Shorts);
+      x = without(x, next);
+    }
+  }
+}
+
+INLINE void split_row(const float* from, int num_in, int row, const ThirdRows& to) {
+  const int whole = num_in / BLOCK_INPUTS;
+  for (int block = 0; block < whole; ++block) split_inputs(from + block * BLOCK_INPUTS, to.at(row, block));
+  if (whole == to.blocks) return;
+  float last[BLOCK_INPUTS] = {};
+  std::copy(from + whole * BLOCK_INPUTS, from + num_in, last);
+  split_inputs(last, to.at(row, whole));
+}
+
+INLINE void split_row(const BFloat16*, int, int, const ThirdRows&) {}  // it need not be
+
+// Numbers and those that are paired with them, to the same place in the tiles of a block.
+INLINE void split_pairs(Words even, Words odd, uint32_t* to) {
+#pragma GCC unroll 3
+  for (int third = 0; third < THIRDS; ++third) {
+    constexpr int FIRST_OR_BOTH_OF_OTHERS = 0xf8;
+    _mm512_store_si512(to + third * TILE_WORDS,
+                       _mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(even >> 16), reinterpret_cast<__m512i>(odd),
+                                                 _mm512_set1_epi32(static_cast<int>(0xffff0000u)),
+                                                 FIRST_OR_BOTH_OF_OTHERS));
+    even = without(even, upper_halves(even));
+    odd = without(odd, upper_halves(odd));
+  }
+}
+
+constexpr int SPLITS = BLOCK_INPUTS / 2 * 2;  // vectors of pairs in a block
+
+constexpr int NEAR = 10 * BLOCK_COLUMNS, FAR = 3 * BLOCK_NUMBERS;  // what is fetched meanwhile, to which cache
+
+// Those from `first` to before `last`, in the order of memory.
+INLINE void split_some(const float* block, int first, int last, uint32_t* to) {
+#pragma GCC unroll 8
+  for (int i = first; i < last; ++i) {
+    const float* from = block + i / 2 * 2 * BLOCK_COLUMNS + i % 2 * LANES;
+    split_pairs(*reinterpret_cast<const Words*>(from), *reinterpret_cast<const Words*>(from + BLOCK_COLUMNS),
+                to + i % 2 * THIRDS * TILE_WORDS + i / 2 * 16);
+    __builtin_prefetch(from + NEAR);
+    __builtin_prefetch(from + NEAR + BLOCK_COLUMNS);
+    __builtin_prefetch(from + FAR, 0, 2);
+    __builtin_prefetch(from + FAR + BLOCK_COLUMNS, 0, 2);
+  }
+}
+
+#define LOAD_ROWS(third)                            \
+  _tile_loadd(4, upper + third * TILE_WORDS, 64);   \
+  if constexpr (BOTH) _tile_loadd(5, lower + third * TILE_WORDS, 64)
+#define LOAD_WEIGHTS(third)                         \
+  _tile_loadd(6, weights + third * TILE_WORDS, 64); \
+  _tile_loadd(7, weights + (THIRDS + third) * TILE_WORDS, 64)
+#define ADD_PRODUCTS(turn)                          \
+  _tile_dpbf16ps(0, 4, 6);                          \
+  _tile_dpbf16ps(1, 4, 7);                          \
+  if constexpr (BOTH) {                             \
+    _tile_dpbf16ps(2, 5, 6);                        \
+    _tile_dpbf16ps(3, 5, 7);                        \
+  }                                                 \
+  meanwhile(turn)
+#define ALL_WRITTEN() asm volatile("" ::: "memory")  // tiles are loaded behind the compiler's back
+
+constexpr int TURNS = 6;  // products of thirds
+
+// Sums of one or two (BOTH) tiles of rows += a block. `meanwhile` is called with 0 to TURNS - 1.
+template <bool BOTH, class Meanwhile>
+INLINE void add_block(const uint32_t* upper, const uint32_t* lower, const uint32_t* weights, Meanwhile meanwhile) {
+  LOAD_ROWS(0);
+  LOAD_WEIGHTS(2);
+  ADD_PRODUCTS(0);
+  LOAD_WEIGHTS(1);
+  ADD_PRODUCTS(1);
+  LOAD_ROWS(1);
+  ADD_PRODUCTS(2);
+  LOAD_WEIGHTS(0);
+  ADD_PRODUCTS(3);
+  LOAD_ROWS(0);
+  ADD_PRODUCTS(4);
+  LOAD_ROWS(2);
+  ADD_PRODUCTS(5);
+}
+
+#undef LOAD_ROWS
+#undef LOAD_WEIGHTS
+#undef ADD_PRODUCTS
+
+// One thread's part of a product. Tiles stay set up from panel to panel, and while the last block of one is multiplied,
+// the first one of the panel after it in memory is split: the pack ends with a block that is only there for that.
+class ThirdsProduct {
+ public:
+  explicit ThirdsProduct(int num_rows)
+      : height_(std::min(num_rows, AMX_ROWS)), tiles_(height_), ring_(num_rows <= 2 * AMX_ROWS ? 2 : 2 * KEPT_BLOCKS) {}
+
+  // `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
+  template <class Use>
+  void panel(const Linear& linear, int panel, const ThirdRows& x, int num_rows, Use use) {
+    static thread_local Scratch scratch;
+    float* sums = scratch.floats(static_cast<size_t>(round_up(std::min(num_rows, KEPT_ROWS), AMX_ROWS)) * TILE_COLUMNS);
+    const float* weights = static_cast<const float*>(linear.weights) +
+                           static_cast<ptrdiff_t>(panel) * x.blocks * BLOCK_INPUTS * TILE_COLUMNS;
+    for (int first = 0; first < num_rows; first += KEPT_ROWS) {
+      const int rows = std::min(KEPT_ROWS, num_rows - first);
+      multiply(x.from(first), weights, rows, sums);
+      use_rows(linear, panel, first, rows, sums, use);
+    }
+  }
+
+ private:
+  // sums[i][j], [rows, TILE_COLUMNS]; rows are rounded up to whole tiles.
+  void multiply(const ThirdRows& x, const float* weights, int rows, float* sums) {
+    if (weights != split_) split_some(weights, 0, SPLITS, place(turn_));
+    ALL_WRITTEN();
+    split_ = weights;
+    const int parts = (x.blocks + KEPT_BLOCKS - 1) / KEPT_BLOCKS;
+    for (int part = 0; part < 2 * parts; ++part) {
+      const int first = x.blocks * (part % parts) / parts, last = x.blocks * (part % parts + 1) / parts;
+      float* mine = sums + part / parts * BLOCK_COLUMNS;
+      const int turn = turn_;
+      rows > AMX_ROWS ? first_rows<true>(x, first, last, mine) : first_rows<false>(x, first, last, mine);
+      for (int row = 2 * AMX_ROWS; row < rows; row += 2 * AMX_ROWS) {
+        float* to = mine + row * TILE_COLUMNS;
+        if (rows - row > AMX_ROWS)
+          other_rows<true>(x.from(row), first, last, turn, to);
+        else
+          other_rows<false>(x.from(row), first, last, turn, to);
+      }
+    }
+  }
+
+  // Sums (+)= the blocks of inputs from `first` to before `last`. The first has been split, and the one after each is.
+  template <bool BOTH>
+  __attribute__((noinline)) void first_rows(const ThirdRows& x, int first, int last, float* sums) {
+    clear_tiles();
+    for (int block = first; block < last; ++block) {
+      const uint32_t* here = place(turn_);
+      uint32_t* to = place(++turn_);
+      const float* next = split_ += BLOCK_NUMBERS;
+      add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), here, [&](int turn) {
+        split_some(next, turn * SPLITS / TURNS, (turn + 1) * SPLITS / TURNS, to);
+      });
+      ALL_WRITTEN();
+    }
+    take_tiles<BOTH>(sums, first > 0);
+  }
+
+  // The same for other rows, when these blocks have been split, from that of `turn` on.
+  template <bool BOTH>
+  __attribute__((noinline)) void other_rows(const ThirdRows& x, int first, int last, int turn, float* sums) {
+    clear_tiles();
+    for (int block = first; block < last; ++block)
+      add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), place(turn + block - first), [](int) {});
+    take_tiles<BOTH>(sums, first > 0);
+  }
+
+  static void clear_tiles() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+
+  // Sums (+)= what is in the tiles. Adding up parts of a sum apart from each other makes it more exact.
+  template <bool BOTH>
+  void take_tiles(float* sums, bool add) {
+    float* to = add ? part_ : sums;
+    const ptrdiff_t step = add ? BLOCK_COLUMNS : TILE_COLUMNS, bytes = step * sizeof(float);
+    _tile_stored(0, to, bytes);
+    _tile_stored(1, to + LANES, bytes);
+    if constexpr (BOTH) {
+      _tile_stored(2, to + AMX_ROWS * step, bytes);
+      _tile_stored(3, to + AMX_ROWS * step + LANES, bytes);
+    }
+    for (int row = 0; add && row < (BOTH ? 2 * AMX_ROWS : height_); ++row)
+      for (int j = 0; j < BLOCK_COLUMNS; j += LANES) {
+        float* sum = sums + row * TILE_COLUMNS + j;
+        store(sum, load(sum) + load(part_ + row * BLOCK_COLUMNS + j));
+      }
+  }
+
+  uint32_t* place(unsigned turn) { return ring_of_blocks_ + turn % ring_ * SPLIT_WORDS; }
+
+  const int height_;
+  const AmxTiles tiles_;
+  const unsigned ring_;
+  unsigned turn_ = 0;
+  const float* split_ = nullptr;  // the block at place(turn_)
+  alignas(64) float part_[2 * AMX_ROWS * BLOCK_COLUMNS];
+  alignas(64) uint32_t ring_of_blocks_[2 * KEPT_BLOCKS * SPLIT_WORDS];
+};
+
+#else
+
+template <class T>
+INLINE void split_row(const T*, int, int, const ThirdRows&) {}
+
+class ThirdsProduct {
+ public:
+  explicit ThirdsProduct(int) {}
+  template <class Use>
+  void panel(const Linear&, int, const ThirdRows&, int, Use) {}
+};
+
+#endif
