@@ -25,7 +25,10 @@ struct Linear {
   int32_t num_out, num_in;
   int32_t bits;  // 0: the weights are in the model's dtype; 32: float32 in blocks (thirds.h); 8: bytes; 4: halves of
                  // bytes, their scales beside them
+  int32_t gated;  // whether the halves of a panel go together
 
+  // How many of a panel's halves hold outputs. The last panel's second one may be all zeros.
+  int halves(int panel) const { return gated || num_out - panel * TILE_COLUMNS > TILE_COLUMNS / 2 ? 2 : 1; }
   int num_panels() const { return (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 };
 

@@ -31,7 +31,7 @@ class LinearStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, _P) for name in ("weights", "bias", "scales", "offsets")),
-        *((name, _I) for name in ("num_out", "num_in", "bits")),
+        *((name, _I) for name in ("num_out", "num_in", "bits", "gated")),
     )
 
 
@@ -53,6 +53,7 @@ class CppLinear:
         scales: float32, of weights that are bytes; None for others.
         offsets: int32, of weights that are bytes: what 128 in every input would give.
         bits: of a weight; 0 = those of the model's dtype; 32 = float32 in blocks.
+        gated: the first half of the outputs are gates of the second half.
     """
 
     weights: Tensor
@@ -62,6 +63,7 @@ class CppLinear:
     scales: Tensor | None = None
     offsets: Tensor | None = None
     bits: int = 0
+    gated: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -79,6 +81,7 @@ class CppLinear:
             self.num_out,
             self.num_in,
             self.bits,
+            self.gated,
         )
 
 
@@ -123,7 +126,7 @@ def pack_linear(
     if weight.dtype == torch.bfloat16 and num_in % 2:
         raise KernelShapeError("pairs of inputs", weight=tuple(weight.shape))
     packed = _pack(library, weight, gated=gated)
-    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in)
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, gated=gated)
 
 
 def pack_blocks(
@@ -157,7 +160,7 @@ def pack_blocks(
         ctypes.c_int32(torch.get_num_threads()),
         ctypes.c_void_p(packed.data_ptr()),
     )
-    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=32)
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=32, gated=gated)
 
 
 def pack_bytes(
@@ -195,6 +198,7 @@ def _pack_rounded(
             library, (128 * rounded.sum(dim=1, dtype=torch.int32)).view(torch.float32)[:, None], gated=gated
         ),
         bits=8,
+        gated=gated,
     )
 
 
@@ -283,7 +287,7 @@ def pack_groups(
         ctypes.c_int32(torch.get_num_threads()),
         ctypes.c_void_p(packed.data_ptr()),
     )
-    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=4)
+    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=4, gated=gated)
 
 
 GROUP = 32

@@ -181,19 +181,19 @@ class ThirdsProduct {
                            static_cast<ptrdiff_t>(panel) * x.blocks * BLOCK_INPUTS * TILE_COLUMNS;
     for (int first = 0; first < num_rows; first += KEPT_ROWS) {
       const int rows = std::min(KEPT_ROWS, num_rows - first);
-      multiply(x.from(first), weights, rows, sums);
+      multiply(x.from(first), weights, linear.halves(panel), rows, sums);
       use_rows(linear, panel, first, rows, sums, use);
     }
   }
 
  private:
-  // sums[i][j], [rows, TILE_COLUMNS]; rows are rounded up to whole tiles.
-  void multiply(const ThirdRows& x, const float* weights, int rows, float* sums) {
+  // sums[i][j], [rows, TILE_COLUMNS], of the panel's first halves; rows are rounded up to whole tiles.
+  void multiply(const ThirdRows& x, const float* weights, int halves, int rows, float* sums) {
     if (weights != split_) split_some(weights, 0, SPLITS, place(turn_));
     ALL_WRITTEN();
     split_ = weights;
     const int parts = (x.blocks + KEPT_BLOCKS - 1) / KEPT_BLOCKS;
-    for (int part = 0; part < 2 * parts; ++part) {
+    for (int part = 0; part < halves * parts; ++part) {
       const int first = x.blocks * (part % parts) / parts, last = x.blocks * (part % parts + 1) / parts;
       float* mine = sums + part / parts * BLOCK_COLUMNS;
       const int turn = turn_;

@@ -10,6 +10,7 @@ EXPORT int has_tiles() { return ask_for_amx(true); }
 EXPORT void multiply(const float* weight, const float* bias, int num_out, int num_in, int gated, const float* x, int rows,
                      float* out) {
   Linear linear{};
+  linear.gated = gated;
   linear.num_out = num_out;
   linear.num_in = num_in;
   linear.bits = 32;

@@ -21,7 +21,7 @@ from tests.model.tiny import make_model
 from triolet.model import kv_pages
 from triolet.model.interface import LayerCacheSpec, ModelSpec
 from triolet.model.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
-from triolet.model.kv_pages import PagesAhead, _populate, pages_ahead
+from triolet.model.kv_pages import AT_ONCE_BYTES, PagesAhead, _populate, pages_ahead
 from triolet.model.runner import load_runner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
@@ -93,14 +93,17 @@ def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
     pages.close()
 
 
-def test_nothing_is_touched_while_steps_are_computed() -> None:
+def test_while_steps_are_computed_only_as_many_are_touched_as_are_used() -> None:
     tensor = make_tensor()
     pages = PagesAhead([tensor], quiet_s=2.0)
+    pages.reach(7)
+    wait_for(lambda: is_resident(tensor, 0, 16))
     for _ in range(50):
-        pages.reach(3)
+        pages.reach(7)
         time.sleep(0.01)
-    assert num_resident(tensor, 0, NUM_BLOCKS) == 0
-    wait_for(lambda: is_resident(tensor, 4, NUM_BLOCKS))
+    at_once = AT_ONCE_BYTES // BLOCK_BYTES + 8  # large pages are eight blocks
+    assert num_resident(tensor, 16 + at_once, NUM_BLOCKS) == 0
+    wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
     pages.close()
 
 

@@ -2,8 +2,8 @@
 
 A cache in main memory takes pages from the system as it grows: one that is never full never takes its whole size. But
 a page of two megabytes has to be cleared first, and a step that comes upon new ones, in every layer at once, waits for
-all of them. So while no steps are computed, a thread touches the pages of the next blocks: as many again as are used,
-within bounds, so that a model that is asked little stays small. Blocks are first used in the order of their ids: the
+all of them. So a thread touches the pages of the next blocks: as many again as are used, so that a model that is asked
+little stays small, and few of them while steps are computed. Blocks are first used in the order of their ids: the
 highest one so far says what comes next.
 
 The thread has no low priority: it would be kept from the processor just while it holds the interpreter's lock, or the
@@ -25,6 +25,7 @@ from torch import Tensor
 
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
 MAX_AHEAD_BYTES = 2**30
+MAX_BUSY_BYTES = 64 * 2**20  # of these while steps are computed, which would come upon them soon
 QUIET_S = 0.1  # without a new plan: runs of steps are shorter, where pages are filled fast
 AT_ONCE_BYTES = 4 * 2**20  # of all layers; then it looks whether it is still quiet
 CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
@@ -38,7 +39,7 @@ class PagesAhead:
         tensors: of the cache, each [num_blocks, ...], contiguous, on the CPU.
         min_bytes: how much it touches beyond what is used, at least.
         max_bytes: and at most.
-        quiet_s: how long no step must have been spoken of before it touches any, seconds.
+        quiet_s: how long no step must have been spoken of before it touches more than a few, seconds.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class _Pages:
         self._tensors = tensors
         self._num_blocks = len(tensors[0])
         block_bytes = sum(tensor[0].nbytes for tensor in tensors)
-        self._min_ahead, self._max_ahead, self._at_once = (
-            max(1, size // block_bytes) for size in (min_bytes, max_bytes, AT_ONCE_BYTES)
+        self._min_ahead, self._max_ahead, self._max_busy, self._at_once = (
+            max(1, size // block_bytes) for size in (min_bytes, max_bytes, MAX_BUSY_BYTES, AT_ONCE_BYTES)
         )
         self._quiet_s = quiet_s
         self.last_news_s = time.monotonic()
@@ -104,9 +105,13 @@ class _Pages:
             while not self._is_over:
                 ahead = min(max(self._min_ahead, self._num_used), self._max_ahead)
                 wanted = min(self._num_blocks, self._num_used + ahead)
+                soon = min(wanted, self._num_used + min(self._num_used, self._max_busy))
                 if self._num_touched >= wanted:
                     self._news.wait()
-                elif (noisy_s := self.last_news_s + self._quiet_s - time.monotonic()) > 0:
+                elif (
+                    self._num_touched >= soon
+                    and (noisy_s := self.last_news_s + self._quiet_s - time.monotonic()) > 0
+                ):
                     self._news.wait(noisy_s)
                 else:
                     begin = max(self._num_touched, self._num_used)
