@@ -43,7 +43,8 @@ async def resolve(
     """
     assert wiring.model_info is not None
     arrival_s = trio.current_time()
-    ambient_deadline_s = trio.current_effective_deadline()
+    deadline_s = min(submission.deadline_s, trio.current_effective_deadline())
+    queue_deadline_s = arrival_s + submission.queue_timeout_s
     info, limit = wiring.model_info, wiring.model_info.max_model_len
     params.check_vocabulary(info.vocab_size)
     for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
@@ -54,7 +55,9 @@ async def resolve(
     tokenized = await _tokenize(wiring, submission.prompt, params)
     check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
     config.request_limits.check_prompt(params, len(tokenized.token_ids), info.vocab_size)
-    constraint = await resolve_constraint(wiring, config, params, tokenized.token_ids)
+    constraint = None
+    with trio.move_on_at(min(deadline_s, queue_deadline_s)):  # whose time is over ends before its first step
+        constraint = await resolve_constraint(wiring, config, params, tokenized.token_ids)
     room = limit - len(tokenized.token_ids)
     return Request(
         request_id=submission.request_id,
@@ -72,8 +75,8 @@ async def resolve(
         cache_salt=submission.cache_salt,
         trace_headers=submission.trace_headers,
         arrival_s=arrival_s,
-        deadline_s=min(submission.deadline_s, ambient_deadline_s),
-        queue_deadline_s=arrival_s + submission.queue_timeout_s,
+        deadline_s=deadline_s,
+        queue_deadline_s=queue_deadline_s,
     )
 
 

@@ -13,9 +13,10 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_no_checkpoints, wait_all_tasks_blocked
 
-from tests.actors.harness import STEP_S, answer_of, fake_engine
+from tests.actors.harness import STEP_S, answer_of, assert_all_blocks_back, fake_engine
 from tests.actors.scene import STATES, SUBJECT_TOKENS, Scene, State, neighbours, open_scene, read
 from triolet import SamplingParams
+from triolet.actors import resolving
 from triolet.actors.stream import TokenStream
 from triolet.core.outputs import FinishReason, RequestOutput, RequestStatus
 from triolet.errors import EngineClosed
@@ -367,3 +368,21 @@ async def test_an_abort_after_the_finish_changes_nothing(autojump_clock: MockClo
         assert output.finish_reason is FinishReason.LENGTH
         assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 3)
         assert engine.status("r") is RequestStatus.COMPLETED
+
+
+@pytest.mark.parametrize("limit", ["deadline", "queue_timeout"])
+async def test_a_request_whose_form_is_not_ready_in_time_ends_then_and_is_never_computed(
+    limit: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async def slow_form(*asked: object) -> None:
+        await trio.sleep(100 * STEP_S)
+
+    monkeypatch.setattr(resolving, "resolve_constraint", slow_form)
+    async with fake_engine() as engine:
+        began_s = trio.current_time()
+        in_time = {"deadline": began_s + 5 * STEP_S, "queue_timeout": 5 * STEP_S}[limit]
+        output = await engine.complete([1, 2, 3], SamplingParams(max_tokens=9), **{limit: in_time})
+        assert trio.current_time() == pytest.approx(began_s + 5 * STEP_S)
+        assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.DEADLINE, ())
+        assert engine.statistics().steps == 0
+        assert_all_blocks_back(engine)
