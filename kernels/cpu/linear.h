@@ -182,7 +182,8 @@ __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, co
     });
 }
 
-// As many leading inputs as AMX takes, `above` rows being done; returns how many. For few rows it would only wait for the same memory.
+// As many leading inputs as AMX takes, `above` rows being done; returns how many. For few rows it would only wait for the
+// same memory.
 template <class X, class W, class Sum>
 INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, int above,
                           Sum* sums) {

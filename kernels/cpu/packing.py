@@ -154,10 +154,7 @@ def pack_blocks(
     packed = _huge_pages(padded + spare, torch.float32)
     library.triolet_pack_blocks(
         ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_int32(num_out),
-        ctypes.c_int32(num_in),
-        ctypes.c_int32(gated),
-        ctypes.c_int32(torch.get_num_threads()),
+        *_sizes(num_out, num_in, gated=gated),
         ctypes.c_void_p(packed.data_ptr()),
     )
     return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=32, gated=gated)
@@ -281,10 +278,7 @@ def pack_groups(
     library.triolet_pack_groups(
         ctypes.c_void_p(rounded.data_ptr()),
         ctypes.c_void_p(scales.data_ptr()),
-        ctypes.c_int32(num_out),
-        ctypes.c_int32(num_in),
-        ctypes.c_int32(gated),
-        ctypes.c_int32(torch.get_num_threads()),
+        *_sizes(num_out, num_in, gated=gated),
         ctypes.c_void_p(packed.data_ptr()),
     )
     return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=4, gated=gated)
@@ -349,13 +343,15 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
     library.triolet_pack(
         ctypes.c_int32(_PACKED_DTYPES[weight.dtype]),
         ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_int32(num_out),
-        ctypes.c_int32(num_in),
-        ctypes.c_int32(gated),
-        ctypes.c_int32(torch.get_num_threads()),
+        *_sizes(num_out, num_in, gated=gated),
         ctypes.c_void_p(packed.data_ptr()),
     )
     return packed
+
+
+def _sizes(num_out: int, num_in: int, *, gated: bool) -> tuple[ctypes.c_int32, ...]:
+    """What each kind of packing is told of a weight, and by how many threads to do it."""
+    return tuple(map(ctypes.c_int32, (num_out, num_in, gated, torch.get_num_threads())))
 
 
 def _huge_pages(count: int, dtype: torch.dtype) -> Tensor:

@@ -104,7 +104,8 @@ class Shortlist {
   void add(float upper, int first) {
     if (upper < floor_) return;
     if (count_ == CAPACITY) {
-      count_ = static_cast<int>(std::remove_if(places_, places_ + count_, [&](Place place) { return place.upper < floor_; }) - places_);
+      auto is_behind = [&](const Place& place) { return place.upper < floor_; };
+      count_ = static_cast<int>(std::remove_if(places_, places_ + count_, is_behind) - places_);
       is_overfull_ |= count_ > CAPACITY / 2;
       if (is_overfull_) count_ = 0;
     }
