@@ -56,8 +56,10 @@ async def resolve(
     check_prompt(tokenized.token_ids, vocab_size=info.vocab_size, max_model_len=limit)
     config.request_limits.check_prompt(params, len(tokenized.token_ids), info.vocab_size)
     constraint = None
-    with trio.move_on_at(min(deadline_s, queue_deadline_s)):  # whose time is over ends before its first step
+    with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:
         constraint = await resolve_constraint(wiring, config, params, tokenized.token_ids)
+    if in_time.cancelled_caught:  # no answer may start unbound, one that waits for no other neither
+        deadline_s = in_time.deadline
     room = limit - len(tokenized.token_ids)
     return Request(
         request_id=submission.request_id,

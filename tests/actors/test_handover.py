@@ -20,6 +20,7 @@ from tests.actors.harness import (
     fake_engine,
 )
 from triolet import SamplingParams, Snapshot
+from triolet.actors import resolving
 from triolet.actors.engine import Engine
 from triolet.core.outputs import FinishReason, RequestOutput
 from triolet.core.params import RequestOutputKind
@@ -200,6 +201,27 @@ async def test_a_deadline_goes_on_from_where_it_was(autojump_clock: MockClock) -
         (output,) = (await finished(engine, snapshot))["r0"][-1:]
         assert output.finish_reason is FinishReason.DEADLINE
         assert trio.current_time() - began_s == pytest.approx(5.5 * STEP_S)
+
+
+async def test_no_answer_that_is_resumed_starts_unbound_when_its_form_is_late(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async def slow_form(*asked: object) -> None:
+        await trio.sleep(100 * STEP_S)
+
+    monkeypatch.setattr(resolving, "resolve_constraint", slow_form)
+    saved = SavedRequest(
+        request_id="r",
+        prompt_token_ids=(1, 2),
+        params=SamplingParams(n=2, max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY),
+        answers=(SavedAnswer(seed=3), SavedAnswer(seed=4)),
+        queue_time_left_s=5 * STEP_S,
+    )
+    async with fake_engine() as engine:
+        (output,) = (await finished(engine, snapshot_of(saved)))["r"]
+        assert engine.statistics().steps == 0
+        assert_all_blocks_back(engine)
+    assert [(one.finish_reason, one.token_ids) for one in output.outputs] == [(FinishReason.DEADLINE, ())] * 2
 
 
 async def test_names_of_what_is_resumed_are_given_to_nobody_else(autojump_clock: MockClock) -> None:
