@@ -75,10 +75,12 @@ def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more(
         num_resident(tensor, 24, NUM_BLOCKS) == 0 for tensor in tensors
     )  # large pages are eight blocks
     pages.reach(15)
+    pages.rest()
     wait_for(lambda: all(is_resident(tensor, 0, 32) for tensor in tensors))
     assert all(num_resident(tensor, 40, NUM_BLOCKS) == 0 for tensor in tensors)
     pages.reach(3)  # nothing new
     pages.reach(NUM_BLOCKS - 1)
+    pages.rest()
     wait_for(lambda: all(is_resident(tensor, 0, NUM_BLOCKS) for tensor in tensors))
     pages.close()
 
@@ -88,22 +90,34 @@ def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
     pages = PagesAhead([tensor], min_bytes=8 * BLOCK_BYTES, max_bytes=24 * BLOCK_BYTES)
     for highest, ahead in ((0, 9), (15, 32), (31, 56)):
         pages.reach(highest)
+        pages.rest()
         wait_for(lambda ahead=ahead: is_resident(tensor, 0, ahead))  # type: ignore[misc]
         assert num_resident(tensor, ahead + 8, NUM_BLOCKS) == 0  # large pages are eight blocks
     pages.close()
 
 
-def test_while_steps_are_computed_only_as_many_are_touched_as_are_used() -> None:
+def test_while_steps_are_computed_however_long_only_as_many_are_touched_as_are_used() -> None:
     tensor = make_tensor()
-    pages = PagesAhead([tensor], quiet_s=2.0)
+    pages = PagesAhead([tensor], quiet_s=0.02)
     pages.reach(7)
     wait_for(lambda: is_resident(tensor, 0, 16))
+    time.sleep(0.5)  # a step
+    at_once = AT_ONCE_BYTES // BLOCK_BYTES + 8  # large pages are eight blocks
+    assert num_resident(tensor, 16 + at_once, NUM_BLOCKS) == 0
+    pages.rest()
+    wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
+    pages.close()
+
+
+def test_between_steps_it_is_not_quiet() -> None:
+    tensor = make_tensor()
+    pages = PagesAhead([tensor], quiet_s=2.0)
     for _ in range(50):
         pages.reach(7)
+        pages.rest()
         time.sleep(0.01)
     at_once = AT_ONCE_BYTES // BLOCK_BYTES + 8  # large pages are eight blocks
     assert num_resident(tensor, 16 + at_once, NUM_BLOCKS) == 0
-    wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
     pages.close()
 
 

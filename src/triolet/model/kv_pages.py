@@ -26,7 +26,7 @@ from torch import Tensor
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
 MAX_AHEAD_BYTES = 2**30
 MAX_BUSY_BYTES = 64 * 2**20  # of these while steps are computed, which would come upon them soon
-QUIET_S = 0.1  # without a new plan: runs of steps are shorter, where pages are filled fast
+QUIET_S = 0.1  # since a step was computed
 AT_ONCE_BYTES = 4 * 2**20  # of all layers; then it looks whether it is still quiet
 CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
 MADV_POPULATE_WRITE = 23  # from <asm-generic/mman-common.h>; Linux 5.14
@@ -39,7 +39,7 @@ class PagesAhead:
         tensors: of the cache, each [num_blocks, ...], contiguous, on the CPU.
         min_bytes: how much it touches beyond what is used, at least.
         max_bytes: and at most.
-        quiet_s: how long no step must have been spoken of before it touches more than a few, seconds.
+        quiet_s: how long no step must have been computed before it touches more than a few, seconds.
     """
 
     def __init__(
@@ -56,11 +56,16 @@ class PagesAhead:
         self._end = weakref.finalize(self, _end, self._pages, thread)
 
     def reach(self, block_id: int) -> None:
-        """A step is about to use blocks; the highest of them."""
-        self._pages.last_news_s = time.monotonic()
+        """Steps begin that use blocks; the highest of them."""
+        self._pages.is_busy = True
         if block_id > self._highest:
             self._highest = block_id
             self._pages.want(block_id + 1)
+
+    def rest(self) -> None:
+        """The steps that began are over."""
+        self._pages.busy_until_s = time.monotonic()
+        self._pages.is_busy = False
 
     def close(self) -> None:
         """End the thread."""
@@ -78,7 +83,8 @@ class _Pages:
             max(1, size // block_bytes) for size in (min_bytes, max_bytes, MAX_BUSY_BYTES, AT_ONCE_BYTES)
         )
         self._quiet_s = quiet_s
-        self.last_news_s = time.monotonic()
+        self.is_busy = False
+        self.busy_until_s = time.monotonic()
         self._num_used = 0
         self._num_touched = 0
         self._is_over = False
@@ -108,15 +114,16 @@ class _Pages:
                 soon = min(wanted, self._num_used + min(self._num_used, self._max_busy))
                 if self._num_touched >= wanted:
                     self._news.wait()
-                elif (
-                    self._num_touched >= soon
-                    and (noisy_s := self.last_news_s + self._quiet_s - time.monotonic()) > 0
-                ):
+                elif self._num_touched >= soon and (noisy_s := self._noisy_s()) > 0:
                     self._news.wait(noisy_s)
                 else:
                     begin = max(self._num_touched, self._num_used)
                     return min(wanted, begin + self._at_once)
         return 0
+
+    def _noisy_s(self) -> float:
+        """How long to wait before it may be quiet. Nobody is woken at the end of a step: that would cost every one."""
+        return self._quiet_s if self.is_busy else self.busy_until_s + self._quiet_s - time.monotonic()
 
     def _touch(self, tensor: Tensor, count: int) -> bool:
         """Whether a tensor's blocks up to that one are in memory; not if it is over, or the system can not do it."""

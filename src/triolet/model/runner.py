@@ -87,6 +87,7 @@ class ModelRunner:
         """Forget every row. The KV cache stays as it is: no block is read before it was written again."""
         self._table.clear()
         self._batch_for(())
+        self.rest()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -110,6 +111,8 @@ class ModelRunner:
         except Exception as error:
             if (problem := lack_of_memory(error)) is None:
                 raise
+        finally:
+            self.rest()
         if problem is not None:  # the error is gone by now, and with it the tensors that its traceback held
             give_back(self._device)
             self._table.take_back(plan)
@@ -145,6 +148,11 @@ class ModelRunner:
         if self._pages is not None:
             self._pages.reach(self._table.highest_block_id)
         return step
+
+    def rest(self) -> None:
+        """Take note that nothing is being computed any more."""
+        if self._pages is not None:
+            self._pages.rest()
 
     def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         batch = self._batch_for(step.sampled)
@@ -223,6 +231,8 @@ class BackgroundRun:
     def results(self, count: int) -> list[StepResult]:
         """Of the next steps, as many as `done_fd` says are over."""
         steps = self._run.steps(count)
+        if self._run.is_over:
+            self._runner.rest()
         return [self._result(step, is_newest=step is steps[-1]) for step in steps]
 
     def _result(self, step: GreedyStep, *, is_newest: bool) -> StepResult:
