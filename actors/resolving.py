@@ -97,8 +97,9 @@ def open_streams(
     reader, arrival_time, saved = Doorbell(), time.time(), submission.saved
     streams: list[Stream] = []
     requests = fan_out(request, lambda: seeds.getrandbits(63))
+    others_wait = saved is None or not any(answer.has_begun for answer in saved.answers)
     for one in goes_on(requests, saved) if saved else requests:
-        entry = wiring.journal.open(one, after=streams[0].feed.entry if streams and not saved else None)
+        entry = wiring.journal.open(one, after=streams[0].feed.entry if streams and others_wait else None)
         feed = Feed.open(
             entry, wiring.codec, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
         )

@@ -224,6 +224,21 @@ async def test_no_answer_that_is_resumed_starts_unbound_when_its_form_is_late(
     assert [(one.finish_reason, one.token_ids) for one in output.outputs] == [(FinishReason.DEADLINE, ())] * 2
 
 
+async def test_answers_that_had_not_begun_wait_for_the_first_one_and_end_with_it_as_before(
+    autojump_clock: MockClock,
+) -> None:
+    saved = SavedRequest(
+        request_id="r",
+        prompt_token_ids=(1, 2),
+        params=SamplingParams(n=3, max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY),
+        answers=(SavedAnswer(seed=3), SavedAnswer(seed=4), SavedAnswer(seed=5)),
+        queue_time_left_s=5 * STEP_S,
+    )
+    async with fake_engine(max_num_seqs=1) as engine, engine.generate([3], SamplingParams(max_tokens=20)):
+        (output,) = (await finished(engine, snapshot_of(saved)))["r"]
+    assert [(one.finish_reason, one.token_ids) for one in output.outputs] == [(FinishReason.DEADLINE, ())] * 3
+
+
 async def test_names_of_what_is_resumed_are_given_to_nobody_else(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, engine.generate([1]) as stream:
         snapshot = engine.snapshot()

@@ -43,6 +43,11 @@ class SavedAnswer:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a token, or has ended without one."""
+        return bool(self.output_token_ids) or self.finish_reason is not None
+
 
 @attrs.frozen(kw_only=True)
 class SavedRequest:
