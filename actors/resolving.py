@@ -58,7 +58,7 @@ async def resolve(
     constraint = None
     with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:
         constraint = await resolve_constraint(wiring, config, params, tokenized.token_ids)
-    if in_time.cancelled_caught:  # no answer may start unbound, one that waits for no other neither
+    if in_time.cancelled_caught:  # no answer may start unbound, not even one that waits for no other
         deadline_s = in_time.deadline
     room = limit - len(tokenized.token_ids)
     return Request(

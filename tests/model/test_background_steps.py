@@ -19,6 +19,7 @@ from triolet.errors import InvariantViolated
 from triolet.kernels.cpu.decoder import RunStruct
 from triolet.kernels.cpu.library import library
 from triolet.model import cpu_plan
+from triolet.model.kv_pages import PagesAhead
 from triolet.model.runner import ModelRunner, load_runner
 
 pytestmark = [
@@ -77,6 +78,24 @@ def test_steps_in_the_background_give_the_tokens_that_they_give_otherwise(runner
     there = [tokens(runner.execute(first_step(GREEDY, GREEDY)))]
     there += [tokens(in_background(runner, decode(step_id, 2))) for step_id in (2, 3, 4)]
     assert there == here
+
+
+def test_pages_of_the_cache_are_told_of_when_steps_are_computed_whoever_does(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(PagesAhead, "reach", lambda pages, block_id: told.append(f"up to {block_id}"))
+    monkeypatch.setattr(PagesAhead, "rest", lambda pages: told.append("rest"))
+    runner.execute(first_step(GREEDY, GREEDY))
+    assert told == ["up to 3", "rest"]
+    done = os.eventfd(0)
+    with open(done, "rb", buffering=0) as end:
+        run = runner.begin(decode(2, 2), done)
+        assert run is not None and told[2:] == ["up to 3"]
+        run.results(int.from_bytes(end.read(8), sys.byteorder))
+    assert told[2:] == ["up to 3", "rest"]
+    runner.reset()
+    assert told[4:] == ["rest"]
 
 
 def test_background_and_other_steps_may_take_turns(runner: ModelRunner) -> None:

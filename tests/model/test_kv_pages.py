@@ -98,10 +98,10 @@ def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
 
 def test_while_steps_are_computed_however_long_only_as_many_are_touched_as_are_used() -> None:
     tensor = make_tensor()
-    pages = PagesAhead([tensor], quiet_s=0.02)
+    pages = PagesAhead([tensor], quiet_s=0.2)
     pages.reach(7)
     wait_for(lambda: is_resident(tensor, 0, 16))
-    time.sleep(0.5)  # a step
+    time.sleep(0.6)  # a step
     at_once = AT_ONCE_BYTES // BLOCK_BYTES + 8  # large pages are eight blocks
     assert num_resident(tensor, 16 + at_once, NUM_BLOCKS) == 0
     pages.rest()
