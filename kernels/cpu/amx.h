@@ -1,7 +1,8 @@
-// Products of bfloat16 or of bytes on Intel's AMX tiles, where the machine has them: up to nine times as fast as vectors.
+// Products of bfloat16 or of bytes on Intel's AMX tiles, where the machine has them: up to nine times as fast as
+// vectors.
 //
-// A tile is 16 rows of 64 bytes. The strips of linear.h are what the instructions want already: pairs of inputs, or four
-// bytes, sixteen outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
+// A tile is 16 rows of 64 bytes. The strips of linear.h are what the instructions want already: pairs of inputs, or
+// four bytes, sixteen outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
 
 #pragma once
 
@@ -30,19 +31,33 @@ INLINE bool ask_for_amx(bool wanted) {
   return amx_granted;
 }
 
+// How large each tile is.
+class TileShapes {
+ public:
+  void set(int tile, int rows, int row_bytes) {
+    config_[16 + 2 * tile] = static_cast<uint8_t>(row_bytes);
+    config_[48 + tile] = static_cast<uint8_t>(rows);
+  }
+  // For this thread.
+  void load() const {
+    asm volatile("" : : "r"(config_) : "memory");  // GCC takes the instruction for one that reads eight bytes
+    _tile_loadconfig(config_);
+  }
+
+ private:
+  alignas(64) uint8_t config_[64] = {1};  // palette 1
+};
+
 // This thread's tiles, for as long as the object lives; others may set them up in their own way before and after.
 // Sums and activations (0 to 5) are `height` rows high, weights (6 and 7) one for every four of the `depth` bytes of a
 // row of activations.
 class AmxTiles {
  public:
   explicit AmxTiles(int height, int depth = 64) {
-    alignas(64) uint8_t config[64] = {1};  // palette 1; then, from byte 16, bytes per row, and from 48, rows
-    for (int tile = 0; tile < 8; ++tile) {
-      config[16 + 2 * tile] = static_cast<uint8_t>(tile == 4 || tile == 5 ? depth : 64);
-      config[48 + tile] = static_cast<uint8_t>(tile < 6 ? height : depth / 4);
-    }
-    asm volatile("" : : "r"(config) : "memory");  // GCC takes the instruction for one that reads eight bytes
-    _tile_loadconfig(config);
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile)
+      shapes.set(tile, tile < 6 ? height : depth / 4, tile == 4 || tile == 5 ? depth : 64);
+    shapes.load();
   }
   ~AmxTiles() { _tile_release(); }
   AmxTiles(const AmxTiles&) = delete;
@@ -56,8 +71,8 @@ class AmxTiles {
   else                                   \
     _tile_dpbusd(to, x, weights)
 
-// Fetch a quarter of what AHEAD_OF_TILE bytes further on will be a tile. Not further: what is read of memory soon after it
-// was asked for comes fastest, and evenly between the products, lest they wait for each other.
+// Fetch a quarter of what AHEAD_OF_TILE bytes further on will be a tile. Not further: what is read of memory soon after
+// it was asked for comes fastest, and evenly between the products, lest they wait for each other.
 template <int QUARTER, class W>
 INLINE void fetch_weights(const W* tile) {
   constexpr int AHEAD_OF_TILE = 1024, BYTES = AMX_ROWS * 64 / 4;
@@ -79,7 +94,8 @@ INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int k = 0; k < depth; k += AMX_INPUTS<X>, left += AMX_ROWS * 64 / sizeof(W), right += AMX_ROWS * 64 / sizeof(W)) {
+  constexpr int TILE = AMX_ROWS * 64 / sizeof(W);
+  for (int k = 0; k < depth; k += AMX_INPUTS<X>, left += TILE, right += TILE) {
     if (COLD) fetch_weights<0>(left), fetch_weights<0>(right);
     if (FETCH == Fetch::NEXT)
       for (const char* end = next + NEXT_BYTES; next < end; next += 64) __builtin_prefetch(next, 0, 2);
@@ -101,10 +117,10 @@ INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W
   _tile_stored(3, lower_sums + 16, sums_bytes);
 }
 
-// sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32) in
-// strips that are `strip` elements apart. The last tiles reach back over rows that are done already, rather than past the
-// end. With the panel's first rows it is fetched, and with those after them the panel that lies behind it; `above` rows of
-// the same have been multiplied before.
+// sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32)
+// in strips that are `strip` elements apart. The last tiles reach back over rows that are done already, rather than
+// past the end. With the panel's first rows it is fetched, and with those after them the panel that lies behind it;
+// `above` rows of the same have been multiplied before.
 template <class X, class W, class Sum>
 static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, int columns, int rows, int depth,
                         int above, Sum* sums) {
@@ -117,10 +133,10 @@ static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t s
     for (int column = 0; column < columns; column += 32) {
       const W* left = panel + column / 16 * strip;
       const ptrdiff_t products = depth / AMX_INPUTS<X>, fetched = (turn * columns + column) / 32 - columns / 32;
+      const char* next = reinterpret_cast<const char*>(panel + columns / 16 * strip) + fetched * products * NEXT_BYTES;
       auto multiply = [&](auto fetch) {
         amx_tiles<fetch.value>(x + upper * x_row, x + lower * x_row, x_row * sizeof(X), left, left + strip, depth,
-                               sums + upper * columns + column, sums + lower * columns + column, columns * 4,
-                               reinterpret_cast<const char*>(panel + columns / 16 * strip) + fetched * products * NEXT_BYTES);
+                               sums + upper * columns + column, sums + lower * columns + column, columns * 4, next);
       };
       if (turn == 0)
         multiply(std::integral_constant<Fetch, Fetch::OWN>{});

@@ -16,8 +16,8 @@
 constexpr int FEW_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
 constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens
 
-// The way is chosen by all the rows that the sequence has: the last piece of a long chunk is computed like the others, and
-// a decode with a draft, bit for bit, like one without.
+// The way is chosen by all the rows that the sequence has: the last piece of a long chunk is computed like the others,
+// and a decode with a draft, bit for bit, like one without.
 INLINE bool has_few_rows(int query_len, int group) {
   return query_len * group <= FEW_ROWS || (group <= FEW_ROWS && query_len <= DRAFT_TOKENS);
 }
@@ -28,8 +28,8 @@ INLINE int rows_per_piece(int query_len, int group) {
 }
 
 // Some rows of one sequence; or all of each of several, which are few, and whose first `shared` keys are the same: a
-// multiple of KEYS that all rows see. num_works: at most MOST_TOGETHER. All under `num_heads` KV heads, from the works' on.
-// following: what comes next, so that it can be fetched; null = nothing is known.
+// multiple of KEYS that all rows see. num_works: at most MOST_TOGETHER. All under `num_heads` KV heads, from the
+// works' on. following: what comes next, so that it can be fetched; null = nothing is known.
 template <class T>
 void attend(const AttentionRows<T>* works, int num_works, int num_heads, int shared, const AttentionRows<T>* following,
             Scratch& scratch) {

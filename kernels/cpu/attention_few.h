@@ -1,6 +1,6 @@
 // A few rows of sequences, as decodes have them: the vectors run along head_dim, and what is loaded of a key serves all
-// rows. Several KV heads are computed side by side, tile after tile of keys: in the cache a token's heads lie beside each
-// other, so that memory is read in its order, and while a tile is computed the next one is fetched.
+// rows. Several KV heads are computed side by side, tile after tile of keys: in the cache a token's heads lie beside
+// each other, so that memory is read in its order, and while a tile is computed the next one is fetched.
 
 #pragma once
 
@@ -8,7 +8,8 @@
 
 #include "attention_rows.h"
 
-constexpr int MOST_TOGETHER = 12;  // rows of sequences that share a prefix: measured, and whole fours for groups of 1 to 4
+// Rows of sequences that share a prefix: measured, and whole fours for groups of 1 to 4.
+constexpr int MOST_TOGETHER = 12;
 constexpr int ROWS_AT_ONCE = 4;    // of one head, as many as the registers hold
 constexpr int CHUNK = 16;          // keys of a tile that all heads are done with before the next ones; of LANES
 
@@ -18,8 +19,9 @@ struct KeyTile {
   const K *key[KEYS], *value[KEYS];
 };
 
-// What comes next, in the order of memory: heads beside each other, token after token. A part is fetched for each key that
-// is computed, so that memory is never idle; as far as the second-level cache, for the first cannot hold two chunks.
+// What comes next, in the order of memory: heads beside each other, token after token. A part is fetched for each key
+// that is computed, so that memory is never idle; as far as the second-level cache, for the first cannot hold two
+// chunks.
 template <class K>
 class Ahead {
  public:
@@ -121,14 +123,15 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
   }
 }
 
-// out[r][d] = out[r][d] * fade[r] + sum over the keys lo ... hi - 1 of scores[r][i] * value[i][d], VECTORS from d on; what
-// has faded already does not fade.
+// out[r][d] = out[r][d] * fade[r] + sum over the keys lo ... hi - 1 of scores[r][i] * value[i][d], VECTORS from d on;
+// what has faded already does not fade.
 template <int ROWS, int VECTORS, class K>
 INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded, int d) {
   Floats sum[ROWS][VECTORS];
   float* out = rows.out + d;
   for (int r = 0; r < ROWS; ++r)
-    for (int j = 0; j < VECTORS; ++j) sum[r][j] = load(out + r * padded_dim + j * LANES) * (faded ? 1.0f : rows.fade[r]);
+    for (int j = 0; j < VECTORS; ++j)
+      sum[r][j] = load(out + r * padded_dim + j * LANES) * (faded ? 1.0f : rows.fade[r]);
   for (int i = lo; i < hi; ++i) {
     const K* value = tile.value(i) + d;
     Floats v[VECTORS + 1];
@@ -146,7 +149,8 @@ INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile
 
 // All columns from d on, as many vectors of them at once as there are; an odd number only at the end.
 template <int ROWS, int VECTORS, class K>
-INLINE void mix_columns(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded, int d) {
+INLINE void mix_columns(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded,
+                        int d) {
   if constexpr (VECTORS % 2) {
     if (d + VECTORS * LANES == padded_dim) return mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
   } else {
@@ -186,16 +190,17 @@ INLINE void weigh_few(float* scores, int lo, int hi, float soft_cap, float* larg
   *fade = faded[0];
 }
 
-// One of the three passes over a tile, for ROWS rows of a head: all heads' scores first, then all their weights, then what
-// they mix. So what a row has to wait for within a pass is hidden by the next row's. Scores and mixtures are those of one
-// chunk of the keys.
+// One of the three passes over a tile, for ROWS rows of a head: all heads' scores first, then all their weights, then
+// what they mix. So what a row has to wait for within a pass is hidden by the next row's. Scores and mixtures are those
+// of one chunk of the keys.
 enum class Pass { SCORE, WEIGH, MIX };
 
 template <Pass PASS, int ROWS, bool WHOLE, class K>
 INLINE void few_pass(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, const Sight& sight, int chunk,
                      float soft_cap) {
   constexpr int VECTORS = std::min(8, REGISTERS / 2 / ROWS) / 2 * 2;
-  const int lo = WHOLE ? chunk : std::max(sight.lo, chunk), hi = WHOLE ? chunk + CHUNK : std::min(sight.hi, chunk + CHUNK);
+  const int lo = WHOLE ? chunk : std::max(sight.lo, chunk);
+  const int hi = WHOLE ? chunk + CHUNK : std::min(sight.hi, chunk + CHUNK);
   if constexpr (PASS == Pass::SCORE) score_few<ROWS, WHOLE>(rows, padded_dim, tile, lo, hi);
   if constexpr (PASS == Pass::WEIGH)
     for (int r = 0; r < ROWS; ++r)
@@ -261,8 +266,8 @@ static void few_pass(const FewRows& rows, const Walk<T>& walk, int first, int ch
   }
 }
 
-// The tile that begins at `first`, for the walk's rows of every head; those of neighbouring heads are `step` apart. Keys,
-// then values, chunk after chunk; the one after each is fetched meanwhile.
+// The tile that begins at `first`, for the walk's rows of every head; those of neighbouring heads are `step` apart.
+// Keys, then values, chunk after chunk; the one after each is fetched meanwhile.
 template <class T>
 static void few_tile(const Walk<T>& walk, int num_heads, const FewRows& rows, int step, int first,
                      const KeyTile<T>& now, const KeyTile<T>& next, int next_chunk) {
@@ -303,15 +308,16 @@ static void widened_few_tile(const Walk<T>& walk, int num_heads, const FewRows& 
       widen_row(now.value[i] + head * dim, dim, wide + (KEYS + i) * padded_dim);
     }
     const FewRows mine = rows.from(head * step);
-    for (int chunk = lo / CHUNK * CHUNK; chunk < hi; chunk += CHUNK) few_pass<Pass::SCORE>(mine, walk, first, chunk, tile);
+    const int begin = lo / CHUNK * CHUNK;
+    for (int chunk = begin; chunk < hi; chunk += CHUNK) few_pass<Pass::SCORE>(mine, walk, first, chunk, tile);
     few_pass<Pass::WEIGH>(mine, walk, first, 0, tile);
-    for (int chunk = lo / CHUNK * CHUNK; chunk < hi; chunk += CHUNK) few_pass<Pass::MIX>(mine, walk, first, chunk, tile);
+    for (int chunk = begin; chunk < hi; chunk += CHUNK) few_pass<Pass::MIX>(mine, walk, first, chunk, tile);
   }
 }
 
-// Few rows of each of some sequences, whose first `shared` keys, a multiple of KEYS that all rows see, are the same. Over
-// those all rows go together; then each sequence's go on alone, from where they stand: in the order of a row alone.
-// What `following` begins with is fetched at the end; null = nothing.
+// Few rows of each of some sequences, whose first `shared` keys, a multiple of KEYS that all rows see, are the same.
+// Over those all rows go together; then each sequence's go on alone, from where they stand: in the order of a row
+// alone. What `following` begins with is fetched at the end; null = nothing.
 template <class T>
 static void attend_few(const AttentionRows<T>* works, int num_works, int num_heads, int shared,
                        const AttentionRows<T>* following, Scratch& scratch) {

@@ -35,11 +35,11 @@ struct RowState {
   bool all_see(int tile) const { return begin[WIDTH - 1] <= tile && end[0] >= tile + KEYS; }
 };
 
-// Turn VECTORS * LANES rows' scores [KEYS, VECTORS * LANES] into weights, and fade what they have in `out`. Scores of keys
-// that a row does not see may be anything.
+// Turn VECTORS * LANES rows' scores [KEYS, VECTORS * LANES] into weights, and fade what they have in `out`. Scores of
+// keys that a row does not see may be anything.
 template <int VECTORS>
-INLINE void weigh_many(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows, float* out,
-                       int dim) {
+INLINE void weigh_many(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows,
+                       float* out, int dim) {
   constexpr int WIDTH = VECTORS * LANES;
   const bool all_seen = rows.all_see(tile);
   for (int j = 0; j < WIDTH; j += LANES) {

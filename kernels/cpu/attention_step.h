@@ -18,8 +18,8 @@ struct AttentionCall {
   float scale, soft_cap;
 };
 
-// A unit of work, under some KV heads: some rows of one sequence; or all rows of several, which have few, and whose first
-// `shared` keys are the same.
+// A unit of work, under some KV heads: some rows of one sequence; or all rows of several, which have few, and whose
+// first `shared` keys are the same.
 struct Piece {
   int first_head, num_heads, first_row, num_rows, num_sequences, shared;
   int sequences[MOST_TOGETHER];
@@ -69,7 +69,8 @@ inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequen
     if (may_grow) {
       Piece& last = pieces.back();
       const int shared = prefixes.shared(last.sequences[0], sequence);
-      if (shared > 0 && 2 * shared >= last.shared && last.num_rows + rows <= MOST_TOGETHER && last.num_sequences < fair) {
+      const bool fits = last.num_rows + rows <= MOST_TOGETHER && last.num_sequences < fair;
+      if (fits && shared > 0 && 2 * shared >= last.shared) {
         last.shared = last.shared ? std::min(last.shared, shared) : shared;
         last.num_rows += rows;
         last.sequences[last.num_sequences++] = sequence;
@@ -121,7 +122,8 @@ inline std::vector<Piece> pieces_of(const AttentionCall& call) {
   }
   add_shared_pieces(call, std::move(small), few);
   std::vector<Piece> pieces = cut_by_heads(many, call.num_kv_heads, 1);
-  const std::vector<Piece> cut = cut_by_heads(few, call.num_kv_heads, heads_together(call, static_cast<int>(few.size())));
+  const int together = heads_together(call, static_cast<int>(few.size()));
+  const std::vector<Piece> cut = cut_by_heads(few, call.num_kv_heads, together);
   pieces.insert(pieces.end(), cut.begin(), cut.end());
   return pieces;
 }
@@ -135,7 +137,8 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
   const int32_t* blocks = call.block_tables + sequence * call.block_tables_stride;
   const ptrdiff_t head = static_cast<ptrdiff_t>(kv_head) * dim;
   AttentionRows<T> work;
-  work.query = static_cast<const T*>(call.query) + first_token * call.query_stride_t + kv_head * group * call.query_stride_h;
+  work.query = static_cast<const T*>(call.query) + first_token * call.query_stride_t +
+               kv_head * group * call.query_stride_h;
   work.out = static_cast<T*>(call.out) + first_token * call.num_heads * dim + head * group;
   work.query_stride_t = call.query_stride_t;
   work.query_stride_h = call.query_stride_h;

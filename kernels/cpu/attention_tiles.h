@@ -12,18 +12,16 @@
 
 #if defined(AMX_TILES)
 
-// Tiles of one attention: sums (0 to 3), sixteen rows of the first operand and sixteen rows of words of the second (4 and
-// 5), and the same for what is left of a row of `dim` numbers behind the last 32 (6 and 7).
+// Tiles of one attention: sums (0 to 3), sixteen rows of the first operand and sixteen rows of words of the second (4
+// and 5), and the same for what is left of a row of `dim` numbers behind the last 32 (6 and 7).
 class AttentionTiles {
  public:
   explicit AttentionTiles(int dim) {
     const int rest = dim % 32;
-    alignas(64) uint8_t config[64] = {1};  // see AmxTiles
-    for (int tile = 0; tile < 8; ++tile) {
-      config[16 + 2 * tile] = static_cast<uint8_t>(tile == 6 && rest ? 2 * rest : 64);
-      config[48 + tile] = static_cast<uint8_t>(tile == 7 && rest ? rest / 2 : 16);
-    }
-    _tile_loadconfig(config);
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile)
+      shapes.set(tile, tile == 7 && rest ? rest / 2 : 16, tile == 6 && rest ? 2 * rest : 64);
+    shapes.load();
   }
   ~AttentionTiles() { _tile_release(); }
   AttentionTiles(const AttentionTiles&) = delete;
@@ -202,7 +200,7 @@ static void attend_tiles(const AttentionRows<BFloat16>& work, Scratch& scratch) 
   float* scores = turned + 16 * dim;                                       // [KEYS, WIDTH]
   uint32_t* weights = reinterpret_cast<uint32_t*>(scores + KEYS * WIDTH);  // [KEYS / 2, WIDTH]
   uint32_t* values = weights + KEYS / 2 * WIDTH;                           // [dim, KEYS / 2]
-  uint32_t* queries = values + dim * (KEYS / 2);                           // [dim / 2, WIDTH], and sixteen rows at a time
+  uint32_t* queries = values + dim * (KEYS / 2);                           // [dim / 2, WIDTH], sixteen rows at a time
   std::fill(out, out + dim * WIDTH, 0.0f);
   turn_queries<WIDTH>(work, queries);
   RowState<WIDTH> rows(work);

@@ -1,8 +1,8 @@
 // A whole step of a Llama-like decoder in one call: from token ids to logits, keys and values written on the way.
 //
-// All threads walk through the same stages: projection, rotary and KV write, attention, projection, ... (see team.h). An
-// item is computed by one thread alone and in one order: neither the number of threads nor who did what can change a bit
-// of the result. The residual stream is float32; what enters a product is in the model's dtype.
+// All threads walk through the same stages: projection, rotary and KV write, attention, projection, ... (see team.h).
+// An item is computed by one thread alone and in one order: neither the number of threads nor who did what can change a
+// bit of the result. The residual stream is float32; what enters a product is in the model's dtype.
 //
 // A stage costs its threads a meeting. So where tokens are few, as in a decode, what is quickly done is done by every
 // thread for itself (norms), or by the item that needs it (rotary and KV write, before the attention).
@@ -227,8 +227,8 @@ class Worker {
   void score(int row, int panel, const float* sums) {
     const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
     const int count = std::min(TILE_COLUMNS, vocab_size - first);
-    if (step_.logits)
-      return narrow_row(sums, count, 1.0f, static_cast<T*>(step_.logits) + static_cast<ptrdiff_t>(row) * vocab_size + first);
+    if (T* all = static_cast<T*>(step_.logits))
+      return narrow_row(sums, count, 1.0f, all + static_cast<ptrdiff_t>(row) * vocab_size + first);
     alignas(64) T logits[TILE_COLUMNS];
     narrow_row(sums, count, 1.0f, logits);
     shared_.choices[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].consider(logits, count, first);
@@ -246,7 +246,8 @@ class Worker {
     if (std::any_of(lists, lists + shared_.shortlists.size(), [](const Shortlist& list) { return list.is_overfull(); }))
       return false;
     const int shares = num_rows < 4 * threads ? 2 * threads : 1;  // of a row's list
-    stage(static_cast<int64_t>(num_rows) * shares, [&](int item) { score_listed(x, item / shares, item % shares, shares); });
+    stage(static_cast<int64_t>(num_rows) * shares,
+          [&](int item) { score_listed(x, item / shares, item % shares, shares); });
     return true;
   }
 
@@ -340,7 +341,8 @@ class Worker {
   }
 
   void attend_all(const Layer& layer, int index) {
-    const int kv_heads = model_.num_kv_heads, group = model_.num_heads / kv_heads, all_heads = model_.num_heads + 2 * kv_heads;
+    const int kv_heads = model_.num_kv_heads, group = model_.num_heads / kv_heads;
+    const int all_heads = model_.num_heads + 2 * kv_heads;
     AttentionCall call = shared_.attention;
     call.query = shared_.queries;
     call.keys = step_.keys[index];

@@ -1,9 +1,10 @@
 // Drawing one token from a row of logits: temperature, min_p, top_k, top_p, and noise that is a function of (seed,
-// position, token id). The rules and their order are those of triolet.model.drawing and filters, the noise that of noise.
+// position, token id). The rules and their order are those of triolet.model.drawing and filters, the noise that of
+// noise.
 //
-// Nothing is sorted but what is drawn from. A row is passed over once or twice in vectors: its likeliest tokens are taken
-// out as candidates, hardly more than top_k and top_p keep; and a token that the noise could not let win, even if it were
-// the smallest that its random bits allow, costs no logarithm.
+// Nothing is sorted but what is drawn from. A row is passed over once or twice in vectors: its likeliest tokens are
+// taken out as candidates, hardly more than top_k and top_p keep; and a token that the noise could not let win, even if
+// it were the smallest that its random bits allow, costs no logarithm.
 
 #pragma once
 
@@ -134,8 +135,10 @@ class RowDraw {
       for (int lane = 0; lane < LANES; ++lane) buckets_[bucket[lane]] += weight[lane];
     }
     for (; i < count_; ++i)
-      if (const float logit = scaled_one(i); logit >= floor_)
-        buckets_[std::min(BUCKETS - 1, static_cast<int>(std::min((peak_ - logit) * BUCKETS_PER_UNIT, 1e3f)))] += weight(logit);
+      if (const float logit = scaled_one(i); logit >= floor_) {
+        const float far = std::min((peak_ - logit) * BUCKETS_PER_UNIT, 1e3f);
+        buckets_[std::min(BUCKETS - 1, static_cast<int>(far))] += weight(logit);
+      }
     double total = 0.0;
     for (double each : buckets_) total += each;
     return total;
@@ -195,7 +198,7 @@ class RowDraw {
     constexpr size_t FEW = 64;
     size_t begin = 0, end = kept_.size();
     double before = 0.0;
-    const float sure = peak_ - reach_for(goal(total)) + 1.0f / BUCKETS_PER_UNIT;  // most are kept without a look at order
+    const float sure = peak_ - reach_for(goal(total)) + 1.0f / BUCKETS_PER_UNIT;  // most need no order
     if (!draw_.top_k) {
       const auto rest = std::partition(kept_.begin(), kept_.end(), [&](const Candidate& c) { return c.logit > sure; });
       const size_t middle = static_cast<size_t>(rest - kept_.begin());

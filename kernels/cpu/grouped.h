@@ -1,9 +1,10 @@
-// Linear layers whose weights are halves of bytes: 4.5 bits a weight, with the scale that every GROUP inputs of an output
-// have of their own. A weight is (half - 8) * scale. The groups of a row of activations are bytes with a scale each, too.
+// Linear layers whose weights are halves of bytes: 4.5 bits a weight, with the scale that every GROUP inputs of an
+// output have of their own. A weight is (half - 8) * scale. The groups of a row of activations are bytes with a scale
+// each, too.
 //
 // A panel lies group after group: for every eight inputs four bytes of each output, the first four inputs in the lower
-// halves, then the scales of all outputs, bfloat16. Within a group sums are exact in int32; groups are added in float32,
-// in their order, whatever the number of rows: a row's result does not depend on its neighbours.
+// halves, then the scales of all outputs, bfloat16. Within a group sums are exact in int32; groups are added in
+// float32, in their order, whatever the number of rows: a row's result does not depend on its neighbours.
 
 #pragma once
 
@@ -33,9 +34,11 @@ static void pack_groups(const uint8_t* weight, const BFloat16* scales, int num_o
   });
 }
 
-// sums[i][j] (+)= the `count` groups from `first` on, of ROWS rows times one panel. AHEAD: groups that are fetched ahead.
+// sums[i][j] (+)= the `count` groups from `first` on, of ROWS rows times one panel. AHEAD: groups that are fetched
+// ahead.
 template <int ROWS, int AHEAD>
-INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* panel, int first, int count, float* sums) {
+INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* panel, int first, int count,
+                       float* sums) {
   constexpr int PAIR = 2;  // vectors beside each other: of more, sums and weights would not fit into the registers
   const int groups = num_in / GROUP;
   const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in;
@@ -111,7 +114,8 @@ __attribute__((noinline)) static bool add_groups_in_tiles(const ByteRows& x, int
         *reinterpret_cast<Words*>(whole + 2 * eight * TILE_COLUMNS * 4 + j) = both & 0x0f0f0f0fu;
         *reinterpret_cast<Words*>(whole + (2 * eight + 1) * TILE_COLUMNS * 4 + j) = both >> 4 & 0x0f0f0f0fu;
       }
-    amx_group(x.numbers + static_cast<ptrdiff_t>(row) * num_in + group * GROUP, num_in, whole, TILE_COLUMNS, rows, products);
+    const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in + group * GROUP;
+    amx_group(numbers, num_in, whole, TILE_COLUMNS, rows, products);
     Floats scale[TILE_VECTORS];
     for (int j = 0; j < TILE_VECTORS; ++j)
       scale[j] = load(reinterpret_cast<const BFloat16*>(weights + TILE_COLUMNS * (GROUP / 2)) + j * LANES);

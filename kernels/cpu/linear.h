@@ -3,10 +3,10 @@
 //
 // A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
 // reads it, so that a step streams the weights through the cache once: for every input the numbers of all its outputs.
-// Bfloat16 and bytes lie in strips of LANES outputs, one strip of a panel after the other: for every two, or four, inputs
-// the numbers of the strip's outputs. Sixteen such steps are a tile of AMX as it is. Outputs past the last are zeros. A
-// panel of a gated layer holds half a panel of gates and the half of ups that they go with: the activation is part of the
-// same pass.
+// Bfloat16 and bytes lie in strips of LANES outputs, one strip of a panel after the other: for every two, or four,
+// inputs the numbers of the strip's outputs. Sixteen such steps are a tile of AMX as it is. Outputs past the last are
+// zeros. A panel of a gated layer holds half a panel of gates and the half of ups that they go with: the activation is
+// part of the same pass.
 
 #pragma once
 
@@ -126,8 +126,8 @@ struct VectorOf<int32_t> {
 
 // strip: elements from one to the next.
 template <int ROWS, int LINES, class X, class W, class Sum>
-INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, const W* fetched, int depth, Sum* sums,
-                       bool add) {
+INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, const W* fetched, int depth,
+                       Sum* sums, bool add) {
   using Sums = typename VectorOf<Sum>::Type;
   constexpr int TOGETHER = inputs_together(W{});
   Sums sum[ROWS][TILE_VECTORS];
@@ -174,7 +174,8 @@ __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, co
       const ptrdiff_t strip = static_cast<ptrdiff_t>(TOGETHER > 1 ? num_in : depth) * LANES;
       Sum* mine = sums + first * TILE_COLUMNS;
       if (cold && first == 0)
-        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, strip, part + AHEAD * TOGETHER * STRIP<W>, depth, mine, k > 0);
+        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, strip, part + AHEAD * TOGETHER * STRIP<W>, depth, mine,
+                                       k > 0);
       else if (cold && groups > 3 && group <= TILE_VECTORS)  // fewer have too little to do meanwhile
         panel_tile<ROWS, 1>(from, x_row, part, strip, next + (group - 1) * strip, depth, mine, k > 0);
       else
@@ -182,8 +183,8 @@ __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, co
     });
 }
 
-// As many leading inputs as AMX takes, `above` rows being done; returns how many. For few rows it would only wait for the
-// same memory.
+// As many leading inputs as AMX takes, `above` rows being done; returns how many. For few rows it would only wait for
+// the same memory.
 template <class X, class W, class Sum>
 INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, int above,
                           Sum* sums) {

@@ -21,8 +21,8 @@ EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int
 }
 
 // float32, for Linear::bits = 32
-EXPORT void triolet_pack_blocks(const float* weight, int32_t num_out, int32_t num_in, int32_t gated, int32_t num_threads,
-                                float* packed) {
+EXPORT void triolet_pack_blocks(const float* weight, int32_t num_out, int32_t num_in, int32_t gated,
+                                int32_t num_threads, float* packed) {
   pack_blocks(weight, num_out, num_in, gated, num_threads, packed);
 }
 

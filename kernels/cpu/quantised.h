@@ -1,16 +1,16 @@
-// Linear layers whose weights are bytes, a quarter of float32: each output has a scale, and each row of activations gets
-// one of its own when it comes.
+// Linear layers whose weights are bytes, a quarter of float32: each output has a scale, and each row of activations
+// gets one of its own when it comes.
 //
 // Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
-// instructions (bytes.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what that adds
-// to a sum is the same for every row: `Linear::offsets`.
+// instructions (bytes.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what that
+// adds to a sum is the same for every row: `Linear::offsets`.
 
 #pragma once
 
 #include "linear.h"
 
-// Rows of activations as bytes: with 128 added and a scale for each row, or, for weights that are halves of bytes, as they
-// are and with a scale for each group of a row.
+// Rows of activations as bytes: with 128 added and a scale for each row, or, for weights that are halves of bytes, as
+// they are and with a scale for each group of a row.
 struct ByteRows {
   uint8_t* numbers;  // [rows, num_in]
   float* scales;     // [rows], or [rows, num_in / GROUP]

@@ -23,8 +23,8 @@ struct Run {
 INLINE int32_t peek(const int32_t& number) { return __atomic_load_n(&number, __ATOMIC_ACQUIRE); }
 INLINE void publish(int32_t value, int32_t& number) { __atomic_store_n(&number, value, __ATOMIC_RELEASE); }
 
-// A token more for each of some sequences, again and again: the likeliest, from one step to the next. `peaks` and `best`
-// have room for all steps; the other tensors that change are those of the first step at first.
+// A token more for each of some sequences, again and again: the likeliest, from one step to the next. `peaks` and
+// `best` have room for all steps; the other tensors that change are those of the first step at first.
 struct RunJob {
   const Model* model;
   Step* step;

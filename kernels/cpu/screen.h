@@ -1,10 +1,10 @@
-// The largest results of a linear layer without computing all of them: which outputs can have them is found from weights
-// that are bytes, a quarter of float32, and only those are computed from the weights themselves. What is chosen is what
-// the layer would have given, to the last bit.
+// The largest results of a linear layer without computing all of them: which outputs can have them is found from
+// weights that are bytes, a quarter of float32, and only those are computed from the weights themselves. What is chosen
+// is what the layer would have given, to the last bit.
 //
-// An estimate is wrong by no more than a bound that was computed with the bytes: by Cauchy and Schwarz the length of what
-// rounding took from the weights of an output times that of the row (`Screen::bounds`; pack_screen in packing.py has the
-// parts). An output whose estimate plus bound is below another's estimate minus bound is not the largest.
+// An estimate is wrong by no more than a bound that was computed with the bytes: by Cauchy and Schwarz the length of
+// what rounding took from the weights of an output times that of the row (`Screen::bounds`; pack_screen in packing.py
+// has the parts). An output whose estimate plus bound is below another's estimate minus bound is not the largest.
 
 #pragma once
 
@@ -71,8 +71,10 @@ class Shortlist {
       most = larger(upper[j], most);
     }
     if (largest_lane(most) < floor_) return;
-    for (int j = 0; j < TILE_VECTORS; ++j)
-      floor_ = std::max(floor_, floor_of<T>(largest_lane(load(estimates + j * LANES) - load(bounds + j * LANES) * length)));
+    for (int j = 0; j < TILE_VECTORS; ++j) {
+      const Floats lower = load(estimates + j * LANES) - load(bounds + j * LANES) * length;
+      floor_ = std::max(floor_, floor_of<T>(largest_lane(lower)));
+    }
     for (int j = 0; j < TILE_VECTORS; ++j) add(largest_lane(upper[j]), first + j * LANES);
   }
 
@@ -129,24 +131,30 @@ static void estimate_panel(const Screen& screen, int panel, const ScreenedRows& 
       return;
     }
     for (int j = 0; j < TILE_COLUMNS; j += LANES) store(estimates + j, load(estimates + j) + load(part + j));
-    for (int j = screen.bytes.num_out - first; j < TILE_COLUMNS; ++j) estimates[j] = -std::numeric_limits<float>::infinity();
+    for (int j = screen.bytes.num_out - first; j < TILE_COLUMNS; ++j)
+      estimates[j] = -std::numeric_limits<float>::infinity();
     lists[row / 2].consider<T>(estimates, screen.bounds + first, rows.lengths[row / 2], first);
   });
+}
+
+// The weights of an output, and of those beside it.
+template <class T>
+INLINE const T* packed_weights(const Linear& linear, int output) {
+  return static_cast<const T*>(linear.weights) +
+         static_cast<ptrdiff_t>(output / TILE_COLUMNS) * TILE_COLUMNS * linear.num_in +
+         packed_place<T>(linear.num_in, 0, output % TILE_COLUMNS);
 }
 
 // LANES results of a layer from output `first` on, added up as panel_product does it for few rows.
 INLINE Floats vector_product(const Linear& linear, const float* x, int first) {
   Floats sums;
-  const float* weights = static_cast<const float*>(linear.weights) +
-                         static_cast<ptrdiff_t>(first / TILE_COLUMNS) * TILE_COLUMNS * linear.num_in + first % TILE_COLUMNS;
+  const float* weights = packed_weights<float>(linear, first);
   multiply_tile<1, 1>(x, 0, 1, weights, TILE_COLUMNS, linear.num_in, reinterpret_cast<float*>(&sums), 0, false);
   return sums;
 }
 
 INLINE Floats vector_product(const Linear& linear, const BFloat16* x, int first) {
-  const BFloat16* weights = static_cast<const BFloat16*>(linear.weights) +
-                            static_cast<ptrdiff_t>(first / TILE_COLUMNS) * TILE_COLUMNS * linear.num_in +
-                            packed_place<BFloat16>(linear.num_in, 0, first % TILE_COLUMNS);
+  const BFloat16* weights = packed_weights<BFloat16>(linear, first);
   Floats sums = {};
   for (int k = 0; k < linear.num_in; k += 2)
     sums = add_together(sums, *reinterpret_cast<const Words*>(weights + k * LANES), Words{} + four_at(x + k));

@@ -176,8 +176,8 @@ INLINE void store_pair(BFloat16* to, const Floats* pair) {
   *reinterpret_cast<Words*>(to) = rounded_to_bfloat16(pair[0]) | rounded_to_bfloat16(pair[1]) << 16;
 }
 
-// A row of a multiple of LANES elements as float32, in the order of load_pair as far as there are pairs; and back, times
-// `factor`.
+// A row of a multiple of LANES elements as float32, in the order of load_pair as far as there are pairs; and back,
+// times `factor`.
 template <class T>
 INLINE void widen_pairs(const T* from, int count, float* to) {
   int i = 0;
@@ -263,9 +263,13 @@ INLINE Floats pick(Floats a, Floats b, std::integer_sequence<int, Lane...>, int)
 #endif
 }
 
+constexpr int from_halves(int lane, int segment) {
+  return lane % segment < segment / 2 ? lane : LANES + lane - segment / 2;
+}
+
 template <int SEGMENT, int SHIFT, int... Lane>
 INLINE Floats pick_halves(Floats a, Floats b, std::integer_sequence<int, Lane...>) {
-  return pick(a, b, std::integer_sequence<int, ((Lane % SEGMENT < SEGMENT / 2 ? Lane : LANES + Lane - SEGMENT / 2) + SHIFT)...>{}, 0);
+  return pick(a, b, std::integer_sequence<int, (from_halves(Lane, SEGMENT) + SHIFT)...>{}, 0);
 }
 
 // Within each segment of the lanes: the folded segment of `a`, then that of `b`.

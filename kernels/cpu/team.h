@@ -4,9 +4,9 @@
 // items are done, whoever did them: a thread that comes late, or whose core was taken away between two items, is not
 // waited for. So a step needs no more than the thread that called it; the others join in when they wake up.
 //
-// Between steps the others sleep. They must not spin for long there, as OpenMP's do for milliseconds: on a machine of two
-// cores the core that they spin on is the one that the program around the step needs, and the scheduler of the kernel lets
-// a thread that wakes up wait for milliseconds behind one that spins.
+// Between steps the others sleep. They must not spin for long there, as OpenMP's do for milliseconds: on a machine of
+// two cores the core that they spin on is the one that the program around the step needs, and the scheduler of the
+// kernel lets a thread that wakes up wait for milliseconds behind one that spins.
 
 #pragma once
 
@@ -46,7 +46,8 @@ INLINE void await(Condition is_over) {
 // The stages of one step: of each, how many items of every thread's share were taken, and how many are done.
 class Stages {
  public:
-  Stages(int count, int threads) : threads_(threads), counters_(new Counter[static_cast<size_t>(count) * (threads + 1)]) {}
+  Stages(int count, int threads)
+      : threads_(threads), counters_(new Counter[static_cast<size_t>(count) * (threads + 1)]) {}
 
   // A thread begins with its own run of neighbours, then helps the others with theirs; returns when all items are done.
   template <class Work>
