@@ -1,0 +1,1 @@
+"""Trio loops around the decisions of the core, and the supervision tree over them."""

@@ -11,10 +11,10 @@ from functools import partial
 
 import trio
 
+from triolet.actors.channels import Wiring
 from triolet.actors.supervisor import foreign_errors_kept
-from triolet.actors.wiring import Wiring
-from triolet.core.outputs import FinishReason
-from triolet.core.suspects import MAX_STRIKES
+from triolet.core.recovery.poison_bisection import MAX_STRIKES
+from triolet.core.request.status import FinishReason
 from triolet.errors import RequestFailed
 
 

@@ -13,12 +13,12 @@ from typing import Protocol, runtime_checkable
 
 import trio
 
+from triolet.actors.channels import Wiring
 from triolet.actors.supervisor import foreign_errors_kept
-from triolet.actors.wiring import Wiring
-from triolet.core.model_info import ModelInfo
-from triolet.core.params import SamplingParams
-from triolet.core.plan import PlanRow, RowStart, StepPlan, StepResult
-from triolet.core.progress import OnProgress
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import SamplingParams
+from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
 
 Tell = Callable[[StepResult], None]
 

@@ -1,4 +1,4 @@
-"""The scheduler actor: keeps one step in flight. Every decision is `core.scheduler`'s.
+"""The scheduler actor: keeps one step in flight. Every decision is `core.scheduling.scheduler`'s.
 
 It restarts alone, or together with the model runner, whose KV its block tables describe. A new life knows nothing of
 the old one: it takes the requests from the journal and computes them again; results of the old one's steps are
@@ -11,9 +11,9 @@ import math
 
 import trio
 
-from triolet.actors.wiring import Wiring
+from triolet.actors.channels import Wiring
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
-from triolet.core.scheduler import Scheduler, SchedulerConfig
+from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 
 
 async def scheduler_actor(

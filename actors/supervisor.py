@@ -2,7 +2,7 @@
 
 A nursery alone is "one for all, never restart": the first error cancels every sibling. So no error of a child
 ever reaches the nursery here. Each child runs in a wrapper that catches what it died of; the supervisor takes
-the dead in order of their deaths and does what `core.supervision` decides. Foreign BaseExceptions count as
+the dead in order of their deaths and does what `core.recovery.supervision` decides. Foreign BaseExceptions count as
 crashes too (a panic inside a Rust tokenizer is one, and passes through `except Exception`); Trio's Cancelled and
 the interpreter's own go their way.
 """
@@ -18,7 +18,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from triolet.core.supervision import (
+from triolet.core.recovery.supervision import (
     CrashReport,
     Restart,
     RestartIntensity,

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import trio
 
+from triolet.actors.channels import TokenizeReply, TokenizeRequest, Wiring
 from triolet.actors.supervisor import foreign_errors_kept
-from triolet.actors.wiring import TokenizeReply, TokenizeRequest, Wiring
-from triolet.config import EngineConfig
-from triolet.core.codec import TextCodec
-from triolet.core.messages import Tokenize, Tokenized
-from triolet.core.suspects import MAX_STRIKES
+from triolet.config.engine import EngineConfig
+from triolet.core.recovery.poison_bisection import MAX_STRIKES
+from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
 from triolet.errors import ConfigError, InvalidPrompt, TrioletError, UnsupportedFeature
 
 NUM_THREADS = 2
@@ -129,7 +128,7 @@ def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
     """Reads the configured tokenizer, or the one in the folder of the model that the runner has loaded."""
 
     def load() -> TextCodec | None:
-        from triolet.model.tokenizer import load_tokenizer
+        from triolet.model.tokenizer.tokenizer import load_tokenizer
 
         assert wiring.model_info is not None, "the runner starts before the tokenizer"
         folder = config.tokenizer or wiring.model_info.folder

@@ -41,13 +41,13 @@ from common import machine, make_model, percentiles
 
 import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
-from triolet.actors import tree
-from triolet.actors.opening import run_engine
-from triolet.actors.process_runner import ProcessExecutor
-from triolet.actors.settling import settle_memory
+from triolet.actors import supervision_tree
+from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.supervisor import Supervisor
-from triolet.core.model_info import ModelInfo
-from triolet.core.progress import OnProgress
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.engine.gc_freeze import settle_memory
+from triolet.engine.open_engine import run_engine
 from triolet.errors import RunnerDied
 
 Write = Callable[[dict[str, Any]], None]
@@ -237,7 +237,7 @@ def main() -> None:
         print(json.dumps(line), file=options.output, flush=True)
 
     if options.apart < APART_S:
-        tree.Supervisor = PatientSupervisor  # type: ignore[attr-defined,misc]
+        supervision_tree.Supervisor = PatientSupervisor  # type: ignore[attr-defined,misc]
     logging.disable()  # each crash is reported, with its traceback
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(make_model("llama-15m", Path(folder), dtype=torch.float32))

@@ -25,13 +25,13 @@ from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.paged_attention import paged_attention_cpp
 from triolet.kernels.gathered_attention import gathered_attention
-from triolet.model.cpu_plan import build_cpu_decoder
-from triolet.model.decoder import build_decoder
-from triolet.model.families import parse_decoder_config
+from triolet.model.architectures.decoder_config import DecoderConfig
+from triolet.model.architectures.families import parse_decoder_config
+from triolet.model.architectures.weight_map import plan_tensors
+from triolet.model.backends.cpu_decoder import build_cpu_decoder
+from triolet.model.backends.torch_decoder import build_decoder
 from triolet.model.interface import ModelSpec
-from triolet.model.kv_cache import allocate_kv_cache
-from triolet.model.model_config import DecoderConfig
-from triolet.model.weights import plan_tensors
+from triolet.model.memory.kv_cache import allocate_kv_cache
 
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B

@@ -22,12 +22,12 @@ from common import machine, percentiles
 from stand_in import StandIn
 
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
-from triolet.actors.loop_watch import LONG_STEP_S
-from triolet.actors.opening import run_engine
-from triolet.actors.settling import settle_memory
+from triolet.engine.gc_freeze import settle_memory
+from triolet.engine.open_engine import run_engine
 from triolet.errors import InvalidRequest
-from triolet.model.tokenizer import load_tokenizer
+from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
+from triolet.observability.loop_monitor import LONG_STEP_S
 
 WORDS = "the a dog fox boat king went to sea and came back with 12 34 apples, pears; stories!".split()
 

@@ -24,15 +24,15 @@ import trio
 from common import machine, median, report
 
 from triolet import Engine, RequestOutputKind, SamplingParams
-from triolet.actors.executors import InlineExecutor, ThreadExecutor
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.model_runner import Executor, Runner
-from triolet.actors.opening import run_engine
-from triolet.actors.settling import settled_memory
-from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import RowStart, SampledToken, StepPlan, StepResult
-from triolet.core.progress import OnProgress
-from triolet.model.tokenizer import load_tokenizer
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import RowStart, SampledToken, StepPlan, StepResult
+from triolet.engine.gc_freeze import settled_memory
+from triolet.engine.open_engine import run_engine
+from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
 
 PROMPT_TOKENS = 128

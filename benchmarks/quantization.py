@@ -24,9 +24,9 @@ from torch import Tensor
 import triolet
 from triolet import SamplingParams
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.cpu_plan import CpuDecoder
-from triolet.model.kv_cache import allocate_kv_cache
+from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.load import load_model
+from triolet.model.memory.kv_cache import allocate_kv_cache
 from triolet.nano import PATH
 
 NANO = "triolet-nano"

@@ -18,13 +18,13 @@ from statistics import quantiles
 
 import trio
 
-from triolet.actors.executors import InlineExecutor, ThreadExecutor
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
+from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.model_runner import Executor
-from triolet.actors.process_runner import ProcessExecutor
-from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import PlanRow, SampledToken, StepPlan, StepResult
-from triolet.core.progress import LoadProgress, OnProgress
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import PlanRow, SampledToken, StepPlan, StepResult
 
 TURNS = 10
 SERVE = "--serve"  # the word that makes this program the process of the runner
@@ -115,7 +115,7 @@ def spread(took_us: list[float]) -> dict[str, float]:
 
 
 def serve_idle() -> None:
-    from triolet.worker import serve
+    from triolet.workers.runner import serve
 
     serve(lambda config, on_progress: load(on_progress))
 

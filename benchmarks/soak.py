@@ -29,7 +29,7 @@ from stand_in import StandIn
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
 from triolet import Engine, EngineConfig, SamplingParams
-from triolet.actors.opening import run_engine
+from triolet.engine.open_engine import run_engine
 
 VOCAB_SIZE, NUM_BLOCKS = 1000, 2048
 MAX_GROWTH_BYTES, MAX_MORE_OBJECTS = 50 * 2**20, 100

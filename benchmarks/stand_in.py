@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import trio
 
 from triolet.actors.model_runner import Tell
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.progress import OnProgress
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import SampledToken, StepPlan, StepResult
 from triolet.nano import PATH
 
 

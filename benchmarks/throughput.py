@@ -36,7 +36,7 @@ from peers.peer import add_peer_options
 from sides import Side, Wanted, in_turns, open_sides, peer_pids
 from workloads import SHARED, floor_tokens_per_s, make_jobs, summary
 
-from triolet.config import QUANTIZATIONS
+from triolet.config.engine import QUANTIZATIONS
 
 Tell = Callable[[Sequence[dict[str, Any]]], None]
 

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 import triolet
-from triolet.http import create_app
+from triolet.server import create_app
 
 
 def app_of(engine: triolet.Engine) -> Starlette:

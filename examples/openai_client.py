@@ -11,8 +11,8 @@ import trio
 from openai import OpenAI
 
 import triolet
-from triolet.config_gateway import GatewayConfig
-from triolet.http import serve
+from triolet.config.server import GatewayConfig
+from triolet.server import serve
 
 
 def talk(url: str) -> None:

@@ -13,8 +13,8 @@ import trio
 from trio_websocket import WebSocketConnection, open_websocket_url
 
 import triolet
-from triolet.config_gateway import GatewayConfig
-from triolet.http import serve
+from triolet.config.server import GatewayConfig
+from triolet.server import serve
 
 ENDINGS = ("response.completed", "response.incomplete", "response.failed", "error")
 

@@ -102,9 +102,9 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """Where the spans of every engine with an endpoint go."""
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from triolet import tracing
+    from triolet.observability import otlp
 
     made = InMemorySpanExporter()
     monkeypatch.setattr(made, "shutdown", lambda: None)  # one engine may follow another
-    monkeypatch.setattr(tracing, "otlp_exporter", lambda endpoint: made)
+    monkeypatch.setattr(otlp, "otlp_exporter", lambda endpoint: made)
     return made

@@ -18,13 +18,14 @@ from tests.source_tree import ROOT
 from triolet import errors
 from triolet.cli.options import CHOICES, SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
-from triolet.config import EngineConfig
-from triolet.config_gateway import GatewayConfig
-from triolet.core.live_request import LiveRequest
-from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from triolet.core.params import SamplingParams
-from triolet.core.statistics import EngineStatistics
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.output.request_status import LiveRequest
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.status import RequestMetrics
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 
 PAGES = (
     ROOT / "README.md",

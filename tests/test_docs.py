@@ -13,9 +13,9 @@ import pytest
 import triolet
 from tests.documentation import PAGES, TABLES, Block, anchors, blocks, links, table_names, with_tables
 from tests.source_tree import ROOT
-from triolet.config import EngineConfig
-from triolet.config_gateway import GatewayConfig
-from triolet.model.families import _FAMILIES
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.model.architectures.families import _FAMILIES
 
 PYTHON = list(blocks("python"))
 PROGRAMS = [block for block in PYTHON if "trio.run(" in block.text]

@@ -33,22 +33,20 @@ LAYERS = {
     "errors": Layer("", ""),
     "nano": Layer("", ""),  # weights, and where they lie
     "core": Layer("attrs", "errors"),
-    "wire": Layer("attrs cattrs", "core errors"),
-    "config_fields": Layer("attrs", "errors"),
-    "config": Layer("attrs cattrs", "config_fields core errors"),
-    "config_gateway": Layer("attrs", "config_fields errors"),
+    "config": Layer("attrs cattrs", "core errors"),
+    "protocol": Layer("attrs cattrs", "core errors"),
     "ipc": Layer("attrs cattrs msgpack", "core config errors"),
     "kernels": Layer("attrs torch triton", "errors"),
     "model": Layer(
         "attrs huggingface_hub numpy safetensors tokenizers torch transformers", "kernels core config errors"
     ),
-    "grammar": Layer("attrs llguidance", "ipc core errors"),
-    "actors": Layer("attrs trio", "core wire ipc config config_gateway errors"),
-    "metrics": Layer("prometheus_client", "core errors"),
-    "tracing": Layer("opentelemetry", "core"),
-    "http": Layer("attrs starlette trio", "triolet actors wire metrics core config_gateway errors"),
-    # The program of the runner's process: what `actors` is to the engine's, without Trio.
-    "worker": Layer("attrs", "ipc model core config errors"),
+    "structured_outputs": Layer("attrs llguidance", "ipc core errors"),
+    "observability": Layer("attrs prometheus_client opentelemetry trio", "core config errors"),
+    "actors": Layer("attrs trio", "core ipc config errors"),
+    "engine": Layer("attrs trio", "actors observability core ipc config errors"),
+    # The programs of child processes: what `actors` is to the engine's process, without Trio.
+    "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
+    "server": Layer("attrs trio", "triolet engine protocol observability ipc core config errors"),
 }
 
 # These put the others together and may import what they need.
@@ -59,18 +57,18 @@ EXCEPTIONS = {
     "triolet.core.chat_template": words(
         "jinja2"
     ),  # a template is a Jinja program; the rest of core is plain Python
-    "triolet.actors.grammars": words("triolet.grammar"),  # follows grammars here, in tests
+    "triolet.actors.executors.grammars": words(
+        "triolet.structured_outputs"
+    ),  # follows grammars here, in tests
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
-    "triolet.actors.executors": words("triolet.model triolet.nano"),  # starts the runner
-    "triolet.actors.tracing": words("triolet.tracing"),  # starts it, where it is wanted
-    "triolet.actors.gateway": words("trio_websocket"),
-    "triolet.actors.connection": words("trio_websocket"),
-    "triolet.actors.websocket": words("trio_websocket wsproto"),
-    "triolet.actors.http": words("starlette hypercorn h11"),
+    "triolet.actors.executors.in_process": words("triolet.model triolet.nano"),  # starts the runner
+    "triolet.server.routes": words("starlette"),
+    "triolet.server.responses": words("trio_websocket"),
+    "triolet.server.transport": words("trio_websocket wsproto starlette hypercorn h11"),
 }
 
 # A pure module does not ask for the time, draw from shared randomness, or speak to the world.
-PURE_LAYERS = words("core wire ipc")
+PURE_LAYERS = words("core protocol ipc")
 BARRED_FROM_PURE_LAYERS = words(
     "asyncio logging multiprocessing os random secrets selectors signal socket subprocess threading time uuid"
 )
@@ -112,7 +110,7 @@ def imported_modules(node: ast.AST, package: list[str]) -> list[str]:
 
 
 def layer_of(module: str) -> str:
-    """`triolet.core.scheduler` is in `core`, the package itself in `triolet`."""
+    """`triolet.core.scheduling.scheduler` is in `core`, the package itself in `triolet`."""
     return module.split(".")[1] if "." in module else module
 
 
@@ -154,19 +152,19 @@ def test_every_import_stays_within_its_layer() -> None:
     ("module", "source"),
     [
         ("triolet.errors", "import attrs"),
-        ("triolet.core.scheduler", "import trio"),
-        ("triolet.core.scheduler", "import torch.nn"),
-        ("triolet.core.scheduler", "from time import monotonic"),
-        ("triolet.core.scheduler", "def late(): import random"),
-        ("triolet.core.scheduler", "import jinja2"),
-        ("triolet.core.scheduler", "from triolet.config import EngineConfig"),
-        ("triolet.core.scheduler", "from triolet import config"),
-        ("triolet.core.scheduler", "from triolet import Engine"),
-        ("triolet.core.scheduler", "from ..config import EngineConfig"),
-        ("triolet.core.scheduler", "from .. import config"),
+        ("triolet.core.scheduling.scheduler", "import trio"),
+        ("triolet.core.scheduling.scheduler", "import torch.nn"),
+        ("triolet.core.scheduling.scheduler", "from time import monotonic"),
+        ("triolet.core.scheduling.scheduler", "def late(): import random"),
+        ("triolet.core.scheduling.scheduler", "import jinja2"),
+        ("triolet.core.scheduling.scheduler", "from triolet.config.engine import EngineConfig"),
+        ("triolet.core.scheduling.scheduler", "from triolet import config"),
+        ("triolet.core.scheduling.scheduler", "from triolet import Engine"),
+        ("triolet.core.scheduling.scheduler", "from ...config import EngineConfig"),
+        ("triolet.core.scheduling.scheduler", "from ... import config"),
         ("triolet.kernels.rotary", "from triolet.model import decoder"),
-        ("triolet.model.decoder", "import trio"),
-        ("triolet.model.decoder", "if TYPE_CHECKING: import trio"),
+        ("triolet.model.backends.torch_decoder", "import trio"),
+        ("triolet.model.backends.torch_decoder", "if TYPE_CHECKING: import trio"),
         ("triolet.actors.scheduler", "import torch"),
         ("triolet.actors.scheduler", "from triolet.model.runner import ModelRunner"),
         ("triolet.actors.scheduler", "import starlette"),
@@ -180,13 +178,13 @@ def test_an_import_out_of_its_layer_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("triolet.core.scheduler", "import heapq"),
-        ("triolet.core.scheduler", "from triolet.core.sequence import Sequence"),
-        ("triolet.core.scheduler", "from .. import errors"),
+        ("triolet.core.scheduling.scheduler", "import heapq"),
+        ("triolet.core.scheduling.scheduler", "from triolet.core.scheduling.sequence import Sequence"),
+        ("triolet.core.scheduling.scheduler", "from ... import errors"),
         ("triolet.core.chat_template", "from jinja2.sandbox import ImmutableSandboxedEnvironment"),
-        ("triolet.actors.engine", "if TYPE_CHECKING: import triolet.model.runner"),
-        ("triolet.actors.executors", "from triolet.model.runner import ModelRunner"),
-        ("triolet.actors.http", "from starlette.routing import Route"),
+        ("triolet.engine.engine", "if TYPE_CHECKING: import triolet.model.runner"),
+        ("triolet.actors.executors.in_process", "from triolet.model.runner import ModelRunner"),
+        ("triolet.server.transport.hypercorn_adapter", "from starlette.routing import Route"),
         ("triolet.cli.chat", "import rich, trio, torch"),
     ],
 )

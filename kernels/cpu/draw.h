@@ -1,5 +1,5 @@
 // Drawing one token from a row of logits: temperature, min_p, top_k, top_p, and noise that is a function of (seed,
-// position, token id). The rules and their order are those of triolet.model.drawing and filters, the noise that of
+// position, token id). The rules and their order are those of triolet.model.sampling.random_draw and filters, the noise that of
 // noise.
 //
 // Nothing is sorted but what is drawn from. A row is passed over once or twice in vectors: its likeliest tokens are

@@ -14,30 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from triolet import errors
-from triolet.config import EngineConfig
-from triolet.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from triolet.core.outputs import (
-    CompletionOutput,
-    FinishReason,
-    FlatLogprobs,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    RequestStatus,
-)
-from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.core.progress import LoadProgress
-from triolet.core.repetition import RepetitionDetectionParams
-from triolet.core.request_progress import RequestProgress
-from triolet.core.statistics import EngineStatistics
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.config.engine import EngineConfig
+from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.load_progress import LoadProgress
+from triolet.core.output.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+from triolet.core.output.request_status import RequestProgress
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.repetition_detection import RepetitionDetectionParams
+from triolet.core.request.status import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import TrioletError
 
 if TYPE_CHECKING:
-    from triolet.actors.beam_search import beam_search
-    from triolet.actors.engine import Engine
-    from triolet.actors.opening import open_engine
-    from triolet.actors.stream import TokenStream
+    from triolet.engine.beam_search import beam_search
+    from triolet.engine.engine import Engine
+    from triolet.engine.open_engine import open_engine
+    from triolet.engine.token_stream import TokenStream
     from triolet.ipc.snapshot import Snapshot
 
 __version__ = "0.1.0"
@@ -71,11 +64,11 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = {
-    "beam_search": "triolet.actors.beam_search",
-    "Engine": "triolet.actors.engine",
-    "open_engine": "triolet.actors.opening",
+    "beam_search": "triolet.engine.beam_search",
+    "Engine": "triolet.engine.engine",
+    "open_engine": "triolet.engine.open_engine",
     "Snapshot": "triolet.ipc.snapshot",
-    "TokenStream": "triolet.actors.stream",
+    "TokenStream": "triolet.engine.token_stream",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from triolet.actors import tokenizer
-from triolet.actors.wiring import TokenizeRequest
+from triolet.actors.channels import TokenizeRequest
 
 
 @pytest.fixture

@@ -10,17 +10,16 @@ import pytest
 import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
-from triolet.actors import wiring
-from triolet.actors.engine import Engine
+from triolet.actors import channels
 from triolet.actors.model_runner import Tell
-from triolet.actors.opening import run_engine
-from triolet.config import EngineConfig
-from triolet.core.codec import TextCodec
-from triolet.core.messages import Tokenize, Tokenized
-from triolet.core.model_info import GenerationDefaults, ModelInfo
-from triolet.core.plan import StepPlan, StepResult
-from triolet.core.progress import OnProgress
-from triolet.core.scheduler import Scheduler
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import GenerationDefaults, ModelInfo
+from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.engine.engine import Engine
+from triolet.engine.open_engine import run_engine
 from triolet.errors import InvalidPrompt, InvariantViolated
 
 STEP_S = 0.01
@@ -119,7 +118,7 @@ async def fake_engine(
     executor = executor or FakeExecutor(num_blocks=64, block_size=4)
     violations: list[InvariantViolated] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wiring, "Scheduler", _checked_scheduler(violations))
+        patch.setattr(channels, "Scheduler", _checked_scheduler(violations))
         async with run_engine(config, executor, lambda: codec or LetterCodec()) as engine:
             yield engine
             check(engine)

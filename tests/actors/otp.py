@@ -14,7 +14,7 @@ import trio
 
 from tests.actors.harness import Panic
 from triolet.actors.supervisor import ChildSpec
-from triolet.core.supervision import CrashReport, Restart, Strategy
+from triolet.core.recovery.supervision import CrashReport, Restart, Strategy
 
 Event = tuple[str, str]
 

@@ -24,18 +24,19 @@ from tests.actors.harness import (
 )
 from triolet import SamplingParams
 from triolet.actors import detokenizer, scheduler, tokenizer
-from triolet.actors.engine import Engine
+from triolet.actors.channels import Wiring
 from triolet.actors.model_runner import PROOF
-from triolet.actors.stream import TokenStream
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
-from triolet.actors.wiring import Wiring
-from triolet.core.admission import Admission
 from triolet.core.journal import Journal
-from triolet.core.messages import Tokenize, Tokenized
-from triolet.core.model_info import ModelInfo
-from triolet.core.outputs import FinishReason, RequestOutput
-from triolet.core.plan import StepPlan, StepResult
-from triolet.core.progress import OnProgress
+from triolet.core.load_progress import OnProgress
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.status import FinishReason
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.core.scheduling.admission import Admission
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.engine.engine import Engine
+from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineDead, InvalidPrompt
 
 

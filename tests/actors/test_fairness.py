@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
-from triolet.actors.engine import Engine
-from triolet.core.company import LINGER_S
-from triolet.core.plan import StepPlan, StepResult
+from triolet.core.scheduling.policies.fair import LINGER_S
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.engine.engine import Engine
 
 NUM_LONG, LONG_PROMPT, LONG_ANSWER = 100, 40, 60
 SHORT_PROMPT, SHORT_ANSWER = 8, 6

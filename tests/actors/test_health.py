@@ -8,15 +8,15 @@ from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor, answer_of, fake_engine
 from triolet import SamplingParams
-from triolet.actors import detokenizer, tree
-from triolet.actors.engine import Engine
-from triolet.actors.executors import InlineExecutor, ThreadExecutor, open_executor
-from triolet.actors.process_runner import ProcessExecutor
-from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import StepPlan, StepResult
-from triolet.core.progress import OnProgress
-from triolet.core.scheduler import Scheduler
+from triolet.actors import detokenizer, supervision_tree
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor, open_executor
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.engine.engine import Engine
 from triolet.errors import EngineClosed, EngineDead, EngineUnhealthy
 
 LIMIT_S = 10.0
@@ -135,7 +135,7 @@ async def test_unread_progress_is_the_detokenizers_fault(
             await trio.sleep(40)
         await original(*args, task_status=task_status)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tree, "detokenizer_actor", late)
+    monkeypatch.setattr(supervision_tree, "detokenizer_actor", late)
     async with fake_engine(step_timeout=LIMIT_S) as engine:
         await assert_stuck_then_well(engine, "detokenizer", 1.25 * LIMIT_S)  # then its watchdog has come
     assert len(lives) == 2
@@ -148,7 +148,7 @@ async def test_text_that_was_not_delivered_at_all_is_the_detokenizers_fault(
         task_status.started()
         await trio.sleep_forever()
 
-    monkeypatch.setattr(tree, "detokenizer_actor", never)
+    monkeypatch.setattr(supervision_tree, "detokenizer_actor", never)
     async with fake_engine(step_timeout=LIMIT_S) as engine:
         async with engine.generate([1], SamplingParams(max_tokens=1)):
             await trio.sleep(LIMIT_S + 1)

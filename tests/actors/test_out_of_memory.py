@@ -8,10 +8,10 @@ from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
-from triolet.actors.engine import Engine
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import StepPlan, StepResult
-from triolet.core.progress import OnProgress
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.engine.engine import Engine
 from triolet.errors import RequestFailed
 
 NUM_TOKENS = 12

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.actors.fake_worker import NUM_BLOCKS, POISON
+from tests.actors.executors.fake_worker import NUM_BLOCKS, POISON
 from tests.actors.harness import (
     FakeExecutor,
     LetterCodec,
@@ -19,11 +19,11 @@ from tests.actors.harness import (
     fake_engine,
 )
 from triolet import SamplingParams
-from triolet.actors.engine import Engine
-from triolet.actors.opening import run_engine
-from triolet.actors.process_runner import ProcessExecutor
-from triolet.config import EngineConfig
-from triolet.core.plan import StepPlan, StepResult
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.config.engine import EngineConfig
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.engine.engine import Engine
+from triolet.engine.open_engine import run_engine
 from triolet.errors import RequestFailed, RunnerDied, RunnerFailed
 
 NUM_REQUESTS, NUM_TOKENS = 16, 6
@@ -146,7 +146,7 @@ async def test_a_process_that_raises_dies_or_hangs_for_one_request_goes_on_for_t
     misdeed: str, cause: type[Exception], what: str
 ) -> None:
     """A hang costs `step_timeout` each time."""
-    command = [sys.executable, "-P", "-m", "tests.actors.fake_worker", misdeed, "poison"]
+    command = [sys.executable, "-P", "-m", "tests.actors.executors.fake_worker", misdeed, "poison"]
     config = EngineConfig(
         model="nowhere",
         runner="process",

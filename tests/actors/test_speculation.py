@@ -12,9 +12,9 @@ from trio.testing import MockClock
 from tests.actors.harness import FakeExecutor, assert_all_blocks_back, fake_engine
 from tests.core.fake_model import REPETITIVE
 from triolet import CompletionOutput, RequestOutputKind, SamplingParams
-from triolet.actors.engine import Engine
-from triolet.core.plan import StepPlan
-from triolet.metrics import Metrics
+from triolet.core.step_plan import StepPlan
+from triolet.engine.engine import Engine
+from triolet.observability.prometheus import Metrics
 
 CIRCLE = [1, 4, 6, 5, 2, 0]  # BEGFCA
 DRAFTS: dict[str, Any] = {"speculative": "ngram", "prompt_lookup_min": 2}

@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.harness import Panic
 from tests.actors.otp import ENDINGS, Nursery, Reference
 from triolet.actors.supervisor import ChildSpec, Supervisor, SupervisorGaveUp, root_cause
-from triolet.core.supervision import CrashReport, Restart, RestartIntensity, Strategy
+from triolet.core.recovery.supervision import CrashReport, Restart, RestartIntensity, Strategy
 
 NAMES = ("a", "b", "c")
 

@@ -12,10 +12,11 @@ from trio.testing import MockClock
 
 from tests.actors.harness import answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
-from triolet.actors import detokenizer, opening, tokenizer
-from triolet.actors.engine import Engine
-from triolet.actors.wiring import TokenizeRequest, Wiring
-from triolet.core.outputs import FinishReason
+from triolet.actors import detokenizer, tokenizer
+from triolet.actors.channels import TokenizeRequest, Wiring
+from triolet.core.request.status import FinishReason
+from triolet.engine import open_engine
+from triolet.engine.engine import Engine
 from triolet.errors import EngineUnhealthy, InvalidPrompt, RequestFailed
 
 LIMIT_S = 10.0
@@ -99,7 +100,7 @@ async def test_an_actor_that_waits_for_ever_is_named_and_healed_and_the_streams_
                 named.append(error.actor)
             await trio.sleep(0.1)
 
-    monkeypatch.setattr(opening, "Wiring", HangingWiring)
+    monkeypatch.setattr(open_engine, "Wiring", HangingWiring)
     async with fake_engine(step_timeout=LIMIT_S) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(look, engine)
         assert await ask_all(engine, [[1, 2, 3]] * 4) == right_answers(4)

@@ -10,11 +10,12 @@ import attrs
 import trio
 
 import triolet
-from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
-from triolet.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
-from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.core.progress import LoadProgress
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.status import FinishReason, RequestMetrics
 from triolet.errors import EngineDead, ModelNotFound, PromptTooLong, RequestFailed
 
 Prompt = str | list[dict[str, str]]

@@ -19,7 +19,7 @@ from tests.cli.fake_engine import FakeEngine, open_fake_engine
 from tests.source_tree import ROOT, SRC
 from triolet.cli import failures, main, options
 from triolet.cli.terminal import KeyboardMode
-from triolet.core.params import SamplingParams
+from triolet.core.request.params import SamplingParams
 from triolet.errors import ConfigError, EngineDead
 
 RUN = Callable[..., Result]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from triolet.cli import main, options
-from triolet.config import EngineConfig
+from triolet.config.engine import EngineConfig
 
 
 @pytest.mark.parametrize("command", ["chat", "generate"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 
 from triolet.cli.reply import Reply
-from triolet.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.status import FinishReason, RequestMetrics
 
 
 def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestOutput:

@@ -10,13 +10,13 @@ import trio.testing
 from click.testing import CliRunner
 
 from tests.actors.harness import fake_engine
-from tests.actors.websocket_client import ChatCodec, Client
-from triolet.actors.front import Front
-from triolet.actors.gateway import open_gateway
+from tests.server.responses.websocket_client import ChatCodec, Client
 from triolet.cli import main, options
 from triolet.cli.serve import Server
-from triolet.config import EngineConfig
-from triolet.config_gateway import GatewayConfig
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.server.responses.service import open_gateway
+from triolet.server.transport.listener import Front
 
 
 def test_every_field_of_both_configurations_has_a_flag_with_its_help() -> None:

@@ -11,7 +11,7 @@ from triolet.cli import slash
 from triolet.cli.conversation import Conversation
 from triolet.cli.options import SAMPLING_OPTIONS
 from triolet.cli.slash import ChatState, Next
-from triolet.core.params import SamplingParams
+from triolet.core.request.params import SamplingParams
 
 
 @pytest.fixture

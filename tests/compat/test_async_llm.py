@@ -23,9 +23,9 @@ from triolet.compat import (
     StreamingRequest,
     stream_generate,
 )
-from triolet.config import EngineConfig
-from triolet.core.outputs import FinishReason
-from triolet.core.tally import IterationStats
+from triolet.config.engine import EngineConfig
+from triolet.core.metrics.iteration_stats import IterationStats
+from triolet.core.request.status import FinishReason
 from triolet.errors import EngineClosed, InvalidRequest, RequestIdInUse, UnsupportedFeature
 
 PROMPT = {"prompt_token_ids": [1, 2, 3]}

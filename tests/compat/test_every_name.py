@@ -10,7 +10,8 @@ import pytest
 
 from triolet.compat import LLM, AsyncLLM, LLMEngine, RequestManager
 from triolet.compat.refusals import ASYNC_METHODS, METHODS, OFFLINE_METHODS, PARAMETERS
-from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestStatus
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.status import RequestMetrics, RequestStatus
 from triolet.errors import UnsupportedFeature
 
 # What the versions of vLLM have (or had: the dropped ones are there as well), by class.

@@ -15,10 +15,11 @@ from tests.core.fake_model import REPETITIVE, FakeModel
 from tests.source_tree import ROOT, SRC
 from triolet.compat import LLM, LLMEngine, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
-from triolet.config import EngineConfig
-from triolet.core.outputs import FinishReason, RequestOutput
-from triolet.core.params import RequestOutputKind
-from triolet.core.plan import StepPlan, StepResult
+from triolet.config.engine import EngineConfig
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.status import FinishReason
+from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import (
     ConfigError,
     InvalidRequest,

@@ -69,7 +69,7 @@ async def test_beams_are_those_of_the_native_search(llm: LLM) -> None:
 
 
 async def test_metrics_of_a_real_engine_agree_with_its_outputs() -> None:
-    from triolet.metrics import Metrics
+    from triolet.observability.prometheus import Metrics
 
     async with triolet.open_engine(max_model_len=256) as engine:
         metrics = Metrics(engine, prefix="vllm:")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from triolet.core.plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
 
 POISON = -1
 REPETITIVE = 10**6

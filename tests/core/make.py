@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from triolet.core.journal import JournalEntry
-from triolet.core.params import SamplingParams
-from triolet.core.plan import SampledToken, TokenLogprobs
-from triolet.core.request import Request
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import Request
+from triolet.core.step_plan import SampledToken, TokenLogprobs
 
 
 def make_request(

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.core.make import make_request
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.params import SamplingParams
-from triolet.core.plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
-from triolet.core.scheduler import Scheduler, SchedulerConfig
+from triolet.core.request.params import SamplingParams
+from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from triolet.core.step_plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
 
 BLOCK_SIZE = 4
 NOTHING: Mapping[str, int] = {}

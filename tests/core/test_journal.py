@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.outputs import FinishReason
-from triolet.core.plan import SampledToken, TokenLogprobs
+from triolet.core.request.status import FinishReason
+from triolet.core.step_plan import SampledToken, TokenLogprobs
 from triolet.errors import InvariantViolated
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from triolet.core.structured_outputs import CALL_FORMATS, StructuredOutputsParams
+from triolet.core.request.structured_outputs import CALL_FORMATS, StructuredOutputsParams
 from triolet.core.tools import (
     REASONING_FORMATS,
     TOOL_FORMATS,

@@ -20,7 +20,7 @@ from openai.lib.responses_websocket import (
 )
 
 from tests.e2e.server import Server, serve
-from tests.wire.make import assert_valid
+from tests.protocol.make import assert_valid
 
 MODEL = "triolet-nano"
 LIMITS = ResponsesWebSocketLimits(

@@ -10,7 +10,7 @@ import trio
 import triolet
 from tests.model.tiny import make_model
 from triolet import Engine, EngineConfig, SamplingParams
-from triolet.core.plan import StepPlan, StepResult
+from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import RequestFailed
 from triolet.model.runner import ModelRunner
 

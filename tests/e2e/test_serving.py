@@ -18,12 +18,12 @@ import trio
 
 from tests.actors.harness import STEP_S, fake_engine
 from tests.e2e.server import Server, serve
-from tests.http.harness import MODEL, ChatCodec
-from triolet.actors.engine import Engine
-from triolet.actors.front import Front
-from triolet.actors.gateway import open_gateway
-from triolet.config_gateway import GatewayConfig
-from triolet.http import create_app
+from tests.server.routes.harness import MODEL, ChatCodec
+from triolet.config.server import GatewayConfig
+from triolet.engine.engine import Engine
+from triolet.server import create_app
+from triolet.server.responses.service import open_gateway
+from triolet.server.transport.listener import Front
 
 # Asks for a long stream, says so when it has the first piece of it, and reads on for ever.
 CLIENT = """

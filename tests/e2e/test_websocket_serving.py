@@ -21,14 +21,14 @@ import trio
 import trustme
 from websockets.sync.client import connect
 
-from tests.actors.frames import TEXT, Frame
+from tests.actors.executors.frames import TEXT, Frame
 from tests.actors.harness import STEP_S
-from tests.actors.test_websocket import HEAD
-from tests.actors.websocket_client import ENDINGS, Client
 from tests.e2e.server import serve
 from tests.e2e.test_serving import listening
+from tests.server.responses.websocket_client import ENDINGS, Client
+from tests.server.transport.test_websocket import HEAD
 from tests.source_tree import SRC
-from triolet.actors.engine import Engine
+from triolet.engine.engine import Engine
 
 # Asks for long streams, says so when it has begun to get them, and reads on for ever.
 CLIENT = """

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.ipc import values
 from tests.source_tree import SRC
 from triolet import SamplingParams
-from triolet.config import EngineConfig
-from triolet.core.plan import PlanRow, RowStart, SampledToken, StepPlan, StepResult
+from triolet.config.engine import EngineConfig
+from triolet.core.step_plan import PlanRow, RowStart, SampledToken, StepPlan, StepResult
 from triolet.errors import FrameError
 from triolet.ipc.converter import CONVERTER, layout_of
 from triolet.ipc.frames import HEADER_BYTES

@@ -6,10 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from triolet.config import DEVICES, DTYPES, RUNNERS, EngineConfig
-from triolet.core.model_info import GenerationDefaults, ModelInfo
-from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.core.plan import (
+from triolet.config.engine import DEVICES, DTYPES, RUNNERS, EngineConfig
+from triolet.core.load_progress import LoadProgress
+from triolet.core.request.model_info import GenerationDefaults, ModelInfo
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.repetition_detection import RepetitionDetectionParams
+from triolet.core.step_plan import (
     PlanRow,
     PromptLogprobs,
     RowFailure,
@@ -19,8 +21,6 @@ from triolet.core.plan import (
     StepResult,
     TokenLogprobs,
 )
-from triolet.core.progress import LoadProgress
-from triolet.core.repetition import RepetitionDetectionParams
 from triolet.ipc.failures import Failure
 from triolet.ipc.messages import Halt
 

@@ -13,13 +13,13 @@ import pytest
 
 from tests.model.test_runner import start
 from tests.model.tiny import make_model
-from triolet.core.params import SamplingParams
-from triolet.core.plan import PlanRow, StepPlan, StepResult
+from triolet.core.request.params import SamplingParams
+from triolet.core.step_plan import PlanRow, StepPlan, StepResult
 from triolet.errors import InvariantViolated
 from triolet.kernels.cpu.decoder import RunStruct
 from triolet.kernels.cpu.library import library
-from triolet.model import cpu_plan
-from triolet.model.kv_pages import PagesAhead
+from triolet.model.backends import cpu_decoder
+from triolet.model.memory.page_prefault import PagesAhead
 from triolet.model.runner import ModelRunner, load_runner
 
 pytestmark = [
@@ -168,7 +168,9 @@ def test_a_run_that_is_halted_ends_early_and_whatever_comes_next_knows_how_far_i
     here += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(2, 2 + NUM_STEPS)]
     runner.reset()
     there = [tokens(runner.execute(first_step(GREEDY)))]
-    monkeypatch.setattr(cpu_plan, "RunStruct", partial(RunStruct, is_halted=1))  # sooner than anybody could
+    monkeypatch.setattr(
+        cpu_decoder, "RunStruct", partial(RunStruct, is_halted=1)
+    )  # sooner than anybody could
     (result,) = results_of_run(runner, run_of(decode(2, 1), NUM_STEPS))
     there += [tokens(result)]
     there += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(3, 2 + NUM_STEPS)]

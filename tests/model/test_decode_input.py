@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triolet.core.params import SamplingParams
-from triolet.core.plan import PlanRow, RowStart, StepPlan
-from triolet.model import batch
-from triolet.model.batch import RowTable, StepInput
+from triolet.core.request.params import SamplingParams
+from triolet.core.step_plan import PlanRow, RowStart, StepPlan
+from triolet.model import input_batch
+from triolet.model.input_batch import RowTable, StepInput
 
 
 def make_table(lengths: list[int]) -> tuple[RowTable, list[StepPlan]]:
@@ -72,5 +72,5 @@ def test_the_short_way_gives_what_the_long_way_gives(
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = list(map(parts, inputs_of(lengths)))
-    monkeypatch.setattr(batch, "_is_plain_decode", lambda planned, row: False)
+    monkeypatch.setattr(input_batch, "_is_plain_decode", lambda planned, row: False)
     assert short == list(map(parts, inputs_of(lengths)))

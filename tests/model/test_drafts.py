@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.fake_causal_model import VOCAB_SIZE, FakeCausalModel
+from tests.model.backends.fake_causal_model import VOCAB_SIZE, FakeCausalModel
 from tests.model.test_runner import Driver, make_runner, run_all, start
-from triolet.core.params import SamplingParams
-from triolet.core.plan import PlanRow, RowFailure, SampledToken, StepPlan
-from triolet.core.request import Request
-from triolet.core.scheduler import SchedulerConfig, SchedulerCounters
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import Request
+from triolet.core.scheduling.scheduler import SchedulerConfig, SchedulerCounters
+from triolet.core.step_plan import PlanRow, RowFailure, SampledToken, StepPlan
 from triolet.errors import InvariantViolated
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import LayerCache
-from triolet.model.sampler import NOT_NUMBERS
+from triolet.model.sampling.sampler import NOT_NUMBERS
 
 
 @pytest.fixture(scope="module", autouse=True)

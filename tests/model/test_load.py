@@ -11,7 +11,7 @@ import torch
 
 from tests.model.paged import PagedDriver
 from tests.model.tiny import change_json, make_model
-from triolet.core.progress import LoadProgress
+from triolet.core.load_progress import LoadProgress
 from triolet.errors import ConfigError, ModelFileError, ModelNotFound, RemoteCodeRefused, UnsupportedModel
 from triolet.model.load import load_model
 

@@ -10,24 +10,24 @@ import pytest
 import torch
 import transformers
 
-from tests.model.fake_causal_model import VOCAB_SIZE, FakeCausalModel, expected_logits
+from tests.model.backends.fake_causal_model import VOCAB_SIZE, FakeCausalModel, expected_logits
 from tests.model.tiny import VOCAB_SIZE as TINY_VOCAB_SIZE
 from tests.model.tiny import make_model
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.model_info import ModelInfo
-from triolet.core.outputs import FinishReason
-from triolet.core.params import SamplingParams
-from triolet.core.plan import PlanRow, RowFailure, RowStart, StepPlan, StepResult
-from triolet.core.progress import LoadProgress
-from triolet.core.request import Request
-from triolet.core.scheduler import Scheduler, SchedulerConfig
+from triolet.core.load_progress import LoadProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
+from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from triolet.core.step_plan import PlanRow, RowFailure, RowStart, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model import runner as runner_module
 from triolet.model.load import load_model
 from triolet.model.runner import ModelRunner, choose_device, load_runner, longest_sequence
-from triolet.model.sampler import NOT_NUMBERS, SamplingBatch
-from triolet.model.sampling_row import SamplingRow
+from triolet.model.sampling.sampler import NOT_NUMBERS, SamplingBatch
+from triolet.model.sampling.sampling_row import SamplingRow
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0)

@@ -10,9 +10,10 @@ import trio
 from tests.simulation.expected import Ended, Expected, expected_of
 from tests.simulation.story import Ask
 from tests.simulation.world import Record, World
-from triolet.core.outputs import CompletionOutput, FinishReason
-from triolet.core.params import RequestOutputKind
-from triolet.core.request import Request
+from triolet.core.output.outputs import CompletionOutput
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
 
 
 @attrs.define(eq=False)

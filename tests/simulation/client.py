@@ -9,9 +9,9 @@ from tests.simulation.answer import Answer
 from tests.simulation.story import DETOKENIZER_POINTS, MAX_STEP_S, TOKENIZER_POINTS, Ask
 from tests.simulation.world import Countdown, Record, World, is_planted
 from triolet import SamplingParams
-from triolet.actors.engine import Engine
-from triolet.actors.stream import TokenStream
-from triolet.core.outputs import RequestOutput
+from triolet.core.output.outputs import RequestOutput
+from triolet.engine.engine import Engine
+from triolet.engine.token_stream import TokenStream
 from triolet.errors import (
     EngineClosed,
     EngineDead,

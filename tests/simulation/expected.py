@@ -11,9 +11,9 @@ from tests.actors.harness import VOCAB
 from tests.core.fake_model import expected_answer
 from tests.simulation.forms import choice_in
 from tests.simulation.model import HalfLetterCodec
-from triolet.core.detokenizer import OutputText
-from triolet.core.outputs import FinishReason
-from triolet.core.request import Request
+from triolet.core.output.detokenizer import OutputText
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
 
 Ended = tuple[FinishReason | None, int | str | None]
 

@@ -11,8 +11,8 @@ import attrs
 import trio
 
 from tests.actors.harness import VOCAB
-from triolet.actors.grammars import GrammarFailed, Grammars, GrammarsDied
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.actors.executors.grammars import GrammarFailed, Grammars, GrammarsDied
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.ipc.grammar import Guided
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from tests.simulation.model import FaultyCodec, FaultyExecutor
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, Snapshot
-from triolet.actors.opening import run_engine
-from triolet.actors.stream import TokenStream
-from triolet.core.outputs import CompletionOutput, FinishReason, RequestOutput
-from triolet.core.params import RequestOutputKind
-from triolet.core.request import Request
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
+from triolet.engine.open_engine import run_engine
+from triolet.engine.token_stream import TokenStream
 from triolet.errors import RequestFailed
 
 

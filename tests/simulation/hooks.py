@@ -16,20 +16,23 @@ import trio
 
 from tests.simulation.forms import opening_stand_ins
 from tests.simulation.world import World, is_planted
-from triolet.actors import detokenizer, guidance, opening, tokenizer, tree, wiring
-from triolet.actors.guidance import Guide
+from triolet.actors import channels as wiring
+from triolet.actors import detokenizer, supervision_tree, tokenizer
+from triolet.actors import structured_output as guidance
+from triolet.actors.channels import Wiring
+from triolet.actors.structured_output import Guide
 from triolet.actors.supervisor import SupervisorGaveUp
-from triolet.actors.wiring import Wiring
-from triolet.core import scheduler
-from triolet.core.guidance import Guidance
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.lanes import Lanes
-from triolet.core.outputs import FinishReason
-from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.planning import Planner
-from triolet.core.request import Request
-from triolet.core.scheduler import Scheduler, SchedulerConfig
-from triolet.core.sequence import Sequence
+from triolet.core.request.grammar_state import Guidance
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
+from triolet.core.scheduling import scheduler
+from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from triolet.core.scheduling.sequence import Sequence
+from triolet.core.scheduling.step_planner import Planner
+from triolet.core.step_plan import SampledToken, StepPlan, StepResult
+from triolet.engine import open_engine
 from triolet.errors import InvariantViolated
 
 
@@ -39,15 +42,15 @@ def watched(world: World) -> Iterator[None]:
     log = logging.getLogger("triolet.supervisor")
     reports = _Reports(world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "Journal", lambda: WatchedJournal(world))
-        patch.setattr(opening, "Wiring", lambda admission: WatchedWiring(world, admission))
+        patch.setattr(open_engine, "Journal", lambda: WatchedJournal(world))
+        patch.setattr(open_engine, "Wiring", lambda admission: WatchedWiring(world, admission))
         patch.setattr(wiring, "Scheduler", lambda *arguments: WatchedScheduler(world, *arguments))
         patch.setattr(scheduler, "Lanes", lambda *arguments: WatchedLanes(world, *arguments))
         patch.setattr(scheduler, "Planner", lambda **arguments: WatchedPlanner(world, **arguments))
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
         patch.setattr(guidance, "Guide", lambda wiring: WatchedGuide(world, wiring))
-        patch.setattr(tree, "make_grammars", lambda config, wiring: opening_stand_ins(world))
+        patch.setattr(supervision_tree, "make_grammars", lambda config, wiring: opening_stand_ins(world))
         log.addFilter(reports)
         try:
             yield

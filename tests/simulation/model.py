@@ -13,9 +13,9 @@ from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import World
 from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import foreign_errors_kept
-from triolet.core.model_info import GenerationDefaults, ModelInfo
-from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.progress import OnProgress
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import GenerationDefaults, ModelInfo
+from triolet.core.step_plan import SampledToken, StepPlan, StepResult
 from triolet.errors import RunnerDied
 
 FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters

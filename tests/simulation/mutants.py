@@ -15,21 +15,21 @@ import trio
 
 from tests.simulation.mutation import mutant
 from triolet.actors import supervisor, tokenizer
-from triolet.actors.stream import TokenStream
-from triolet.actors.wiring import Wiring, _empty
-from triolet.core import ending, reuse, scheduler
-from triolet.core.admission import Admission
-from triolet.core.block_pool import BlockPool
-from triolet.core.collector import OutputCollector
-from triolet.core.feed import Feed
+from triolet.actors.channels import Wiring, _empty
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.lanes import Lanes
-from triolet.core.messages import Tokenize
-from triolet.core.outputs import FinishReason
-from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.prefix_cache import PrefixCache
-from triolet.core.scheduler import Scheduler
-from triolet.core.sequence import Sequence
+from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.prefix_cache import PrefixCache
+from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.output_processor import Feed
+from triolet.core.request.status import FinishReason
+from triolet.core.request.tokenizer_interface import Tokenize
+from triolet.core.scheduling import prefix_lookup, scheduler, stop_conditions
+from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.scheduling.sequence import Sequence
+from triolet.core.step_plan import SampledToken, StepPlan, StepResult
+from triolet.engine.token_stream import TokenStream
 
 # -------------------------------------------------------------------------------- blocks and the cache
 
@@ -57,7 +57,7 @@ def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], boo
 
 @mutant("publish unfilled blocks")
 def _publish_unfilled(patch: pytest.MonkeyPatch) -> None:
-    publish = reuse.publish_computed
+    publish = prefix_lookup.publish_computed
 
     def mutated(cache: PrefixCache, sequence: Sequence) -> None:
         num_computed = sequence.num_computed_tokens
@@ -129,7 +129,7 @@ def _wrong_guess_computed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("tokens after the end of an answer belong to it")
 def _tokens_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    commit_tokens = ending.commit_tokens
+    commit_tokens = stop_conditions.commit_tokens
 
     def mutated(journal: Journal, tokens: Tokens[SampledToken], *arguments: Any) -> Any:
         grown: dict[int, Any] = {}
@@ -355,6 +355,6 @@ def _slow_loses(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a duplicate id takes the place of the first")
 def _id_taken_over(patch: pytest.MonkeyPatch) -> None:
-    from triolet.actors.submission import Submission
+    from triolet.engine.submission import Submission
 
     patch.setattr(Submission, "is_live", False)

@@ -9,18 +9,17 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors import engine, resolving
-from triolet.actors.submission import Submission
-from triolet.core import planning
-from triolet.core.block_pool import BlockPool
-from triolet.core.fan_out import fan_out
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.lanes import Lanes
-from triolet.core.outputs import FinishReason
-from triolet.core.prefix_cache import PrefixCache
-from triolet.core.request import Request
-from triolet.core.reuse import find_computed
-from triolet.core.sequence import Sequence
+from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.prefix_cache import PrefixCache
+from triolet.core.request.request import Request, fan_out
+from triolet.core.request.status import FinishReason
+from triolet.core.scheduling import step_planner
+from triolet.core.scheduling.prefix_lookup import find_computed
+from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.sequence import Sequence
+from triolet.engine import engine, request_preparation
+from triolet.engine.submission import Submission
 
 
 @mutant("an abort ends the first answer only")
@@ -61,7 +60,7 @@ def _same_noise(patch: pytest.MonkeyPatch) -> None:
     def mutated(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
         return tuple(attrs.evolve(one, seed=request.seed) for one in fan_out(request, draw_seed))
 
-    patch.setattr(resolving, "fan_out", mutated)
+    patch.setattr(request_preparation, "fan_out", mutated)
 
 
 @mutant("the blocks of the prompt are freed with the first answer")
@@ -89,4 +88,4 @@ def _last_block_shared(patch: pytest.MonkeyPatch) -> None:
             return block_ids, hashes
         return leader.block_table[: len(block_ids) + 1], hashes
 
-    patch.setattr(planning, "find_computed", mutated)
+    patch.setattr(step_planner, "find_computed", mutated)

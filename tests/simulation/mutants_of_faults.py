@@ -8,12 +8,13 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors import engine, handover, watchdog
+from triolet.actors import watchdog
 from triolet.core.journal import JournalEntry
-from triolet.core.memory_limit import MemoryLimit
-from triolet.core.plan import StepResult
-from triolet.core.scheduler import Scheduler
-from triolet.core.suspects import Suspects, Verdict
+from triolet.core.recovery.oom_backoff import MemoryLimit
+from triolet.core.recovery.poison_bisection import Suspects, Verdict
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.step_plan import StepResult
+from triolet.engine import engine, snapshot
 
 # ------------------------------------------------------------------------- steps that always go wrong
 
@@ -64,7 +65,7 @@ def _never_smaller(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a snapshot leaves out what has not been scheduled")
 def _waiting_left_behind(patch: pytest.MonkeyPatch) -> None:
-    take = handover.take_snapshot
+    take = snapshot.take_snapshot
 
     def mutated(info: Any, submissions: Any) -> Any:
         return take(info, [s for s in submissions if any(e.scheduled_s is not None for e in s.entries)])
@@ -74,14 +75,14 @@ def _waiting_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a snapshot has the last token of an answer twice")
 def _saved_twice(patch: pytest.MonkeyPatch) -> None:
-    save = handover._saved_answer
+    save = snapshot._saved_answer
 
     def mutated(entry: JournalEntry) -> Any:
         saved = save(entry)
         tokens = saved.output_token_ids
         return attrs.evolve(saved, output_token_ids=tokens + tokens[-1:])
 
-    patch.setattr(handover, "_saved_answer", mutated)
+    patch.setattr(snapshot, "_saved_answer", mutated)
 
 
 # ------------------------------------------------------------------------------------------ hangs

@@ -6,13 +6,13 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors.guidance import Guide
-from triolet.actors.guidance_desk import GuidanceDesk
-from triolet.core import runs
-from triolet.core.guidance import Guidance
+from triolet.actors.grammar_requests import GuidanceDesk
+from triolet.actors.structured_output import Guide
 from triolet.core.journal import JournalEntry
-from triolet.core.planning import Planner
-from triolet.core.scheduler import Scheduler
+from triolet.core.request.grammar_state import Guidance
+from triolet.core.scheduling import multi_step
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.scheduling.step_planner import Planner
 from triolet.ipc.grammar import Guided
 
 
@@ -42,7 +42,7 @@ def _no_position_check(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("who is bound to a form has a part in runs")
 def _bound_in_runs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "_can_go_on", lambda sequence: sequence.num_pending_tokens == 1)
+    patch.setattr(multi_step, "_can_go_on", lambda sequence: sequence.num_pending_tokens == 1)
 
 
 @mutant("a form that is over goes on")

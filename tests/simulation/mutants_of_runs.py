@@ -8,12 +8,12 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.core import planning
-from triolet.core.block_pool import BlockPool
-from triolet.core.plan import StepResult
-from triolet.core.planning import Planner
-from triolet.core.scheduler import Scheduler
-from triolet.core.sequence import Sequence
+from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.scheduling import step_planner
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.scheduling.sequence import Sequence
+from triolet.core.scheduling.step_planner import Planner
+from triolet.core.step_plan import StepResult
 
 
 @mutant("a run has the blocks of its first step only")
@@ -21,7 +21,7 @@ def _blocks_of_one_step(patch: pytest.MonkeyPatch) -> None:
     def mutated(scheduled: Collection[Sequence], num_steps: int, pool: BlockPool, block_size: int) -> int:
         return num_steps
 
-    patch.setattr(planning, "add_blocks_of_run", mutated)
+    patch.setattr(step_planner, "add_blocks_of_run", mutated)
 
 
 @mutant("who has ended in a run goes on in it")

@@ -14,9 +14,9 @@ from tests.simulation.model import FaultyCodec, FaultyExecutor
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
-from triolet.actors.engine import Engine
-from triolet.actors.opening import run_engine
-from triolet.core.outputs import FinishReason
+from triolet.core.request.status import FinishReason
+from triolet.engine.engine import Engine
+from triolet.engine.open_engine import run_engine
 from triolet.errors import EngineDead, InvariantViolated
 
 MAX_TASK_STEPS = 200_000  # a run has a few thousand; one that has more goes round in circles

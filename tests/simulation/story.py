@@ -11,9 +11,9 @@ import attrs
 from tests.actors.harness import VOCAB, LetterCodec
 from tests.core.fake_model import CIRCLE, REPETITIVE
 from tests.simulation.forms import draw_forms
-from triolet.core.messages import Tokenize
-from triolet.core.params import RequestOutputKind
-from triolet.core.plan import RowStart
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.tokenizer_interface import Tokenize
+from triolet.core.step_plan import RowStart
 
 MAX_STEP_S = 0.02
 FOR_EVER_S = 1e6
@@ -377,7 +377,8 @@ def _sometimes(rng: random.Random, chance: float, value: Any) -> Any:
 
 
 def _draw_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
-    """Within the supervisors' patience, except where the mood says otherwise (`actors.tree` has their figures)."""
+    """Within the supervisors' patience, except where the mood says otherwise (`actors.supervision_tree` has their
+    figures)."""
     if mood == "calm":
         return ()
     engine = (*RUNNER_POINTS, *SCHEDULER_POINTS)

@@ -11,10 +11,10 @@ import trio
 
 from tests.actors.harness import Panic
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
-from triolet.actors.grammars import GrammarsDied
+from triolet.actors.executors.grammars import GrammarsDied
 from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
-from triolet.core.plan import RowStart
+from triolet.core.step_plan import RowStart
 from triolet.errors import RunnerDied
 
 

@@ -15,8 +15,8 @@ import click
 
 from triolet import __version__
 from triolet.cli import failures, options
-from triolet.config import EngineConfig
-from triolet.config_gateway import GatewayConfig
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
 
 
 class Program(click.Group):

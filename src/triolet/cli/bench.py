@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 import trio
 
-from triolet.actors.engine import Engine
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
-from triolet.config import EngineConfig
-from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.config.engine import EngineConfig
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.engine.engine import Engine
 
 PERCENTILES = (50, 90, 99)
 

@@ -20,12 +20,12 @@ from triolet.cli.reply import Reply, receive_on
 from triolet.cli.screen import Screen
 from triolet.cli.slash import ChatState, Next
 from triolet.cli.terminal import quiet_keyboard
-from triolet.config import EngineConfig
-from triolet.core.outputs import FinishReason
+from triolet.config.engine import EngineConfig
+from triolet.core.request.status import FinishReason
 from triolet.errors import InvalidRequest, Overloaded, PromptTooLong, RequestFailed, TrioletError
 
 if TYPE_CHECKING:
-    from triolet.actors.engine import Engine
+    from triolet.engine.engine import Engine
 
 FORGIVEN = (InvalidRequest, Overloaded, RequestFailed)
 """Failures of one request; the engine goes on, and so does the conversation."""

@@ -15,7 +15,7 @@ from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
 from triolet.cli.reply import Reply, receive, receive_on
 from triolet.cli.screen import Screen
-from triolet.config import EngineConfig
+from triolet.config.engine import EngineConfig
 
 
 def run(prompt: str, sampling: Mapping[str, Any], config: EngineConfig, *, as_json: bool) -> None:

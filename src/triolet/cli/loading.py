@@ -13,13 +13,13 @@ import attrs
 
 import triolet
 from triolet.cli.screen import Screen
-from triolet.config import EngineConfig
+from triolet.config.engine import EngineConfig
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from triolet.actors.engine import Engine
-    from triolet.core.progress import LoadProgress
+    from triolet.core.load_progress import LoadProgress
+    from triolet.engine.engine import Engine
 
 QUIET_FOR_S: Final = 2.0
 """Without a terminal, a load that takes no longer than this is not mentioned."""

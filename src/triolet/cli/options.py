@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 import click
 
-from triolet.config import (
+from triolet.config.engine import (
     DEVICES,
     DTYPES,
     HOLD_BACKS,
@@ -26,9 +26,9 @@ from triolet.config import (
     TOOL_PARSERS,
     EngineConfig,
 )
-from triolet.config_fields import ENVIRONMENT_PREFIX
-from triolet.config_gateway import GatewayConfig
-from triolet.core.params import SamplingParams
+from triolet.config.fields import ENVIRONMENT_PREFIX
+from triolet.config.server import GatewayConfig
+from triolet.core.request.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])

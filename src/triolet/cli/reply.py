@@ -9,12 +9,13 @@ import attrs
 import trio
 
 from triolet.cli.screen import Screen
-from triolet.core.outputs import FinishReason, RequestMetrics, RequestOutput
-from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.core.prompt import Prompt
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.prompt import Prompt
+from triolet.core.request.status import FinishReason, RequestMetrics
 
 if TYPE_CHECKING:
-    from triolet.actors.engine import Engine
+    from triolet.engine.engine import Engine
 
 Show = Callable[[str], None]
 

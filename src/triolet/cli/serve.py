@@ -23,19 +23,19 @@ from pathlib import Path
 import attrs
 import trio
 
-from triolet.actors.engine import Engine
-from triolet.actors.front import Front
-from triolet.actors.gateway import Gateway, open_gateway
-from triolet.actors.kept_answers import check_directory, leave_file, take_up_file
-from triolet.actors.settling import settle_memory
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.cli.failures import INTERRUPTED, TERMINATED
 from triolet.cli.loading import opened
-from triolet.config import EngineConfig
-from triolet.config_gateway import GatewayConfig
-from triolet.core.supervision import Strategy
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.core.recovery.supervision import Strategy
+from triolet.engine.engine import Engine
+from triolet.engine.gc_freeze import settle_memory
 from triolet.errors import EngineUnhealthy
-from triolet.http import create_app
+from triolet.server import create_app
+from triolet.server.responses.service import Gateway, open_gateway
+from triolet.server.responses.snapshot_file import check_directory, leave_file, take_up_file
+from triolet.server.transport.listener import Front
 
 CHECK_INTERVAL_S = 1.0
 

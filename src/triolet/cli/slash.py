@@ -16,7 +16,7 @@ import click
 
 from triolet.cli.conversation import Conversation
 from triolet.cli.options import SAMPLING_OPTIONS, text_or_file
-from triolet.core.params import SamplingParams
+from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidParams
 
 MAY_BE_NONE: Final = ("max_tokens", "seed", "stop")

@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
-from triolet.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from triolet.core.logprobs import Logprob
-from triolet.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestStatus
-from triolet.core.params import RequestOutputKind, SamplingParams
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from triolet.core.output.logprobs import Logprob
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.status import RequestMetrics, RequestStatus
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import EngineDead as EngineDeadError
 from triolet.errors import InvalidRequest as VLLMValidationError
 from triolet.errors import Overloaded as QueueOverflowError

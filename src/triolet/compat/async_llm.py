@@ -18,11 +18,8 @@ from weakref import WeakSet
 import attrs
 import trio
 
-from triolet.actors.engine import Engine
-from triolet.actors.opening import open_engine
-from triolet.actors.reporting import StatLogger
-from triolet.compat.async_facts import AsyncFacts, told
 from triolet.compat.engine_args import EngineArgs
+from triolet.compat.facts import AsyncFacts, told
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import (
@@ -34,12 +31,15 @@ from triolet.compat.refusals import (
     refusing,
     request_ids,
 )
-from triolet.config import EngineConfig
-from triolet.core.codec import TextCodec
-from triolet.core.model_info import ModelInfo
-from triolet.core.outputs import RequestStatus
-from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.config.engine import EngineConfig
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.status import RequestStatus
+from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.engine.engine import Engine
+from triolet.engine.open_engine import open_engine
 from triolet.errors import EngineClosed, EngineDead
+from triolet.observability.stat_loggers import StatLogger
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import attrs
 
 from triolet.compat.refusals import refuse
 from triolet.compat.speculation import speculation_fields
-from triolet.config import EngineConfig
+from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
 
 RENAMED: Final = {

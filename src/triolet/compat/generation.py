@@ -15,9 +15,9 @@ from typing import Self
 
 import trio
 
-from triolet.actors.stream import TokenStream
-from triolet.core.outputs import RequestOutput
-from triolet.core.request_progress import RequestProgress
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.request_status import RequestProgress
+from triolet.engine.token_stream import TokenStream
 
 
 class Generation:

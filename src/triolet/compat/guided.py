@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-from triolet.config import EngineConfig
-from triolet.core.codec import SpelledCodec, TextCodec
-from triolet.core.guidance import Constraint, Guidance
+from triolet.config.engine import EngineConfig
 from triolet.core.journal import Journal
-from triolet.core.model_info import ModelInfo
-from triolet.core.params import SamplingParams
-from triolet.core.scheduler import Scheduler
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.core.request.grammar_state import Constraint, Guidance
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import SpelledCodec, TextCodec
+from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.tools.detection import reasoning_parser_named
 from triolet.errors import InvalidParams, UnsupportedFeature
-from triolet.grammar.matcher import Grammar, Tokens, WrongGrammar
 from triolet.ipc.grammar import GuideStep, Vocabulary
+from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
 
 
 class GrammarsHere:

@@ -20,9 +20,9 @@ from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
 from triolet.compat.refusals import OFFLINE_METHODS, refuse_given, refusing
 from triolet.compat.views import Tokenizer
-from triolet.core.beams import Beams, BeamSearchOutput, BeamSearchParams
-from triolet.core.outputs import RequestOutput
-from triolet.core.params import RequestOutputKind, SamplingParams
+from triolet.core.beam_search import Beams, BeamSearchOutput, BeamSearchParams
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.errors import InvalidRequest
 
 Progress = bool | Callable[..., Any]

@@ -16,8 +16,6 @@ from typing import Any, Protocol, Self, cast
 
 import attrs
 
-from triolet.actors.reporting import Reporting, StatLogger
-from triolet.actors.tracing import kept_headers, open_tracing
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.facts import EngineFacts
 from triolet.compat.guided import GrammarsHere
@@ -25,23 +23,25 @@ from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
 from triolet.compat.resolving import Resolver
-from triolet.config import EngineConfig
-from triolet.core.admission import Admission
-from triolet.core.answers import Answers, answers_of
-from triolet.core.codec import TextCodec
-from triolet.core.collector import OutputCollector
-from triolet.core.fan_out import fan_out
-from triolet.core.feed import Feed
+from triolet.config.engine import EngineConfig
+from triolet.core.engine_statistics import EngineStatistics, statistics_of
 from triolet.core.journal import Journal
-from triolet.core.model_info import ModelInfo
-from triolet.core.outputs import FinishReason, RequestOutput
-from triolet.core.params import SamplingParams
-from triolet.core.plan import StepPlan, StepResult
-from triolet.core.request import Request
-from triolet.core.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
-from triolet.core.statistics import EngineStatistics, statistics_of
-from triolet.core.stop import HoldBack
+from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.output_processor import Feed
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.parallel_sampling import Answers, answers_of
+from triolet.core.output.stop_strings import HoldBack
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import Request, fan_out
+from triolet.core.request.status import FinishReason
+from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
+from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
+from triolet.observability.stat_loggers import Reporting, StatLogger
+from triolet.observability.tracing_setup import kept_headers, open_tracing
 
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
@@ -68,8 +68,8 @@ def load(config: EngineConfig) -> Loaded:
         ConfigError: a field that does not fit the model or the machine.
         ModelError: the model can not be loaded.
     """
-    from triolet.model.configured import load_configured_runner
-    from triolet.model.tokenizer import load_tokenizer
+    from triolet.model.runner import load_configured_runner
+    from triolet.model.tokenizer.tokenizer import load_tokenizer
     from triolet.nano import PATH
 
     config = attrs.evolve(config, model=config.model or str(PATH))
@@ -384,7 +384,7 @@ class LLMEngine(EngineFacts):
         if not self.log_stats:
             raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
         if self._metrics is None:
-            from triolet.metrics import Metrics
+            from triolet.observability.prometheus import Metrics
 
             self._metrics = Metrics(self, prefix="vllm:")
         self._metrics.render()

@@ -10,8 +10,8 @@ import attrs
 from triolet.compat.async_llm import AsyncLLM
 from triolet.compat.generation import Generation
 from triolet.compat.refusals import refuse_given
-from triolet.core.outputs import RequestStatus
-from triolet.core.params import SamplingParams
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.status import RequestStatus
 
 
 @attrs.frozen(kw_only=True)

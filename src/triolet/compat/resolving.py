@@ -1,4 +1,4 @@
-"""From a prompt and its parameters to a request, without Trio: what `actors.resolving` is for an `Engine`."""
+"""From a prompt and its parameters to a request, without Trio: what `engine.request_preparation` is for an `Engine`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import attrs
 
 from triolet.compat.guided import GrammarsHere
-from triolet.config import EngineConfig
-from triolet.core.codec import TextCodec
-from triolet.core.messages import Tokenize, Tokenized
-from triolet.core.model_info import ModelInfo
-from triolet.core.params import SamplingParams
-from triolet.core.prompt import check_prompt, parse_prompt
-from triolet.core.request import Request
+from triolet.config.engine import EngineConfig
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import check_prompt, parse_prompt
+from triolet.core.request.request import Request
+from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
 from triolet.errors import UnsupportedFeature
 
 

@@ -7,12 +7,11 @@ from typing import Any, Self
 
 import attrs
 
-from triolet.config import EngineConfig
-from triolet.core.codec import TextCodec
-from triolet.core.conversation import Conversation
-from triolet.core.messages import Tokenize
-from triolet.core.model_info import ModelInfo
-from triolet.core.scheduler_config import DEFAULT_BATCHED_TOKENS
+from triolet.config.engine import EngineConfig
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.prompt import Conversation
+from triolet.core.request.tokenizer_interface import TextCodec, Tokenize
+from triolet.core.scheduling.config import DEFAULT_BATCHED_TOKENS
 from triolet.errors import UnsupportedFeature
 
 

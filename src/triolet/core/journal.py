@@ -19,11 +19,11 @@ from collections.abc import Iterator
 
 import attrs
 
-from triolet.core.guidance import Guidance
-from triolet.core.outputs import FinishReason
-from triolet.core.plan import PromptLogprobs, SampledToken, TokenLogprobs
-from triolet.core.request import Request
-from triolet.core.tally import Tally
+from triolet.core.metrics.iteration_stats import Tally
+from triolet.core.request.grammar_state import Guidance
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
+from triolet.core.step_plan import PromptLogprobs, SampledToken, TokenLogprobs
 from triolet.errors import InvariantViolated
 
 

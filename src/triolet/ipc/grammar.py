@@ -4,7 +4,7 @@
                          OpenGrammar   compile this                           GrammarState   compiled, or not
                          GuideSteps    and now?                               GuidedSteps    what may come next
 
-The first is said to the process that all others are copies of; see `triolet.grammar.program`.
+The first is said to the process that all others are copies of; see `triolet.workers.grammar`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.ipc.converter import layout_of
 from triolet.ipc.messages import Way
 

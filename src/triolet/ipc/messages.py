@@ -19,10 +19,10 @@ from typing import Any, Final, Generic, TypeVar, cast
 import attrs
 import msgpack
 
-from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import StepPlan, StepResult
-from triolet.core.progress import LoadProgress
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import FrameError
 from triolet.ipc.converter import CONVERTER, layout_of
 from triolet.ipc.failures import Failure

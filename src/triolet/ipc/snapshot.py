@@ -15,10 +15,10 @@ import cattrs.preconf.msgpack
 import msgpack
 from cattrs.gen import make_dict_structure_fn
 
-from triolet.core.outputs import FinishReason
-from triolet.core.params import SamplingParams
-from triolet.core.plan import TokenLogprobs
-from triolet.core.trace_headers import TraceHeaders
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.status import FinishReason
+from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.step_plan import TokenLogprobs
 from triolet.errors import SnapshotError
 
 VERSION: Final = 1

@@ -1,0 +1,1 @@
+"""Weights, KV tensors, sampling and `ModelRunner.execute(plan)`; torch, and no Trio."""

@@ -13,18 +13,18 @@ from typing import Any
 import attrs
 import torch
 
-from triolet.core.model_info import GenerationDefaults
-from triolet.core.progress import LoadProgress, OnProgress
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.request.model_info import GenerationDefaults
 from triolet.errors import ConfigError
-from triolet.model.checkpoint import Checkpoint
-from triolet.model.cpu_plan import build_cpu_decoder, can_plan, can_quantise
-from triolet.model.decoder import build_decoder
-from triolet.model.families import is_native, parse_decoder_config
-from triolet.model.generation_config import read_generation_defaults
-from triolet.model.hub import resolve_folder
+from triolet.model.architectures.decoder_config import DTYPES, architecture_of, checkpoint_dtype, read_config
+from triolet.model.architectures.families import is_native, parse_decoder_config
+from triolet.model.architectures.weight_map import WeightReader, check_fit, plan_tensors
+from triolet.model.backends.cpu_decoder import build_cpu_decoder, can_plan, can_quantise
+from triolet.model.backends.torch_decoder import build_decoder
+from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.folder.generation_config import read_generation_defaults
+from triolet.model.folder.hub import resolve_folder
 from triolet.model.interface import CausalModel
-from triolet.model.model_config import DTYPES, architecture_of, checkpoint_dtype, read_config
-from triolet.model.weights import WeightReader, check_fit, plan_tensors
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def load_model(
         if quantization is not None:
             raise _not_quantised(quantization)
         # imported here because it takes seconds, and the native path needs none of it
-        from triolet.model.transformers_backend import load_transformers_model
+        from triolet.model.backends.transformers_backend import load_transformers_model
 
         loaded = load_transformers_model(folder, config, torch_dtype, device, trust_remote_code)
     if max_model_len is not None and max_model_len > loaded.spec.max_position:
@@ -132,6 +132,6 @@ def _load_native(
 
 
 def _not_quantised(quantization: str) -> ConfigError:
-    """It is for what runs as one C++ step: see `triolet.model.cpu_plan`."""
+    """It is for what runs as one C++ step: see `triolet.model.backends.cpu_decoder`."""
     rule = "none for this model: it is for dense ones like Llama, on a CPU, in float32 or bfloat16"
     return ConfigError("quantization", rule, quantization)

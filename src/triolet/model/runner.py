@@ -12,12 +12,13 @@ from itertools import groupby
 
 import torch
 
-from triolet.core.model_info import ModelInfo
-from triolet.core.plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
-from triolet.core.progress import OnProgress
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
 from triolet.errors import ConfigError
 from triolet.kernels.cpu.library import kernels
-from triolet.model.batch import RowTable, StepInput
+from triolet.model.input_batch import Row, RowTable, StepInput
 from triolet.model.interface import (
     BackgroundModel,
     CausalModel,
@@ -25,15 +26,14 @@ from triolet.model.interface import (
     GreedyRun,
     GreedyStep,
 )
-from triolet.model.kv_cache import allocate_kv_cache, kv_block_count
-from triolet.model.kv_pages import pages_ahead
 from triolet.model.load import LoadedModel, load_model
-from triolet.model.masks import apply_masks_
-from triolet.model.memory import give_back, lack_of_memory
-from triolet.model.prompt_logprobs import prompt_logprobs
-from triolet.model.row import Row
-from triolet.model.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
-from triolet.model.sampling_row import SamplingRow
+from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
+from triolet.model.memory.out_of_memory import give_back, lack_of_memory
+from triolet.model.memory.page_prefault import pages_ahead
+from triolet.model.sampling.logits_processors import apply_masks_
+from triolet.model.sampling.logprobs import prompt_logprobs
+from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
+from triolet.model.sampling.sampling_row import SamplingRow
 
 
 class ModelRunner:
@@ -380,4 +380,37 @@ def _model_info(
         device=device.type,
         cpu_kernels=None if cpp is None else cpp.target.name,
         generation=loaded.generation_defaults,
+    )
+
+
+# --------------------
+# From the operator's configuration to a running model: the one place that knows which fields are the runner's.
+
+
+def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tuple[ModelRunner, ModelInfo]:
+    """Load what a configuration names.
+
+    Args:
+        config: with a `model`.
+        on_progress: told how much of it is there.
+    Raises:
+        ConfigError: a field that does not fit the model or the machine.
+        ModelError: the model can not be loaded.
+    """
+    if config.model is None:
+        raise ValueError("config.model must be a folder or a hub id; got None")
+    return load_runner(
+        model=config.model,
+        dtype=config.dtype,
+        device=config.device,
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        num_kv_blocks=config.num_kv_blocks,
+        kv_cache_bytes=config.kv_cache_bytes,
+        max_num_seqs=config.max_num_seqs,
+        quantization=None if config.quantization == "none" else config.quantization,
+        logprobs_mode=config.logprobs_mode,
+        on_progress=on_progress,
     )

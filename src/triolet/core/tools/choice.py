@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools.answer import AnswerParser
 from triolet.core.tools.detection import NO_TOOLS
 from triolet.core.tools.either import CallsOrForm

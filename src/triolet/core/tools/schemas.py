@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triolet.core.structured_outputs import StructuredOutputsParams
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools.functions import FunctionTool, wrong
 
 

@@ -1,0 +1,1 @@
+"""How a step plan is executed: inline, in a thread, or in a process."""

@@ -1,0 +1,366 @@
+"""Where grammars live: each in a process of its own, or, for tests, here.
+
+A grammar comes from outside, and its compilation may take for ever, or all the memory there is. So the processes have
+limits (`triolet.workers.grammar`), a clock is held against every question, and whoever is late or dead is replaced by
+a copy that is asked once more. What kills a second copy is the grammar's fault, and its requests fail alone.
+
+Processes are kept for the next request with the same grammar; when there are too many, the one that was not used for
+longest goes. If all are in use, a new grammar waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import attrs
+import trio
+
+from triolet.actors.executors.grammars import (
+    GrammarFailed,
+    GrammarRefused,
+    Grammars,
+    GrammarsDied,
+    NoGrammars,
+    wrong_grammar,
+)
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.errors import FrameError
+from triolet.ipc.frames import FrameReader
+from triolet.ipc.grammar import (
+    GRAMMAR_REPLIES,
+    GRAMMAR_REQUESTS,
+    GrammarReply,
+    GrammarRequest,
+    GrammarState,
+    Guided,
+    GuidedSteps,
+    GuideStep,
+    GuideSteps,
+    OpenGrammar,
+    Vocabulary,
+)
+
+PROGRAM: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.grammar")
+READ_BYTES = 2**16
+START_S = 60.0  # for an interpreter to start and read a vocabulary, on a busy machine
+SPLIT_S = 5.0  # for a process to copy itself, likewise
+NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from the model
+
+
+@attrs.define(eq=False)
+class GrammarProcess:
+    """One copy, and what it knows.
+
+    Args:
+        stream: to it.
+        process_id: of it.
+        known: how many tokens it has been told of, by serial.
+        ended: serials that it need not know any more.
+        turn: one question at a time.
+    """
+
+    stream: trio.SocketStream
+    process_id: int = 0
+    known: dict[int, int] = attrs.field(factory=dict)
+    ended: set[int] = attrs.field(factory=set)
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    _reader: FrameReader = attrs.field(factory=GRAMMAR_REPLIES.reader)
+    _pidfd: int | None = None
+
+    def remember(self, process_id: int) -> None:
+        """Hold on to a process, so that no other one of that number is ever killed in its stead."""
+        self.process_id = process_id
+        if sys.platform == "linux":
+            self._pidfd = os.pidfd_open(process_id)
+
+    async def ask(self, request: GrammarRequest | None, timeout_s: float) -> GrammarReply:
+        """Say something (or, at the very beginning, nothing), and wait for the answer.
+
+        Raises:
+            GrammarFailed: there is none; the process is dead.
+        """
+        try:
+            with trio.fail_after(timeout_s):
+                if request is not None:
+                    await self.stream.send_all(GRAMMAR_REQUESTS.pack(request))
+                return await self._reply()
+        except trio.TooSlowError:
+            self.kill()
+            raise GrammarFailed(f"it takes more than {timeout_s:g} s") from None
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, FrameError):
+            self.kill()
+            raise GrammarFailed("it takes too much memory, or it crashes what compiles it") from None
+        except BaseException:
+            self.kill()  # amid a question: nobody would know whose answer comes next
+            raise
+
+    async def _reply(self) -> GrammarReply:
+        while (payload := self._reader.next_payload()) is None:
+            if not (data := await self.stream.receive_some(READ_BYTES)):
+                raise EOFError
+            self._reader.feed(data)
+        return GRAMMAR_REPLIES.unpack(payload)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it can not be asked any more."""
+        return self.stream.socket.fileno() < 0
+
+    def kill(self) -> None:
+        """End it, at whatever it is. Synchronous; harmless when repeated."""
+        self.stream.socket.close()
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = None
+        elif self.process_id and sys.platform != "linux":
+            with suppress(ProcessLookupError):
+                os.kill(self.process_id, signal.SIGKILL)
+
+
+@attrs.define(eq=False)
+class _Opening:
+    """A grammar that is being compiled; others may want the same one."""
+
+    is_over: trio.Event = attrs.field(factory=trio.Event)
+    failure: GrammarFailed | GrammarRefused | None = None
+
+
+class GrammarProcesses:
+    """See `Grammars`; `open_processes` makes it."""
+
+    def __init__(
+        self,
+        original: GrammarProcess,
+        *,
+        max_grammars: int,
+        timeout_s: float,
+        memory_bytes: int,
+    ) -> None:
+        self._original = original
+        self._max_grammars = max_grammars
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._processes: OrderedDict[StructuredOutputsParams, GrammarProcess] = OrderedDict()
+        self._users: dict[StructuredOutputsParams, int] = {}
+        self._is_closed = False
+        self._openings: dict[StructuredOutputsParams, _Opening] = {}
+        self._room = trio.lowlevel.ParkingLot()
+        self._compilers = trio.CapacityLimiter(NUM_COMPILERS)
+        self._splitting = trio.Lock()
+
+    async def open(self, params: StructuredOutputsParams) -> None:
+        """See `Grammars`."""
+        try:
+            async with self._at_hand(params):
+                pass
+        except (GrammarFailed, GrammarRefused) as error:
+            raise wrong_grammar(params, str(error)) from None
+
+    async def watch(self) -> None:
+        """See `Grammars`: the original says nothing any more, until it ends."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._original.stream.receive_some(1)
+        raise GrammarsDied
+
+    async def guide(
+        self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
+    ) -> tuple[Guided, ...]:
+        """See `Grammars`. A process that has died of something else is replaced, once."""
+        try:
+            return await self._guide(params, answers)
+        except GrammarFailed:
+            return await self._guide(params, answers)
+
+    async def _guide(
+        self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
+    ) -> tuple[Guided, ...]:
+        async with self._at_hand(params) as process, process.turn:
+            steps = tuple(_step(process, serial, token_ids) for serial, token_ids in answers.items())
+            request = GuideSteps(steps, tuple(process.ended))
+            process.ended.clear()
+            reply = await process.ask(request, self._timeout_s)
+        if not isinstance(reply, GuidedSteps) or len(reply.steps) != len(steps):
+            process.kill()
+            raise GrammarFailed("its process answers what was not asked")
+        return reply.steps
+
+    def forget(self, is_live: Callable[[int], bool]) -> None:
+        """See `Grammars`."""
+        for process in self._processes.values():
+            for serial in [serial for serial in process.known if not is_live(serial)]:
+                del process.known[serial]
+                process.ended.add(serial)
+
+    @asynccontextmanager
+    async def _at_hand(self, params: StructuredOutputsParams) -> AsyncGenerator[GrammarProcess]:
+        """The process of a grammar, which stays while it is used."""
+        self._users[params] = self._users.get(params, 0) + 1
+        try:
+            yield await self._find(params)
+        finally:
+            self._users[params] -= 1
+            if not self._users[params]:
+                del self._users[params]
+                self._room.unpark()
+
+    async def _find(self, params: StructuredOutputsParams) -> GrammarProcess:
+        while (process := self._processes.get(params)) is None or process.is_dead:
+            if (other := self._openings.get(params)) is not None:
+                await other.is_over.wait()
+                if other.failure is not None:
+                    raise type(other.failure)(*other.failure.args)
+                continue
+            opening = self._openings[params] = _Opening()
+            try:
+                async with self._compilers:
+                    await self._make_room()
+                    self._processes[params] = await self._compiled(params)
+            except (GrammarFailed, GrammarRefused) as error:
+                if self._is_closed or has_hung_up(self._original.stream.socket):
+                    raise GrammarsDied from None  # and took this one along
+                opening.failure = error
+                raise
+            finally:
+                del self._openings[params]
+                opening.is_over.set()
+        self._processes.move_to_end(params)
+        return process
+
+    async def _make_room(self) -> None:
+        """Let the process go that was not used for longest; wait, if all are used."""
+        while len(self._processes) >= self._max_grammars:
+            if self._is_closed:
+                raise GrammarsDied
+            idle = next((params for params in self._processes if params not in self._users), None)
+            if idle is None:
+                await self._room.park()
+            else:
+                self._processes.pop(idle).kill()
+
+    async def _compiled(self, params: StructuredOutputsParams) -> GrammarProcess:
+        process = await self._split()
+        try:
+            state = await process.ask(OpenGrammar(params, self._memory_bytes), self._timeout_s)
+            if not isinstance(state, GrammarState) or state.problem:
+                raise GrammarRefused(getattr(state, "problem", "its process is confused"))
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    async def _split(self) -> GrammarProcess:
+        """A copy of the original."""
+        ours, theirs = socket.socketpair()
+        process = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        try:
+            with theirs:
+                async with self._splitting:
+                    await wait_for_room(self._original.stream.socket)
+                    send_fd(self._original.stream.socket, theirs.fileno())
+                    theirs.close()  # from here on it is the copy's alone, and ends with it
+                    state = await process.ask(None, SPLIT_S)
+            process.remember(state.process_id)
+        except (OSError, GrammarFailed, trio.ClosedResourceError):
+            process.kill()
+            self._original.kill()  # it may live, and be of no use: only its death has another one started
+            raise GrammarsDied from None
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    def close(self) -> None:
+        """End all of them, and send away whoever waits for one."""
+        self._is_closed = True
+        self._room.unpark_all()
+        for process in (*self._processes.values(), self._original):
+            process.kill()
+        self._processes.clear()
+
+
+async def wait_for_room(connection: trio.socket.SocketType) -> None:
+    """Wait until a byte can be sent.
+
+    Raises:
+        OSError: none ever can.
+    """
+    if connection.fileno() < 0:
+        raise BrokenPipeError
+    await trio.lowlevel.wait_writable(connection)
+
+
+def has_hung_up(connection: trio.socket.SocketType) -> bool:
+    """Whether the process at the other end, which says nothing, has ended."""
+    if connection.fileno() < 0:
+        return True
+    with socket.socket(fileno=os.dup(connection.fileno())) as plain:
+        try:
+            return plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
+    """One byte, and a descriptor with it; a Unix socket has room for that."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as plain:
+        socket.send_fds(plain, [b"."], [fd])
+
+
+def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> GuideStep:
+    start = process.known.get(serial, 0)
+    process.known[serial] = max(start, len(token_ids))  # more, where an older question comes late
+    return GuideStep(serial, start, token_ids[start:])
+
+
+def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """The program, at the other end of a connection. Blocks for a millisecond or two; see `RunnerProcess.spawn`."""
+    return subprocess.Popen(
+        (*PROGRAM, str(connection.fileno())),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[connection.fileno()],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+
+
+@asynccontextmanager
+async def open_processes(
+    vocabulary: Vocabulary, *, max_grammars: int, timeout_s: float, memory_bytes: int
+) -> AsyncGenerator[Grammars]:
+    """Start the process that all others are copies of; none is left when the scope is left."""
+    ours, theirs = socket.socketpair()
+    original = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    with theirs:
+        popen = _start(theirs)
+    try:
+        try:
+            state = await original.ask(vocabulary, START_S)
+            problem = state.problem if isinstance(state, GrammarState) else "its process is confused"
+        except GrammarFailed as error:
+            problem = str(error)
+        if problem:
+            yield NoGrammars(f"structured_outputs must be None: {problem}")
+            return
+        grammars = GrammarProcesses(
+            original, max_grammars=max_grammars, timeout_s=timeout_s, memory_bytes=memory_bytes
+        )
+        try:
+            yield grammars
+        finally:
+            grammars.close()
+    finally:
+        original.kill()
+        popen.kill()
+        popen.wait()

@@ -1,0 +1,194 @@
+"""What the guidance actor asks of grammars, wherever they live: in processes (`grammar_process`), here, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from triolet.config.engine import EngineConfig
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import SpelledCodec
+from triolet.errors import InvalidParams, UnsupportedFeature
+from triolet.ipc.grammar import Guided, GuideStep, Vocabulary
+
+if TYPE_CHECKING:
+    from triolet.actors.channels import Wiring
+    from triolet.structured_outputs.compiler import Grammar, Tokens
+
+OpenGrammars = Callable[[], AbstractAsyncContextManager["Grammars"]]
+
+
+class GrammarFailed(Exception):
+    """A question about a grammar got no answer: its process is dead, or was killed because it was late."""
+
+
+class GrammarsDied(Exception):
+    """The process that all grammars are copies of is dead. The guidance actor starts another one."""
+
+
+class GrammarRefused(Exception):
+    """What is to be compiled is no grammar."""
+
+
+class Grammars(Protocol):
+    """Compiles grammars, and follows answers through them."""
+
+    async def open(self, params: StructuredOutputsParams) -> None:
+        """Compile a grammar, unless it is there.
+
+        Raises:
+            InvalidParams: it is no grammar, or it is too much of one.
+            UnsupportedFeature: no grammar works with this tokenizer.
+            GrammarsDied: there are none any more.
+        """
+        ...
+
+    async def watch(self) -> None:
+        """Wait as long as all is well.
+
+        Raises:
+            GrammarsDied: it is not.
+        """
+        ...
+
+    async def guide(
+        self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
+    ) -> tuple[Guided, ...]:
+        """What may come next in answers that follow a grammar.
+
+        Args:
+            params: the grammar.
+            answers: all tokens so far, by serial.
+        Raises:
+            GrammarFailed: they can not be followed; one of them alone may still be.
+        """
+        ...
+
+    def forget(self, is_live: Callable[[int], bool]) -> None:
+        """Drop what is kept of answers that have ended."""
+        ...
+
+
+def wrong_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParams:
+    """What the caller gets who asked for it."""
+    field = f"structured_outputs.{params.kind}"
+    return InvalidParams(
+        f"{field} must be a grammar that can be compiled: {problem}",
+        field=field,
+        got=getattr(params, params.kind),
+    )
+
+
+class NoGrammars:
+    """See `Grammars`: there are none with this tokenizer.
+
+    Args:
+        problem: why.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    async def open(self, params: StructuredOutputsParams) -> None:
+        """See `Grammars`."""
+        await trio.lowlevel.checkpoint()
+        raise UnsupportedFeature(self._problem, field="structured_outputs", got=params.kind)
+
+    async def watch(self) -> None:
+        """See `Grammars`."""
+        await trio.sleep_forever()
+
+    async def guide(
+        self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
+    ) -> tuple[Guided, ...]:
+        """See `Grammars`."""
+        await trio.lowlevel.checkpoint()
+        raise GrammarFailed(self._problem)
+
+    def forget(self, is_live: Callable[[int], bool]) -> None:
+        """See `Grammars`."""
+
+
+class InlineGrammars:
+    """See `Grammars`: here, in the event loop, for tests that want one order of events. Nothing can be killed.
+
+    Args:
+        tokens: the model's vocabulary.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._grammars: dict[StructuredOutputsParams, Grammar] = {}
+
+    async def open(self, params: StructuredOutputsParams) -> None:
+        """See `Grammars`."""
+        from triolet.structured_outputs.compiler import WrongGrammar
+
+        await trio.lowlevel.checkpoint()
+        try:
+            self._grammar(params)
+        except WrongGrammar as error:
+            raise wrong_grammar(params, str(error)) from None
+
+    def _grammar(self, params: StructuredOutputsParams) -> Grammar:
+        from triolet.structured_outputs.compiler import Grammar
+
+        if params not in self._grammars:
+            self._grammars[params] = Grammar(self._tokens, params)
+        return self._grammars[params]
+
+    async def watch(self) -> None:
+        """See `Grammars`."""
+        await trio.sleep_forever()
+
+    async def guide(
+        self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
+    ) -> tuple[Guided, ...]:
+        """See `Grammars`. Answers are followed from their beginnings: little is remembered, and nothing forgotten."""
+        await trio.lowlevel.checkpoint()
+        grammar = self._grammar(params)
+        guided = tuple(grammar.guide(GuideStep(serial, 0, answers[serial])) for serial in answers)
+        grammar.forget(answers)
+        return guided
+
+    def forget(self, is_live: Callable[[int], bool]) -> None:
+        """See `Grammars`."""
+
+
+def make_grammars(config: EngineConfig, wiring: Wiring) -> OpenGrammars:
+    """The scope in which the configured kind of grammars is served, once model and tokenizer are loaded."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Grammars]:
+        codec: object = wiring.codec
+        info = wiring.model_info
+        if info is None or not isinstance(codec, SpelledCodec):
+            yield NoGrammars("structured_outputs must be None: they need a tokenizer.json")
+            return
+        vocabulary = Vocabulary(codec.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids)
+        if config.runner == "inline":
+            yield _inline(vocabulary)
+            return
+        from triolet.actors.executors.grammar_process import open_processes
+
+        async with open_processes(
+            vocabulary,
+            max_grammars=config.max_grammars,
+            timeout_s=config.grammar_timeout,
+            memory_bytes=config.grammar_memory_bytes,
+        ) as processes:
+            yield processes
+
+    return opened
+
+
+def _inline(vocabulary: Vocabulary) -> Grammars:
+    from triolet.structured_outputs.compiler import Tokens
+
+    try:
+        return InlineGrammars(Tokens(vocabulary))
+    except ValueError as error:
+        return NoGrammars(f"structured_outputs must be None: {error}")

@@ -1,0 +1,386 @@
+"""The executor whose model lives in a process of its own: what happens there is, here, at worst an exception.
+
+Every life has its own process, which loads the weights again: a driver or a library that has broken something is left
+behind with it. The process speaks frames (`ipc`) over its standard input and output; what it writes to standard error
+goes into the log. However it ends, this side knows within milliseconds: from the end of its lifeline (`ipc.lifeline`),
+or from the operating system if something else still holds that pipe. A step that takes too long ends with the process
+killed.
+
+    life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
+    one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
+
+To give back what a process holds takes the system tens of milliseconds, of memory, and more of a device's. Nobody
+waits for that but the next process, before it loads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import attrs
+import trio
+
+from triolet.actors.executors.process_exit import ending_of, exit_code_of
+from triolet.actors.model_runner import Tell
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.recovery.stderr_tail import LastWords
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
+from triolet.ipc import lifeline
+from triolet.ipc.failures import Failure, rebuild
+from triolet.ipc.frames import FrameReader
+from triolet.ipc.messages import REPLIES, REQUESTS, Halt, Reply, Request
+
+logger = logging.getLogger("triolet.runner")
+
+# -P: the folder that the engine was started in is nowhere to look for modules.
+WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.runner")
+
+READ_BYTES = 2**16  # what a pipe holds on Linux
+GRACE_S = 1.0  # from the end of its requests until a process is killed
+MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
+RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
+
+
+class ProcessExecutor:
+    """See `model_runner.Executor`.
+
+    Args:
+        config: with a `model`; sent to the process as it is, but for secrets.
+        command: starts the process.
+    """
+
+    def __init__(self, config: EngineConfig, command: Sequence[str] = WORKER) -> None:
+        self._config = config
+        self._command = tuple(command)
+        self._process: RunnerProcess | None = None
+        self._former: RunnerProcess | None = None
+        self._has_loaded = False
+        self._is_running = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """The scope of one process, which is gone when it is left, or, if it has died, dying.
+
+        Raises:
+            RunnerDied: it ended while nobody was asking it anything.
+        """
+        try:
+            async with RunnerProcess.spawn(self._command).running() as self._process:
+                yield
+        finally:
+            self._process, self._former = None, self._process
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        """See `Executor`. A load is only reported until one has succeeded; later ones mend something.
+
+        Raises:
+            ConfigError: a field that does not fit the model or the machine.
+            ModelError: the model can not be loaded.
+            RunnerDied: the process ended meanwhile.
+        """
+        process = self._here()
+        async with process.conversation():
+            if self._former is not None:
+                await self._former.gone()  # it may still hold most of what there is of memory
+            await process.ask(self._config.without_secrets())
+            while isinstance(reply := await process.reply(), LoadProgress):
+                if not self._has_loaded:
+                    on_progress(reply)
+            if not isinstance(reply, ModelInfo | Failure):
+                raise FrameError(f"a load must end with a ModelInfo; got a {type(reply).__name__}")
+        if isinstance(reply, Failure):
+            raise rebuild(reply, otherwise=ModelError)
+        self._has_loaded = True
+        return reply
+
+    async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
+        """See `Executor`. Whoever is cancelled meanwhile does not wait for the step: the process is killed.
+
+        Raises:
+            RunnerDied: the process ended, or a step took longer than `step_timeout`.
+            RunnerFailed: a step raised an exception.
+        """
+        process = self._here()
+        async with process.conversation(self._config.step_timeout):
+            await process.ask(plan)
+            self._is_running = True
+            try:
+                while isinstance(reply := await process.reply(), StepResult) and not reply.is_last:
+                    _check(reply, plan)
+                    process.allow(self._config.step_timeout)
+                    tell(reply)
+            finally:
+                self._is_running = False
+            _check(reply, plan)
+        if isinstance(reply, Failure):
+            raise rebuild(reply, otherwise=RunnerFailed)
+        assert isinstance(reply, StepResult)
+        return reply
+
+    def halt(self) -> None:
+        """See `Executor`."""
+        if self._is_running and self._process is not None:
+            self._is_running = False  # to say it once is enough
+            self._process.halt()
+
+    def _here(self) -> RunnerProcess:
+        if self._process is None:
+            raise RuntimeError("an executor must be used within its running()")
+        return self._process
+
+
+def _check(reply: Reply, plan: StepPlan) -> None:
+    if not isinstance(reply, StepResult | Failure):
+        raise FrameError(f"a step must end with a StepResult; got a {type(reply).__name__}")
+    if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
+        raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
+
+
+@attrs.define(eq=False)
+class RunnerProcess:
+    """One process, with everything that must be closed when it is gone."""
+
+    _popen: subprocess.Popen[bytes]
+    _requests: trio.lowlevel.FdStream
+    _replies: trio.lowlevel.FdStream
+    _errors: trio.lowlevel.FdStream
+    _lifeline: int
+    _reader: FrameReader = attrs.field(factory=REPLIES.reader)
+    _dying: trio.Event = attrs.field(factory=trio.Event)
+    _exited: trio.Event = attrs.field(factory=trio.Event)
+    _line: bytes = b""
+    _last_words: LastWords = attrs.field(factory=LastWords)
+    _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _talk: trio.CancelScope | None = None
+
+    @classmethod
+    def spawn(cls, command: Sequence[str]) -> RunnerProcess:
+        """Start a process; returns when its program has been found.
+
+        Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
+        and the threads in which Trio starts processes end after ten idle seconds.
+        """
+        pipes = [os.pipe() for _ in range(4)]
+        (requests_end, requests), (replies, replies_end), (errors, errors_end), (life, life_end) = pipes
+        try:
+            popen = subprocess.Popen(
+                command,
+                stdin=requests_end,
+                stdout=replies_end,
+                stderr=errors_end,
+                pass_fds=[life_end],
+                env={**_environment(), lifeline.VARIABLE: str(life_end)},
+                # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
+                start_new_session=True,
+            )
+        except BaseException:
+            for fd in (requests, replies, errors, life):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (requests_end, replies_end, errors_end, life_end):
+                os.close(fd)
+        stream = trio.lowlevel.FdStream
+        return cls(popen, stream(requests), stream(replies), stream(errors), life)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[RunnerProcess]:
+        """The scope in which the process lives: asked to end when it is left, then killed, and always reaped."""
+        failure: BaseException | None = None
+        trio.lowlevel.spawn_system_task(self._reap)  # which may take longer than anybody here wants to wait
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._log_errors)
+            try:
+                with self._idle:
+                    yield self
+                if self._idle.cancelled_caught:
+                    raise await self._death()
+            except BaseException as error:  # raised again below, without the nursery's group around it
+                failure = error
+            with trio.CancelScope(shield=True):
+                await self._end()
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    # ------------------------------------------------------------------------------------ questions
+
+    @asynccontextmanager
+    async def conversation(self, timeout_s: float | None = None) -> AsyncGenerator[None]:
+        """Around a question and its answer; the process does not survive one that was broken off.
+
+        Args:
+            timeout_s: how long it may take, seconds; None is for ever.
+        Raises:
+            RunnerDied: the process has ended, had to be killed after `timeout_s`, or sent what is no answer.
+        """
+        if self._dying.is_set():
+            raise await self._death()
+        scope = self._talk = trio.CancelScope()
+        if timeout_s is not None:
+            scope.deadline = trio.current_time() + timeout_s
+        try:
+            try:
+                with scope:
+                    yield
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+                self._note_death()
+                raise await self._death() from None
+            except FrameError as error:
+                raise await self._death(f"and the engine do not understand each other ({error})") from error
+            if scope.cancelled_caught:
+                late = f"took more than {timeout_s} s for a step (step_timeout)"
+                raise await self._death(None if self._dying.is_set() else late) from None
+        except BaseException:
+            self._popen.kill()
+            raise
+        finally:
+            self._talk = None
+        if self._dying.is_set():
+            self._idle.cancel()
+
+    async def ask(self, request: Request) -> None:
+        """Send a request, within a conversation."""
+        await self._requests.send_all(REQUESTS.pack(request))
+
+    def allow(self, timeout_s: float | None) -> None:
+        """Give the conversation so long from now on, unless it is being called off."""
+        if self._talk is not None and timeout_s is not None and not self._dying.is_set():
+            self._talk.deadline = trio.current_time() + timeout_s
+
+    def halt(self) -> None:
+        """Send a `Halt`, after a plan. It fits into the pipe, which has been read empty but for one other."""
+        with suppress(OSError):  # whoever reads the replies hears of a death
+            os.write(self._requests.fileno(), REQUESTS.pack(Halt()))
+
+    async def reply(self) -> Reply:
+        """The next reply, within a conversation."""
+        while (payload := self._reader.next_payload()) is None:
+            if not (data := await self._replies.receive_some(READ_BYTES)):
+                raise EOFError
+            self._reader.feed(data)
+        return REPLIES.unpack(payload)
+
+    # ---------------------------------------------------------------------------------------- death
+
+    async def gone(self) -> None:
+        """Wait until the system has taken back what the process held."""
+        await self._exited.wait()
+
+    async def _watch(self) -> None:
+        """Wait for the end of the lifeline, whatever else is cancelled."""
+        with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
+            await trio.lowlevel.wait_readable(self._lifeline)
+            self._note_death()
+
+    async def _reap(self) -> None:
+        """Wait for the end of the process: also when there is nobody any more who wants to hear of it."""
+        try:
+            await _wait_for_exit(self._popen)
+        finally:  # also if all of Trio ends first
+            self._popen.kill()
+            self._popen.wait()
+        self._exited.set()
+        self._note_death()
+
+    def _note_death(self) -> None:
+        """Call off whoever waits for the process."""
+        if self._dying.is_set():
+            return
+        self._dying.set()
+        if self._talk is None:
+            self._idle.cancel()
+        else:  # its last reply is in the pipe, or will never come
+            self._talk.deadline = trio.current_time()
+
+    async def _death(self, reason: str | None = None) -> RunnerDied:
+        """Make sure that the process is dead; the exception that tells how it died.
+
+        Args:
+            reason: why it is killed, if it still lives.
+        """
+        self._popen.kill()  # which changes nothing of how somebody ends who is at it
+        await self._dying.wait()
+        returncode = self._popen.returncode
+        # 0 may be yet to change: descriptors are closed before it is known how a process ends.
+        if returncode is None and not (returncode := exit_code_of(self._popen.pid)):
+            await self._exited.wait()
+            returncode = self._popen.returncode
+        self._hear_the_rest()
+        reason = reason or ending_of(returncode)
+        if last_words := self._last_words.since(trio.current_time() - RECENT_S):
+            reason += "; its last words: " + " | ".join(last_words)
+        return RunnerDied(reason, returncode)
+
+    async def _end(self) -> None:
+        self._requests.close()
+        if not self._dying.is_set():
+            with trio.move_on_after(GRACE_S):
+                await self._exited.wait()
+            self._popen.kill()
+            await self._exited.wait()
+        self._hear_the_rest()
+        self._replies.close()
+        self._errors.close()
+        trio.lowlevel.notify_closing(self._lifeline)
+        os.close(self._lifeline)
+
+    # -------------------------------------------------------------------------------------- its log
+
+    async def _log_errors(self) -> None:
+        """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
+        with suppress(trio.ClosedResourceError):
+            while data := await self._errors.receive_some(READ_BYTES):
+                self._hear(data)
+
+    def _hear_the_rest(self) -> None:
+        """What a dead process has left in the pipe: it may be the reason."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._errors.fileno(), READ_BYTES):
+                self._hear(data)
+        self._log(self._line)
+        self._line = b""
+
+    def _hear(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > MAX_LINE_BYTES:
+            lines, self._line = [*lines, self._line], b""
+        for whole in lines:
+            self._log(whole)
+
+    def _log(self, line: bytes) -> None:
+        if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
+            self._last_words.hear(text, trio.current_time())
+            logger.warning("process %d: %s", self._popen.pid, text)
+
+
+async def _wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
+    """Wait until the process has ended, and reap it."""
+    if popen.poll() is not None:  # `Popen.kill` looks first, and reaps
+        return
+    if sys.platform == "linux":
+        pidfd = os.pidfd_open(popen.pid)
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        popen.wait()
+    else:
+        await trio.to_thread.run_sync(popen.wait, limiter=trio.CapacityLimiter(1))
+
+
+def _environment() -> dict[str, str]:
+    """This program's, without secrets; and the process must find its modules where this program finds them."""
+    secrets = EngineConfig.secret_variables()
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    shared = {name: value for name, value in os.environ.items() if name not in secrets}
+    return {**shared, "PYTHONPATH": search_path}

@@ -1,0 +1,166 @@
+"""Beam search without a model: which unfinished answers go on, and how finished ones compare.
+
+As in vLLM, each beam is asked for its 2 * beam_width likeliest next tokens, so that enough are left when half of them
+end the answer. An end of sequence completes a beam at once; of all others the best `beam_width` go on. What is compared
+is the sum of the log-probabilities over the length, prompt included, to the power of the length penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import attrs
+
+from triolet.core.output.logprobs import Logprob, Position
+from triolet.core.request.param_validation import refuse, strict_plain_fields
+from triolet.core.request.status import FinishReason
+
+MAX_BEAM_WIDTH = 1_024  # that many requests at a time
+MAX_LENGTH_PENALTY = 16.0  # a length to that power is still a number
+
+
+def _no_grammar(value: object) -> None:
+    if value is not None:
+        raise refuse("structured_outputs", "must be None: beams follow no grammar", value)
+
+
+def _no_watermark(value: object) -> None:
+    if value is not None:
+        raise refuse("watermarking", "must be None: there are no watermarks", value)
+
+
+@attrs.frozen(field_transformer=strict_plain_fields)
+class BeamSearchParams:
+    """What is searched for.
+
+    Args:
+        beam_width: answers that are followed at a time, and given at the end.
+        max_tokens: longest answer, tokens.
+        ignore_eos: go on past the model's end-of-sequence tokens.
+        temperature: of the requests; the log-probabilities are the model's own, so it changes nothing as long as
+            `logprobs_mode` is raw.
+        length_penalty: above 0 longer answers are preferred, the more the larger it is; at 0 the sum counts as it is.
+        include_stop_str_in_output: keep the end-of-sequence token in `tokens`.
+        structured_outputs: None; anything else is refused.
+        skip_special_tokens: leave special tokens out of the text.
+        watermarking: None; anything else is refused.
+
+    Raises:
+        InvalidParams: a value of the wrong type or out of range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: None = attrs.field(default=None, converter=_no_grammar)
+    skip_special_tokens: bool = True
+    watermarking: None = attrs.field(default=None, converter=_no_watermark)
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
+            raise refuse("beam_width", f"must be in [1, {MAX_BEAM_WIDTH}]", self.beam_width)
+        if self.max_tokens < 1:
+            raise refuse("max_tokens", "must be at least 1", self.max_tokens)
+        if not 0.0 <= self.temperature <= 2.0:
+            raise refuse("temperature", "must be in [0, 2]", self.temperature)
+        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            limit = MAX_LENGTH_PENALTY
+            raise refuse("length_penalty", f"must be in [-{limit}, {limit}]", self.length_penalty)
+
+
+@attrs.frozen(kw_only=True)
+class BeamSearchSequence:
+    """One answer, finished or not.
+
+    Args:
+        tokens: prompt and answer.
+        num_prompt_tokens: how many of these are the prompt.
+        cum_logprob: sum over the answer.
+        logprobs: per token of the answer, what its beam could choose from.
+        finish_reason: `stop` or `length`; None while it goes on.
+        stop_reason: the end-of-sequence token.
+        text: of all tokens; None without a tokenizer.
+    """
+
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    cum_logprob: float = 0.0
+    logprobs: tuple[Position, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    text: str | None = None
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """The answer."""
+        return self.tokens[self.num_prompt_tokens :]
+
+    def score(self, length_penalty: float) -> float:
+        """What it is compared by; the end-of-sequence token is no part of the length."""
+        length: float = float(len(self.tokens)) ** length_penalty
+        return self.cum_logprob / length
+
+
+@attrs.frozen
+class BeamSearchOutput:
+    """The best answers, best first."""
+
+    sequences: tuple[BeamSearchSequence, ...]
+
+
+class Beams:
+    """The state of one search.
+
+    Args:
+        params: what is searched for.
+        eos_token_ids: that complete a beam.
+        prompt_token_ids: the prompt.
+    """
+
+    def __init__(
+        self, params: BeamSearchParams, eos_token_ids: Iterable[int], prompt_token_ids: Sequence[int]
+    ) -> None:
+        self._params = params
+        self._eos: Collection[int] = () if params.ignore_eos else frozenset(eos_token_ids)
+        root = BeamSearchSequence(tokens=tuple(prompt_token_ids), num_prompt_tokens=len(prompt_token_ids))
+        self.live = [root]
+        self._completed: list[BeamSearchSequence] = []
+
+    def advance(self, choices: Sequence[Mapping[int, Logprob]]) -> None:
+        """Let every live beam go on in each of its ways, and keep the best.
+
+        Args:
+            choices: for each live beam, its next tokens.
+        """
+        ways: list[BeamSearchSequence] = []
+        for beam, position in zip(self.live, choices, strict=True):
+            for token_id, logprob in position.items():
+                way = self._extended(beam, position, token_id, logprob.logprob)
+                (self._completed if way.finish_reason else ways).append(way)
+        self.live = self._best(ways)
+
+    def _extended(
+        self, beam: BeamSearchSequence, position: Mapping[int, Logprob], token_id: int, logprob: float
+    ) -> BeamSearchSequence:
+        is_end = token_id in self._eos
+        hides_token = is_end and not self._params.include_stop_str_in_output
+        return attrs.evolve(
+            beam,
+            tokens=beam.tokens if hides_token else (*beam.tokens, token_id),
+            cum_logprob=beam.cum_logprob + logprob,
+            logprobs=(*beam.logprobs, dict(position)),
+            finish_reason=FinishReason.STOP if is_end else None,
+            stop_reason=token_id if is_end else None,
+        )
+
+    def _best(self, beams: Iterable[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        ranked = sorted(beams, key=lambda beam: beam.score(self._params.length_penalty), reverse=True)
+        return ranked[: self._params.beam_width]
+
+    def end(self) -> list[BeamSearchSequence]:
+        """The best answers, best first; those that go on still are as long as they may be."""
+        cut = [attrs.evolve(beam, finish_reason=FinishReason.LENGTH) for beam in self.live]
+        return self._best([*self._completed, *cut])

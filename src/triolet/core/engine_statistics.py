@@ -1,0 +1,108 @@
+"""A look at the engine: counts that belong together, taken at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from triolet.core.scheduling.scheduler import Scheduler, SchedulerCounters
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatistics:
+    """Free + cached + in use + quarantined blocks are always the total.
+
+    Args:
+        num_requests_running: requests with a row in the runner's table.
+        num_requests_waiting: admitted, and without one: new or preempted.
+        num_requests_live: both together.
+        kv_blocks_total: blocks of the KV cache.
+        kv_blocks_free: with nothing in them.
+        kv_blocks_cached: unreferenced; their content can be found again.
+        kv_blocks_in_use: named by a block table.
+        kv_blocks_quarantined: of ended requests, until the step in flight ends.
+        num_preemptions: times a request's blocks were taken back, since the start.
+        num_restarts: actors restarted after a crash, since the start.
+        prefix_cache_queries: tokens looked up in the prefix cache, since the start.
+        prefix_cache_hits: tokens found there.
+        steps: forward passes finished, since the start.
+        num_requests_received: requests that were taken in or refused, since the start (of n answers to one prompt each
+            is one): what was received is live, or has ended.
+        num_requests_ended: of these, the ones that have ended, by reason; `rejected` at the door is one.
+        spec_decode_num_drafts: times a request has tried tokens beyond its next one, since the start.
+        spec_decode_num_draft_tokens: the tokens it tried.
+        spec_decode_num_accepted_tokens: of these, the tokens that came true: so many were had for nothing.
+        spec_decode_num_accepted_tokens_per_pos: the same, by place in the draft; one number per place there may be.
+        longest_task_step_s: how long a task has kept the event loop from all others at most, seconds, since the start;
+            any task of the program's, between two of its checkpoints.
+        num_long_task_steps: times that one has for more than 10 ms, since the start.
+    """
+
+    num_requests_running: int
+    num_requests_waiting: int
+    num_requests_live: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_cached: int
+    kv_blocks_in_use: int
+    kv_blocks_quarantined: int
+    num_preemptions: int
+    num_restarts: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    steps: int
+    num_requests_received: int
+    num_requests_ended: Mapping[str, int]
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    # Of the machine more than of the engine: two snapshots are equal if the same has happened.
+    longest_task_step_s: float = attrs.field(default=0.0, eq=False)
+    num_long_task_steps: int = attrs.field(default=0, eq=False)
+
+
+def statistics_of(
+    scheduler: Scheduler,
+    counters: SchedulerCounters,
+    *,
+    num_running: int,
+    num_restarts: int = 0,
+    longest_task_step_s: float = 0.0,
+    num_long_task_steps: int = 0,
+) -> EngineStatistics:
+    """The counts of an engine, from whoever keeps them.
+
+    Args:
+        scheduler: knows the blocks and the journal.
+        counters: what all schedulers of the engine have counted.
+        num_running: requests with a row; none while no scheduler lives.
+        num_restarts: see `EngineStatistics`, like the others.
+    """
+    pool, journal = scheduler.pool, scheduler.journal
+    return EngineStatistics(
+        num_requests_running=num_running,
+        num_requests_waiting=len(journal) - num_running,
+        num_requests_live=len(journal),
+        kv_blocks_total=pool.num_blocks,
+        kv_blocks_free=pool.num_free,
+        kv_blocks_cached=pool.num_cached,
+        kv_blocks_in_use=pool.num_in_use,
+        kv_blocks_quarantined=pool.num_quarantined,
+        num_preemptions=counters.num_preemptions,
+        num_restarts=num_restarts,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        steps=counters.num_steps_done,
+        num_requests_received=journal.tally.num_received,
+        num_requests_ended=journal.tally.endings,
+        spec_decode_num_drafts=counters.num_drafts,
+        spec_decode_num_draft_tokens=counters.num_draft_tokens,
+        spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
+        spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
+        longest_task_step_s=longest_task_step_s,
+        num_long_task_steps=num_long_task_steps,
+    )

@@ -1,0 +1,1 @@
+"""Block ids, their states, and which blocks hold a known prefix."""

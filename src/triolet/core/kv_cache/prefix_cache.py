@@ -1,0 +1,129 @@
+"""Find the KV of a beginning that was computed before.
+
+Full blocks only. A block's hash is a keyed BLAKE2b over its parent's hash and its own token ids, so that a
+hash names a whole beginning; the first parent is made from the salt, so that requests with different salts
+never meet. The key is secret to the process: who can choose prompts can not choose collisions. And a hash is
+only a hint: a hit compares the token ids and the parent again (vLLM's CVE-2025-25183 and CVE-2025-46570 are
+the precedents for all three).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+import attrs
+
+from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.errors import InvariantViolated
+
+
+@attrs.frozen
+class _Published:
+    block_id: int
+    parent: bytes
+    token_ids: tuple[int, ...]
+
+
+class PrefixCache:
+    """The published blocks of one pool.
+
+    Args:
+        num_blocks: size of the pool that is made together with it.
+        block_size: tokens in a block.
+        key: secret of the hashes, at most 64 bytes.
+        enabled: without it nothing is published, so nothing is ever found.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, key: bytes, enabled: bool = True) -> None:
+        self.pool = BlockPool(num_blocks, on_evict=self._forget)
+        self.block_size = block_size
+        self.enabled = enabled
+        self._key = key
+        self._by_hash: dict[bytes, _Published] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    def root(self, salt: str | None) -> bytes:
+        """The parent of a first block."""
+        return self._digest(b"salt", b"" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass"))
+
+    def chain(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        """The hash of a full block that follows `parent`."""
+        return self._digest(parent, array("q", token_ids).tobytes())
+
+    def _digest(self, parent: bytes, content: bytes) -> bytes:
+        return hashlib.blake2b(parent + content, digest_size=16, key=self._key).digest()
+
+    def find(
+        self, token_ids: Sequence[int], salt: str | None, known: list[bytes] | None = None
+    ) -> tuple[list[int], list[bytes]]:
+        """Look up the longest beginning that is cached, and leave at least one token to compute.
+
+        Args:
+            token_ids: prompt and, after a preemption, the answer so far.
+            salt: of the request.
+            known: hashes of its leading blocks that an earlier call worked out; this one adds to them. A request that
+                waits for room is looked up in every step, and its tokens only ever grow at the end.
+        Returns:
+            Block ids in order, and their hashes. No reference is taken.
+        """
+        block_ids: list[int] = []
+        hashes: list[bytes] = []
+        known = [] if known is None else known
+        if not self.enabled:
+            return block_ids, hashes
+        parent, size = self.root(salt), self.block_size
+        for index, start in enumerate(range(0, len(token_ids) - size, size)):
+            content = tuple(token_ids[start : start + size])
+            if index == len(known):
+                known.append(self.chain(parent, content))
+            block_hash = known[index]
+            published = self._by_hash.get(block_hash)
+            if published is None or published.token_ids != content or published.parent != parent:
+                break
+            if self.pool.is_quarantined(published.block_id):
+                break
+            block_ids.append(published.block_id)
+            hashes.append(block_hash)
+            parent = block_hash
+        return block_ids, hashes
+
+    def publish(self, block_id: int, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
+        """A full block in use has been computed; let others find it.
+
+        The first block of a content stays the one that is found: a second is not published, and becomes free
+        when released. Returns:
+            Its hash, the parent of the next block.
+        """
+        block_hash = self.chain(parent, token_ids)
+        if self.enabled and block_hash not in self._by_hash and block_id not in self._hash_of:
+            self._by_hash[block_hash] = _Published(block_id, parent, token_ids)
+            self._hash_of[block_id] = block_hash
+            self.pool.keep(block_id)
+        return block_hash
+
+    def _forget(self, block_id: int) -> None:
+        del self._by_hash[self._hash_of.pop(block_id)]
+
+    def reset(self) -> bool:
+        """Forget everything; False, and nothing done, while any block is in use or quarantined."""
+        if self.pool.num_in_use or self.pool.num_quarantined:
+            return False
+        self._by_hash.clear()
+        self._hash_of.clear()
+        self.pool.forget_cached()
+        return True
+
+    def check(self) -> None:
+        """Every hash names one block and back, and the pool knows the same blocks.
+
+        Raises:
+            InvariantViolated: otherwise.
+        """
+        there = {published.block_id: block_hash for block_hash, published in self._by_hash.items()}
+        if there != self._hash_of or self.pool.kept_block_ids != self._hash_of.keys():
+            raise InvariantViolated(
+                f"published blocks must agree: {len(there)} by hash, {len(self._hash_of)} by block, "
+                f"{len(self.pool.kept_block_ids)} in the pool"
+            )

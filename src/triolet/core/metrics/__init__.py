@@ -1,0 +1,1 @@
+"""Counts and spans of steps and requests, as values."""

@@ -1,0 +1,175 @@
+"""What has happened since somebody last asked: the raw material of every metric, exact to the token.
+
+The journal notes tokens here, the wiring notes how requests come and end. A request that is received ends exactly
+once: rejected at the door, or accepted and ended with one reason. So at every moment
+
+    received = rejected + live + ended, summed over all reasons,
+
+and when nothing is live, what was received has ended. Totals live as long as the engine; all else is handed out once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.trace_context import TraceHeaders
+
+REJECTED = "rejected"
+
+
+@attrs.frozen(kw_only=True)
+class FinishedRequest:
+    """An accepted request that has ended. Times are seconds.
+
+    Args:
+        finish_reason: as its reader was told.
+        metrics: where its time went.
+        num_prompt_tokens: length of the prompt.
+        num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
+        max_tokens: answer tokens that it might have had.
+        n: answers that were asked for; each of them is accepted, and ends, as a request.
+        e2e_latency: from its arrival to its end.
+        request_id: as the caller knows it, one for all n.
+        temperature: of its parameters.
+        top_p: likewise.
+        trace_headers: of the trace that it belongs to.
+        is_last: whether it is the last of the n to end.
+        others: the other n - 1, if it is.
+    """
+
+    finish_reason: FinishReason
+    metrics: RequestMetrics
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    max_tokens: int
+    n: int
+    e2e_latency: float
+    request_id: str = ""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    trace_headers: TraceHeaders = ()
+    is_last: bool = True
+    others: tuple[FinishedRequest, ...] = ()
+
+    @property
+    def answers(self) -> tuple[FinishedRequest, ...]:
+        """All n, in the order in which they ended, once they have; before that only this one."""
+        return (*self.others, self)
+
+
+@attrs.frozen(kw_only=True)
+class IterationStats:
+    """What happened between two looks, as a rule within one step.
+
+    Args:
+        step_tokens: for each finished step, the tokens that it computed.
+        num_prompt_tokens: prompt tokens of the requests that got their first token.
+        num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
+        num_generation_tokens: tokens generated.
+        times_to_first_token: for each request that got its first token, seconds since its arrival.
+        inter_token_latencies: for every other token, seconds since the one before.
+        finished_requests: those that ended.
+        num_accepted: requests that were taken in.
+        rejections: how many requests were refused, by the bound of `EngineConfig` that they met; None is any other
+            reason.
+    """
+
+    step_tokens: tuple[int, ...] = ()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+    times_to_first_token: tuple[float, ...] = ()
+    inter_token_latencies: tuple[float, ...] = ()
+    finished_requests: tuple[FinishedRequest, ...] = ()
+    num_accepted: int = 0
+    rejections: Mapping[str | None, int] = MappingProxyType({})
+
+
+class Tally:
+    """Counts, and never decides anything. `take` is called at least once per step."""
+
+    def __init__(self) -> None:
+        self.num_received = 0
+        self._endings: Counter[str] = Counter()
+        self._partly: dict[tuple[str, float], list[FinishedRequest]] = {}  # ended answers of several
+        self._clear()
+
+    def _clear(self) -> None:
+        self._step_tokens: list[int] = []
+        self._first_tokens: list[tuple[float, int, int]] = []
+        self._gaps: list[float] = []
+        self._finished: list[FinishedRequest] = []
+        self._num_accepted = 0
+        self._rejections: Counter[str | None] = Counter()
+
+    @property
+    def endings(self) -> Mapping[str, int]:
+        """How many requests have ended so far, by reason; `rejected` is one of them."""
+        return MappingProxyType(dict(self._endings))
+
+    def rejected(self, limit: str | None) -> None:
+        """A request was refused at the door; `limit` is the bound it met, if that was the reason."""
+        self.num_received += 1
+        self._endings[REJECTED] += 1
+        self._rejections[limit] += 1
+
+    def withdrawn(self) -> None:
+        """The caller of a request left before it was taken in."""
+        self.num_received += 1
+        self._endings[FinishReason.ABORT] += 1
+
+    def accepted(self) -> None:
+        """A request is in the journal; of n answers to one prompt each is a request."""
+        self.num_received += 1
+        self._num_accepted += 1
+
+    def ended(self, finished: FinishedRequest) -> None:
+        """An accepted one has ended."""
+        self._endings[finished.finish_reason] += 1
+        self._finished.append(finished if finished.n == 1 else self._with_others(finished))
+
+    def _with_others(self, finished: FinishedRequest) -> FinishedRequest:
+        """One of several answers; what is to be said of all of them is said with the last."""
+        # An id may be taken again before the last answer of the request that had it was told to be over.
+        key = finished.request_id, finished.metrics.queued_ts
+        others = self._partly.setdefault(key, [])
+        if len(others) + 1 < finished.n:
+            others.append(attrs.evolve(finished, is_last=False))
+            return others[-1]
+        del self._partly[key]
+        return attrs.evolve(finished, others=tuple(others))
+
+    def step(self, num_tokens: int) -> None:
+        """A step has computed that many tokens."""
+        self._step_tokens.append(num_tokens)
+
+    def first_token(self, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """A request has its first token, so many seconds after its arrival."""
+        self._first_tokens.append((seconds, num_prompt_tokens, num_cached_tokens))
+
+    def next_token(self, seconds: float) -> None:
+        """A request has another token, so many seconds after the one before."""
+        self._gaps.append(seconds)
+
+    def take(self) -> IterationStats | None:
+        """What is new since the last call; None if nothing is."""
+        if not (self._step_tokens or self._finished or self._num_accepted or self._rejections):
+            return None
+        taken = IterationStats(
+            step_tokens=tuple(self._step_tokens),
+            num_prompt_tokens=sum(num_prompt for _, num_prompt, _ in self._first_tokens),
+            num_cached_tokens=sum(num_cached for _, _, num_cached in self._first_tokens),
+            num_generation_tokens=len(self._first_tokens) + len(self._gaps),
+            times_to_first_token=tuple(seconds for seconds, _, _ in self._first_tokens),
+            inter_token_latencies=tuple(self._gaps),
+            finished_requests=tuple(self._finished),
+            num_accepted=self._num_accepted,
+            rejections=MappingProxyType(dict(self._rejections)),
+        )
+        self._clear()
+        return taken

@@ -1,0 +1,107 @@
+"""What there is to say of a finished request in a trace: one span, under vLLM's names, from what was counted anyway.
+
+Pure: `triolet.observability.otlp` makes an OpenTelemetry span of it.
+
+Source: vLLM's `llm_request` span; OpenTelemetry's semantic conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from triolet.core.metrics.iteration_stats import FinishedRequest
+from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.trace_context import TraceHeaders
+
+SPAN_NAME = "llm_request"
+
+Value = str | bool | int | float | tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Span:
+    """One request, from its arrival to the end of the last of its answers.
+
+    Args:
+        trace_headers: of the span that it belongs under; empty if it begins a trace.
+        began_at: seconds since the epoch.
+        ended_at: likewise.
+        attributes: by name; times are seconds.
+        events: what happened in between, and when, seconds since the epoch.
+        failure: why it gave no whole answer; None if it did.
+    """
+
+    trace_headers: TraceHeaders
+    began_at: float
+    ended_at: float
+    attributes: Mapping[str, Value]
+    events: tuple[tuple[str, float], ...] = ()
+    failure: str | None = None
+
+
+def span_of(finished: FinishedRequest, model_name: str) -> Span:
+    """The span of a request all of whose answers have ended.
+
+    Args:
+        finished: the last of them.
+        model_name: under which the model is shown.
+    """
+    answers = finished.answers
+    began_at = finished.metrics.arrival_time
+    attributes: dict[str, Value] = {
+        "gen_ai.request.id": finished.request_id,
+        "gen_ai.request.n": finished.n,
+        "gen_ai.request.max_tokens": finished.max_tokens,
+        "gen_ai.request.temperature": finished.temperature,
+        "gen_ai.request.top_p": finished.top_p,
+        "gen_ai.response.model": model_name,
+        "gen_ai.response.finish_reasons": tuple(str(answer.finish_reason) for answer in answers),
+        "gen_ai.usage.prompt_tokens": finished.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": sum(answer.metrics.num_generation_tokens for answer in answers),
+        "gen_ai.latency.e2e": finished.e2e_latency,
+    }
+    moments = _moments(answers)
+    return Span(
+        trace_headers=finished.trace_headers,
+        began_at=began_at,
+        ended_at=began_at + finished.e2e_latency,
+        attributes=attributes | _latencies(**moments),
+        events=tuple((name, began_at + after_s) for name, after_s in moments.items() if name != "last_token"),
+        failure=_failure(answers),
+    )
+
+
+def _moments(answers: tuple[FinishedRequest, ...]) -> dict[str, float]:
+    """What has happened, in seconds since the arrival: first for the first answer, last for the last."""
+    queued_s = answers[0].metrics.queued_ts
+    scheduled = [answer.metrics.scheduled_ts for answer in answers if answer.metrics.scheduled_ts]
+    first = [answer.metrics.first_token_ts for answer in answers if answer.metrics.first_token_ts]
+    moments = {"scheduled": min(scheduled) - queued_s} if scheduled else {}
+    if first:
+        moments["first_token"] = min(first) - queued_s
+        moments["last_token"] = max(answer.metrics.last_token_ts for answer in answers) - queued_s
+    return moments
+
+
+def _latencies(
+    scheduled: float | None = None, first_token: float | None = None, last_token: float | None = None
+) -> dict[str, Value]:
+    """How long it took from one to the next; what has not happened took no time, and is left out."""
+    found: dict[str, Value] = {}
+    if scheduled is not None:
+        found["gen_ai.latency.time_in_queue"] = scheduled
+    if first_token is not None:
+        found["gen_ai.latency.time_to_first_token"] = first_token
+    if scheduled is not None and first_token is not None and last_token is not None:
+        found["gen_ai.latency.time_in_model_prefill"] = first_token - scheduled
+        found["gen_ai.latency.time_in_model_decode"] = last_token - first_token
+        found["gen_ai.latency.time_in_model_inference"] = last_token - scheduled
+    return found
+
+
+def _failure(answers: tuple[FinishedRequest, ...]) -> str | None:
+    reasons: list[FinishReason] = [answer.finish_reason for answer in answers]
+    broken = (one for one in reasons if RequestStatus.of_ending(one) is not RequestStatus.COMPLETED)
+    return next(broken, None)

@@ -1,0 +1,1 @@
+"""From sampled tokens to the outputs that a caller reads."""

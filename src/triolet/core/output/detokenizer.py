@@ -1,0 +1,272 @@
+"""Token ids in, text out, while the answer is still growing.
+
+Theory of operation. A token has no text of its own: it may be a third of a character, and a sentencepiece token
+loses its leading space where it comes first. So tokens are always decoded together with a few before them, the
+*window*, and new is that part of the window's text that was not shown yet. What ends in U+FFFD may be the beginning
+of a character; it is kept until it is known to be one, or known not to be.
+
+Three things that decoders do, and what follows from them:
+
+* A byte-level decoder shows an unfinished character as one U+FFFD, a byte-fallback decoder shows one for each of
+  its bytes. A character has at most 4 bytes, so at most the last 3 U+FFFD are kept; any before them are genuine.
+* A byte-fallback decoder shows a whole run of bytes as U+FFFD while its last character is unfinished, so text that
+  was shown long ago can look broken for a moment. Such a moment is waited for; if it does not pass, the tokens
+  that were not shown yet are decoded by themselves.
+* Tokens without any text (special tokens, where they are skipped) do not stay in the window. So the window always
+  holds some text, and the space before the next word is never taken for the first one.
+
+A window that has grown long is cut where whole characters begin: the work per token is constant.
+
+Most tokens of most tokenizers need none of this: behind whole characters their text is always the same, their *piece*.
+Who knows pieces is asked for them first, and a window is only made when a token comes that has none.
+
+Source: the two offsets of vLLM's `detokenize_incrementally`, which waits without bound for a character's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from triolet.core.output.stop_strings import HoldBack, StopMatcher
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+MAX_UNFINISHED = 3
+"""Most bytes of an unfinished character; so also the most tokens, and the most U+FFFD, that it can make up."""
+
+PROMPT_TOKENS = 6
+"""Tokens at the end of the prompt that the first window begins with; more, if these have no text."""
+
+WINDOW_TOKENS = 8
+"""A window longer than this is cut as soon as its text is whole. Shorter windows cost more cuts, longer ones more
+decoding per token."""
+
+MAX_WINDOW_TOKENS = 32
+"""A window longer than this is cut even if no token has ended with a whole character."""
+
+Decode = Callable[[Sequence[int]], str]
+
+Piece = Callable[[int], str | None]
+"""What a token adds to a text of whole characters, whatever that text is; None if that is not known, or depends."""
+
+
+def no_piece(token_id: int) -> None:
+    """Of a decoder of which nothing is known."""
+
+
+class IncrementalDetokenizer:
+    """The text of one answer, piece by piece, no piece ending inside a character.
+
+    All pieces together, that of `flush` included, are what the answer's tokens add to the text of the prompt, but for a
+    character that the answer's end cut in two: that is left out, as in vLLM.
+
+    Args:
+        decode: the tokenizer's decoder, a pure function. It may skip special tokens or show them; it must not tidy
+            up the spaces around punctuation (`clean_up_tokenization_spaces`), which changes text already shown.
+        prompt_token_ids: the prompt; from its end follows, for instance, whether the answer begins with a space.
+        piece: what is known of single tokens under this decoder.
+    """
+
+    def __init__(
+        self, decode: Decode, prompt_token_ids: Sequence[int] = (), *, piece: Piece = no_piece
+    ) -> None:
+        self._decode, self._piece = decode, piece
+        self._tokens = _last_tokens_with_text(decode, prompt_token_ids)
+        self._text = decode(self._tokens) if self._tokens else ""  # of the window
+        self._shown = _without_tail(self._text)  # its beginning that was shown
+        self._first_unshown = len(self._tokens)  # a window may begin here
+        # A prompt may end inside a character. If the answer completes it, the character is the answer's.
+        self._num_broken_of_prompt = len(self._text) - len(self._shown)
+        self._is_whole = self._ends_with_character()
+        self._last_piece: int | None = (
+            None  # the last token that was no more than its piece, since the window's
+        )
+
+    def add(self, token_id: int) -> str:
+        """Take the next token; return the text that is complete with it, often none."""
+        if self._is_whole and (piece := self._piece(token_id)) is not None:
+            if piece:
+                self._last_piece = token_id
+            return piece
+        if self._last_piece is not None:
+            self._begin_behind(self._last_piece)
+        new = self._add_to_window(token_id)
+        self._is_whole = self._ends_with_character()
+        return new
+
+    def _ends_with_character(self) -> bool:
+        """Whether all of the window was shown, and so that nothing which may follow can change it."""
+        return self._text == self._shown != "" and not self._text.endswith(BROKEN)
+
+    def _begin_behind(self, token_id: int) -> None:
+        """A window for what follows that token, which had a piece: no earlier one makes a difference to it."""
+        self._tokens, self._last_piece = (
+            [token_id, token_id],
+            None,
+        )  # twice, for one of them may lose its space
+        self._text = self._shown = self._decode(self._tokens)
+        self._first_unshown = len(self._tokens)
+
+    def _add_to_window(self, token_id: int) -> str:
+        self._tokens.append(token_id)
+        text = self._decode(self._tokens)
+        if text == self._text and self._has_no_text(token_id):
+            self._tokens.pop()
+            return ""
+        self._text = text
+        if not text.startswith(self._shown):
+            if text.endswith(BROKEN) and len(self._tokens) - self._first_unshown <= MAX_UNFINISHED:
+                return ""
+            self._begin_anew()
+        return self._show(_without_tail(self._text, keep=len(self._shown)))
+
+    def flush(self) -> str:
+        """No token will follow: return the text that waited for a character's end. The character, which has none, is
+        not shown: its tokens are the answer's, and its text is nothing.
+        """
+        if not self._text.startswith(self._shown):
+            self._begin_anew()
+        return self._show(_without_tail(self._text, keep=len(self._shown)))
+
+    def _has_no_text(self, token_id: int) -> bool:
+        """Whether a token that changed nothing is neither a byte amid a character nor the space that a text loses."""
+        if self._text and self._text == self._shown:
+            return True
+        return self._decode([token_id, token_id]) == ""  # twice, for one of them may lose its space
+
+    def _begin_anew(self) -> None:
+        """Forget the tokens that were shown."""
+        self._tokens = self._tokens[self._first_unshown :]
+        self._first_unshown = 0
+        self._text, self._shown = self._decode(self._tokens), ""
+
+    def _show(self, shown: str) -> str:
+        """Make `shown` the part of the window's text that was shown; return what is new in it."""
+        new, self._shown = shown[len(self._shown) :], shown
+        num_unfinished = len(self._text) - len(shown)
+        is_whole = num_unfinished == 0 and len(self._tokens) > WINDOW_TOKENS
+        if not (is_whole and self._cut(self._first_unshown)) and len(self._tokens) > MAX_WINDOW_TOKENS:
+            self._cut(len(self._tokens) - WINDOW_TOKENS)
+        if new or not num_unfinished:
+            self._first_unshown = max(0, len(self._tokens) - num_unfinished)
+        return self._without_prompt(new)
+
+    def _cut(self, first: int) -> bool:
+        """Let the window begin with its token `first`, unless it would have too little text to begin with."""
+        num_unfinished = len(self._text) - len(self._shown)
+        text = self._decode(self._tokens[first:])
+        if len(text) <= num_unfinished:
+            return False
+        self._tokens = self._tokens[first:]
+        self._first_unshown = max(0, self._first_unshown - first)
+        self._text, self._shown = text, text[: len(text) - num_unfinished]
+        return True
+
+    def _without_prompt(self, new: str) -> str:
+        """Leave out the unfinished character that the prompt ended with, if the answer did not complete it."""
+        while new and self._num_broken_of_prompt:
+            self._num_broken_of_prompt = self._num_broken_of_prompt - 1 if new.startswith(BROKEN) else 0
+            new = new.removeprefix(BROKEN)
+        return new
+
+
+def _last_tokens_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int]:
+    """The last tokens, as many as it takes that their text begins with a whole character."""
+    num_tokens = PROMPT_TOKENS
+    while num_tokens < len(token_ids):
+        text = decode(token_ids[-num_tokens:])
+        if text and not text.startswith(BROKEN):
+            break
+        num_tokens *= 2
+    return list(token_ids[-num_tokens:])
+
+
+def _without_tail(text: str, *, keep: int = 0) -> str:
+    """The text without what may be an unfinished character at its end, but never less than `keep` characters."""
+    tail = text[max(keep, len(text) - MAX_UNFINISHED) :]
+    return text[: len(text) - len(tail) + len(tail.rstrip(BROKEN))]
+
+
+@attrs.frozen
+class TextDelta:
+    """What one step's tokens added to an answer's text.
+
+    Args:
+        text: the text that can be shown now; the first one that is shown follows the last that was.
+        num_tokens: how many of the tokens belong to the answer. Fewer than came if a stop string was completed
+            before the last of them.
+        stop_reason: the stop string that ended the answer, or None.
+    """
+
+    text: str
+    num_tokens: int
+    stop_reason: str | None = None
+
+
+class OutputText:
+    """The text of one request's answer: detokenized, and ended at the first stop string.
+
+    It is a function of the tokens alone, however they are dealt out to steps. So a detokenizer that has crashed
+    makes a new one, adds the tokens whose text was delivered before, and drops that text.
+
+    Args:
+        decode: see `IncrementalDetokenizer`.
+        prompt_token_ids: the prompt.
+        stop: the stop strings.
+        include_stop_str_in_output: whether what ended the answer, stop string or stop token, is shown.
+        min_tokens: the first tokens, this many, end no answer with their text.
+        hold_back: see `StopMatcher`.
+        piece: see `IncrementalDetokenizer`.
+    """
+
+    def __init__(
+        self,
+        decode: Decode,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+        hold_back: HoldBack = "exact",
+        piece: Piece = no_piece,
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(decode, prompt_token_ids, piece=piece)
+        self._matcher = StopMatcher(stop, include_in_output=include_stop_str_in_output, hold_back=hold_back)
+        self._shows_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that belong to the answer so far."""
+        return self._num_tokens
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the answer, or None."""
+        return self._matcher.matched
+
+    def add(self, token_ids: Sequence[int], *, hide_last: bool = False) -> TextDelta:
+        """Take the tokens of one step, in their order.
+
+        Args:
+            token_ids: none, one or several. Those behind the one that completes a stop string are dropped.
+            hide_last: the last one ended the answer (end of sequence, stop token), so it is no text, unless
+                what ended the answer is to be shown.
+        """
+        text, matcher, num_before = "", self._matcher, self._num_tokens
+        num_read = len(token_ids) - (hide_last and not self._shows_stop)
+        for place, token_id in enumerate(token_ids):
+            if matcher.matched is not None:
+                break
+            self._num_tokens += 1
+            if place < num_read:
+                may_stop = self._num_tokens > self._min_tokens
+                text += matcher.feed(self._detokenizer.add(token_id), may_stop=may_stop)
+        return TextDelta(text, self._num_tokens - num_before, matcher.matched)
+
+    def flush(self) -> str:
+        """The answer has ended, for whatever reason: the text that was held back. Nothing after a stop string."""
+        return self._matcher.feed(self._detokenizer.flush(), may_stop=False) + self._matcher.flush()

@@ -1,0 +1,208 @@
+"""What a stream has for its reader, however slowly it is read.
+
+The detokenizer puts, the reader takes, and neither waits for the other: what is put before the last was taken is
+joined with it. So a reader that lags loses nothing, and what it costs is bounded by the length of one answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import attrs
+
+from triolet.core.journal import JournalEntry
+from triolet.core.output.list_prefix import Prefix
+from triolet.core.output.logprobs import Entries, FlatColumns, Position, entries_of
+from triolet.core.output.outputs import CompletionOutput, PromptLogprobs, RequestOutput
+from triolet.core.output.token_text import MAX_BEFORE, DecodeToken
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.status import FinishReason, RequestMetrics
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class OutputCollector:
+    """One request's outputs.
+
+    Args:
+        entry: the request in the journal; its tokens are read from here.
+        decode_token: text of one token, for logprobs.
+        arrival_time: wall clock, seconds since the epoch.
+    """
+
+    entry: JournalEntry
+    decode_token: DecodeToken
+    arrival_time: float = 0.0
+    _kind: RequestOutputKind = attrs.field(init=False)
+    _wants_logprobs: bool = attrs.field(init=False)
+    _pieces: list[str] = attrs.field(factory=list, init=False)
+    _text: str = attrs.field(default="", init=False)
+    _num_tokens: int = attrs.field(default=0, init=False)
+    _num_taken: int = attrs.field(default=0, init=False)
+    _logprobs: list[Position] = attrs.field(factory=list, init=False)
+    _columns: FlatColumns = attrs.field(factory=FlatColumns, init=False)
+    _cumulative_logprob: float = attrs.field(default=0.0, init=False)
+    _prompt_logprobs: PromptLogprobs | None = attrs.field(default=None, init=False)
+    _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
+    _stop_reason: int | str | None = attrs.field(default=None, init=False)
+    _has_news: bool = attrs.field(default=False, init=False)
+    _was_taken: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        params = self.entry.request.params
+        self._kind, self._wants_logprobs = params.output_kind, params.wants_logprobs
+
+    @property
+    def num_tokens(self) -> int:
+        """Answer tokens put so far."""
+        return self._num_tokens
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None until the last output was put."""
+        return self._finish_reason
+
+    @property
+    def failed(self) -> JournalEntry | None:
+        """The answer, if it could not be finished."""
+        return self.entry if self._finish_reason is FinishReason.ERROR else None
+
+    @property
+    def text(self) -> str:
+        """The whole text put so far."""
+        return self._text + "".join(self._pieces)
+
+    def put(self, text: str, num_tokens: int) -> None:
+        """Add what is new.
+
+        Args:
+            text: the next characters.
+            num_tokens: the next tokens, of the journal's entry.
+        """
+        self._pieces.append(text)
+        self._num_tokens += num_tokens
+        self._has_news = True
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """No more will be put. The first reason stays."""
+        if self._finish_reason is None:
+            self._finish_reason, self._stop_reason = reason, stop_reason
+            self._has_news = True
+
+    def has_output(self) -> bool:
+        """Whether `take` has something: with the first token, every `stream_interval` tokens, and at the end."""
+        if not self._has_news or self._finish_reason is not None:
+            return self._has_news
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        num_new = self._num_tokens - self._num_taken
+        return self._num_taken == 0 or num_new >= self.entry.request.stream_interval
+
+    def take(self) -> RequestOutput:
+        """Everything since the last `take`, as one output of the kind that was asked for."""
+        request = self.entry.request
+        if self._wants_logprobs:
+            self._describe_logprobs()
+        new_text = "".join(self._pieces)
+        self._text += new_text
+        self._pieces.clear()
+        completion = self._completion(new_text)
+        output = RequestOutput(
+            request_id=request.parent_id or request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=(completion,),
+            finished=self._finish_reason is not None,
+            metrics=self.metrics(),
+            num_cached_tokens=self.entry.num_cached_tokens,
+            num_cache_creation_tokens=self.entry.num_cache_creation_tokens,
+            prompt_logprobs=self._described_prompt(),
+        )
+        self._num_taken = self._num_tokens
+        self._has_news, self._was_taken = False, True
+        return output
+
+    def _completion(self, new_text: str) -> CompletionOutput:
+        is_delta, entry = self._kind is RequestOutputKind.DELTA, self.entry
+        return CompletionOutput(
+            index=entry.request.index,
+            text=new_text if is_delta else self._text,
+            token_ids=self._part(entry.output_token_ids),
+            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
+            logprobs=self._answer_logprobs() if self._wants_logprobs else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def _part(self, items: list[T]) -> Sequence[T]:
+        """Of a list with an item per token what this output carries. Only the last output copies all of it."""
+        if self._kind is RequestOutputKind.DELTA:
+            return tuple(items[self._num_taken : self._num_tokens])
+        if self._finish_reason is None:
+            return Prefix(items, self._num_tokens)
+        return tuple(items[: self._num_tokens])
+
+    def _answer_logprobs(self) -> Sequence[Position]:
+        if not self.entry.request.params.flat_logprobs:
+            return self._part(self._logprobs)
+        flat = self._columns.flat()
+        return flat[self._num_taken : self._num_tokens] if self._kind is RequestOutputKind.DELTA else flat
+
+    def _describe_logprobs(self) -> None:
+        """Of the tokens that have come since."""
+        entry, params = self.entry, self.entry.request.params
+        num_described = len(self._columns if params.flat_logprobs else self._logprobs)
+        new = entry.output_logprobs[num_described : self._num_tokens]
+        for place, position in enumerate(new, start=num_described):
+            before = entry.output_token_ids[max(0, place - MAX_BEFORE) : place]
+            entries = entries_of(position, self.decode_token, before)
+            if params.flat_logprobs:
+                self._columns.append(entries)
+            else:
+                self._logprobs.append(dict(entries))
+            self._cumulative_logprob += position.logprobs[0]
+
+    def _described_prompt(self) -> PromptLogprobs | None:
+        """Once all of them are known; with DELTA they come once, and nothing is new of them later."""
+        if self.entry.request.params.prompt_logprobs is None:
+            return None
+        prompt_logprobs = self.prompt_logprobs()
+        has_news = self._kind is not RequestOutputKind.DELTA or not self._was_taken
+        return prompt_logprobs if prompt_logprobs is None or has_news else []
+
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Log-probabilities of the prompt; None if they were not asked for, or are not all known."""
+        entry, params = self.entry, self.entry.request.params
+        if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
+            return None
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = self._described_positions()
+        return self._prompt_logprobs
+
+    def _described_positions(self) -> PromptLogprobs:
+        prompt, decode_token = self.entry.request.prompt_token_ids, self.decode_token
+        described: list[Entries] = [
+            entries_of(position, decode_token, prompt[max(1, place - MAX_BEFORE) : place])
+            for place, position in enumerate(self.entry.prompt_logprobs, start=1)
+        ]
+        if not self.entry.request.params.flat_logprobs:
+            return (None, *map(dict, described))
+        columns = FlatColumns()
+        for entries in ((), *described):
+            columns.append(entries)
+        return columns.flat()
+
+    def metrics(self) -> RequestMetrics:
+        """Where its time went so far."""
+        entry = self.entry
+        return RequestMetrics(
+            num_generation_tokens=self._num_tokens,
+            num_preemptions=entry.num_preemptions,
+            arrival_time=self.arrival_time,
+            queued_ts=entry.request.arrival_s,
+            scheduled_ts=entry.scheduled_s or 0.0,
+            first_token_ts=entry.first_token_s or 0.0,
+            last_token_ts=entry.last_token_s or 0.0,
+        )

@@ -1,0 +1,158 @@
+"""What a stream yields: `RequestOutput` and its completions, under vLLM's names, frozen for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from triolet.core.output.logprobs import FlatLogprobs, Logprob, Position
+from triolet.core.request.status import FinishReason, RequestMetrics, RequestStatus
+
+__all__ = [
+    "CompletionOutput",
+    "FinishReason",
+    "FlatLogprobs",
+    "Logprob",
+    "PromptLogprobs",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestStatus",
+    "SampleLogprobs",
+]
+
+
+SampleLogprobs = Sequence[Position]
+"""One per token of the answer."""
+
+PromptLogprobs = Sequence[Position | None]
+"""One per token of the prompt; the first one's is None (or, as columns, empty)."""
+
+
+@attrs.frozen(kw_only=True)
+class CompletionOutput:
+    """One answer, or what is new of it (see `RequestOutputKind`).
+
+    Args:
+        index: of the answer among the request's `n`.
+        text: never ends inside a character.
+        token_ids: ids up to and with the one that ended it.
+        cumulative_logprob: sum over the generated tokens, if logprobs were asked for.
+        logprobs: per token, by token id, the chosen one first.
+        finish_reason: None while it goes on.
+        stop_reason: the stop text or stop token id; None for the tokenizer's end of sequence. Further ends that the
+            model has are told like stop token ids.
+        lora_request: None: LoRA is not offered yet.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None = None
+    logprobs: SampleLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    lora_request: None = None
+
+    def finished(self) -> bool:
+        """Whether this answer has ended."""
+        return self.finish_reason is not None
+
+    @property
+    def routed_experts(self) -> None:
+        """None: which experts a token went to is not told."""
+
+    @property
+    def sampling_mask(self) -> None:
+        """None: which tokens could have been drawn is not told."""
+
+    @property
+    def spec_decode_metrics(self) -> None:
+        """None: speculation is counted for the engine, not for an answer."""
+
+    @property
+    def weight_versions(self) -> None:
+        """None: weights stay the same."""
+
+
+@attrs.frozen(kw_only=True)
+class RequestOutput:
+    """What a stream yields.
+
+    Args:
+        request_id: as the caller named it, or as the engine did.
+        prompt: the prompt's text, where it came as text or messages.
+        prompt_token_ids: the prompt.
+        outputs: the answers: with n > 1 one at a time while they are streamed, and all of them, by index, in a
+            FINAL_ONLY output.
+        finished: whether this is the last output.
+        metrics: times and counts.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        num_cache_creation_tokens: prompt tokens that were computed, and whose KV others find there now.
+        prompt_logprobs: per token of the prompt, if they were asked for: in the first output with DELTA, in each with
+            the other kinds.
+        lora_request: None: LoRA is not offered yet.
+        encoder_prompt: None: there are no encoder-decoder models.
+        encoder_prompt_token_ids: None, too.
+        kv_transfer_params: None: KV stays in its engine.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    num_cache_creation_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
+    lora_request: None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    kv_transfer_params: None = None
+
+    @property
+    def prompt_token_id_logprobs(self) -> None:
+        """None: those of chosen tokens of the prompt can not be asked for."""
+
+    @property
+    def ec_transfer_params(self) -> None:
+        """None: there are no encoders."""
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer: the whole of it so far, or what is new, by the output kind."""
+        return self.outputs[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first answer ended; None while it goes on."""
+        return self.outputs[0].finish_reason
+
+    def add(self, next_output: RequestOutput, aggregate: bool) -> RequestOutput:
+        """This output and a later one of the same stream as one; both stay as they are.
+
+        Args:
+            next_output: the later one.
+            aggregate: join texts, tokens and logprobs, as DELTA outputs want it; otherwise the later answer replaces
+                the earlier one of the same index.
+        """
+        answers = {answer.index: answer for answer in self.outputs}
+        for answer in next_output.outputs:
+            earlier = answers.get(answer.index)
+            answers[answer.index] = answer if earlier is None or not aggregate else _joined(earlier, answer)
+        return attrs.evolve(
+            next_output,
+            outputs=tuple(answers[index] for index in sorted(answers)),
+            finished=self.finished or next_output.finished,
+            prompt_logprobs=next_output.prompt_logprobs or self.prompt_logprobs,
+        )
+
+
+def _joined(earlier: CompletionOutput, later: CompletionOutput) -> CompletionOutput:
+    return attrs.evolve(
+        later,
+        text=earlier.text + later.text,
+        token_ids=(*earlier.token_ids, *later.token_ids),
+        logprobs=None if later.logprobs is None else (*(earlier.logprobs or ()), *later.logprobs),
+    )

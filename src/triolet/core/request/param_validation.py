@@ -1,0 +1,249 @@
+"""Converters of `SamplingParams`: each takes what a caller wrote and gives the field's value, or names what is wrong.
+
+They are strict: no text becomes a number, no number a flag. What they let through fits in 64 bits, is finite, and is
+short enough that a request can not fill the memory with it; an engine's own limits (`core.request.limits`) are
+narrower.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import attrs
+
+from triolet.errors import InvalidParams, shown
+
+MAX_ENTRIES = 65_536  # of any list or mapping
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
+MAX_STOP_STRING_CHARS = 4_096
+MAX_STOP_CHARS = 16_384  # of all stop strings: a matcher takes some 300 bytes for each
+NUMBERS_WITHOUT_RANGE = ("temperature", "repetition_penalty")  # they are told to be finite before all else
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+
+
+def refuse(field: str, sentence: str, got: object) -> InvalidParams:
+    """The error for a value that breaks a rule."""
+    return InvalidParams(f"{field} {sentence}, got {shown(got)}.", field=field, got=got)
+
+
+# ---------------------------------------------------------------------------------- numbers and flags
+
+
+def finite(name: str, value: object) -> float:
+    """A finite number, as a float."""
+    plain = number(name, value)
+    try:
+        converted = float(plain)
+    except OverflowError:
+        raise refuse(name, "must be a finite number", value) from None
+    if not math.isfinite(converted):
+        raise refuse(name, "must be a finite number", value)
+    return converted
+
+
+def number(name: str, value: object) -> float:
+    """A number, those of numpy among them; perhaps not a finite one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | numbers.Real):
+        raise refuse(name, "must be a number", value)
+    return value if isinstance(value, int | float) else float(value)
+
+
+def int64(name: str, value: object) -> int:
+    """A whole number of 64 bits, those of numpy among them."""
+    if isinstance(value, bool) or not isinstance(value, int | numbers.Integral):
+        raise InvalidParams(f"{name} must be an integer, got {type(value).__name__}", field=name, got=value)
+    if not MIN_INT64 <= (whole := int(value)) <= MAX_INT64:
+        raise refuse(name, "must fit in 64 bits", value)
+    return whole
+
+
+def _number(value: Any, field: attrs.Attribute[Any]) -> float:
+    """A number as it came: the message about its range shows what the caller wrote, also where that is not finite."""
+    if field.name in NUMBERS_WITHOUT_RANGE:
+        finite(field.name, value)
+    return number(field.name, value)
+
+
+def _integer(value: Any, field: attrs.Attribute[Any]) -> int:
+    return int64(field.name, value)
+
+
+def _integer_or_none(value: Any, field: attrs.Attribute[Any]) -> int | None:
+    return None if value is None else _integer(value, field)
+
+
+def _flag(value: Any, field: attrs.Attribute[Any]) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(field.name, "must be True or False", value)
+    return value
+
+
+def _flag_or_none(value: Any, field: attrs.Attribute[Any]) -> bool | None:
+    return None if value is None else _flag(value, field)
+
+
+_OF_TYPE: dict[str, Callable[[Any, attrs.Attribute[Any]], Any]] = {
+    "int": _integer,
+    "int | None": _integer_or_none,
+    "float": _number,
+    "bool": _flag,
+    "bool | None": _flag_or_none,
+}
+
+
+def strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Give every plain number and flag the strict converter of its type, which names the field in its message."""
+    return [
+        field.evolve(converter=attrs.Converter(_OF_TYPE[str(field.type)], takes_field=True))
+        if field.converter is None and str(field.type) in _OF_TYPE
+        else field
+        for field in fields
+    ]
+
+
+def _num_logprobs(name: str, value: int | None) -> int | None:
+    if isinstance(value, bool):  # True is one, and False none but the chosen token's, as in vLLM
+        return int(value)
+    return None if value is None else int64(name, value)
+
+
+def logprobs(value: int | None) -> int | None:
+    """How many log-probabilities; True is one, and False 0."""
+    return _num_logprobs("logprobs", value)
+
+
+def prompt_logprobs(value: int | None) -> int | None:
+    """How many log-probabilities; True is one, and False 0."""
+    return _num_logprobs("prompt_logprobs", value)
+
+
+# ------------------------------------------------------------------------------------------ lists
+
+
+def items(name: str, value: object, limit: int = MAX_ENTRIES) -> tuple[Any, ...]:
+    """A list of at most `limit` entries; a str is not a list here."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise refuse(name, "must be a list", value)
+    if len(value) > limit:
+        raise too_many(name, limit, len(value))
+    return tuple(value)
+
+
+def too_many(name: str, limit: int, count: int, setting: str = "") -> InvalidParams:
+    """The error for a list that is too long; `setting` names what the limit could be raised with."""
+    named = f" ({setting})" if setting else ""
+    return InvalidParams(
+        f"{name} must have at most {limit} entries{named}, got {count}.", field=name, got=count
+    )
+
+
+def stop(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings: one or several, none of them empty."""
+    if value is None:
+        return ()
+    strings = (value,) if isinstance(value, str) else items("stop", value)
+    for string in strings:
+        if not isinstance(string, str):
+            raise refuse("stop", "must contain only strings", value)
+        if not string:
+            raise InvalidParams("stop cannot contain an empty string.", field="stop", got=value)
+        if len(string) > MAX_STOP_STRING_CHARS:
+            raise refuse(
+                "stop", f"must contain strings of at most {MAX_STOP_STRING_CHARS} characters", len(string)
+            )
+    if (num_chars := sum(map(len, strings))) > MAX_STOP_CHARS:
+        raise refuse("stop", f"must have at most {MAX_STOP_CHARS} characters together", num_chars)
+    return strings
+
+
+def _token_ids(name: str, value: object, limit: int = MAX_ENTRIES) -> tuple[int, ...]:
+    """Token ids, each once, from a list or a set; the vocabulary is not known here."""
+    listed = items(name, tuple(value) if isinstance(value, AbstractSet) else value, limit)
+    if not all(map(_is_token_id, listed)):
+        raise refuse(name, "must contain only integers", value)
+    return tuple(dict.fromkeys(map(int, listed)))
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int | numbers.Integral) and not isinstance(value, bool)
+
+
+def stop_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
+    """Token ids; None is none."""
+    return () if value is None else _token_ids("stop_token_ids", value)
+
+
+def allowed_token_ids(value: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Token ids; None is all of them, and an empty list would be none."""
+    return None if value is None else _token_ids("allowed_token_ids", value)
+
+
+def logprob_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
+    """Token ids; None is none."""
+    return () if value is None else _token_ids("logprob_token_ids", value, MAX_LOGPROB_TOKEN_IDS)
+
+
+def bad_words(value: Sequence[str] | None) -> tuple[str, ...]:
+    """Texts, none of them empty, each once."""
+    if value is None:
+        return ()
+    words = items("bad_words", value)
+    if any(not isinstance(word, str) for word in words):
+        raise refuse("bad_words", "must contain only strings", value)
+    if any(not word for word in words):
+        raise InvalidParams(
+            f"bad_words cannot contain an empty string. Got bad_words={shown(list(words))}",
+            field="bad_words",
+            got=value,
+        )
+    if longest := max((len(word) for word in words if len(word) > MAX_STOP_STRING_CHARS), default=0):
+        raise refuse(
+            "bad_words", f"must contain words of at most {MAX_STOP_STRING_CHARS} characters", longest
+        )
+    return tuple(dict.fromkeys(words))
+
+
+def logit_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
+    """A finite number per token id."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise refuse("logit_bias", "must be a mapping from token id to bias", value)
+    if len(value) > MAX_ENTRIES:
+        raise too_many("logit_bias", MAX_ENTRIES, len(value))
+    if not all(map(_is_token_id, value)):
+        raise refuse("logit_bias", "must have integer token ids as keys", list(value))
+    return {int(token_id): finite("logit_bias", bias) for token_id, bias in value.items()}
+
+
+def clamped_logit_bias(value: Mapping[Any, Any] | None) -> dict[int, float] | None:
+    """As the API of OpenAI has it: keys may be texts of numbers, and biases are cut to [-100, 100]."""
+    if not isinstance(value, Mapping):
+        return logit_bias(value)
+    if wrong := [key for key in value if not _names_token_id(key)]:
+        raise InvalidParams(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {shown(wrong)}",
+            field="logit_bias",
+            got=wrong,
+        )
+    named = {key if isinstance(key, bool) else int(key): bias for key, bias in value.items()}
+    biases = logit_bias(named) or {}
+    return {token_id: min(max(bias, -100.0), 100.0) for token_id, bias in biases.items()}
+
+
+def _names_token_id(key: Any) -> bool:
+    try:
+        int(key)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def nothing_for_plugins(value: Mapping[str, Any] | None) -> None:
+    """`extra_args`: refused by name, since nobody here would read them."""
+    if value is not None and value != {}:
+        raise refuse("extra_args", "must be None: this engine has no plugins that would read them", value)

@@ -1,0 +1,209 @@
+"""The forms in which a prompt may come, and what is wrong with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from triolet.errors import InvalidPrompt, PromptTooLong, shown
+
+# --------------------
+# A chat as a prompt, with the tools that its model may call.
+
+
+FLAGS = ("add_generation_prompt", "continue_final_message")
+FIELDS = ("messages", "tools", "chat_template", "chat_template_kwargs", *FLAGS)
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """What a chat template is given; it checks and copies all of it.
+
+    Args:
+        messages: of the chat.
+        tools: descriptions of tools, as the template expects them; None for none.
+        chat_template: another template than the model's own, in Jinja.
+        chat_template_kwargs: further values for the template, by name; only such as it reads.
+        add_generation_prompt: end with what an answer begins with.
+        continue_final_message: end with the last message, as if it were not over; not beside the one before.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @classmethod
+    def parse(cls, prompt: Mapping[str, Any]) -> Conversation:
+        """From `{"messages": [...], "tools": [...], "chat_template_kwargs": {...}}` and what else there may be.
+
+        Raises:
+            InvalidPrompt: another key, or a value that no template could be given.
+        """
+        if unknown := [key for key in prompt if key not in FIELDS]:
+            raise InvalidPrompt(
+                f"prompt must have no fields but {', '.join(FIELDS)}; got {shown(unknown[0])}",
+                field="prompt",
+                got=unknown[0],
+            )
+        values = prompt.get("chat_template_kwargs") or {}
+        if taken := {"tools", *FLAGS} & set(values):
+            raise InvalidPrompt(
+                f"chat_template_kwargs must not hold {taken.pop()!r}, which has a place of its own",
+                field="chat_template_kwargs",
+            )
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise InvalidPrompt(
+                f"chat_template_kwargs must be a mapping with texts as keys; got {shown(values)}",
+                field="chat_template_kwargs",
+                got=values,
+            )
+        given = {name: value for name, value in prompt.items() if value is not None}
+        found = cls(**{**given, "chat_template_kwargs": values})
+        found._check_ending()
+        if not isinstance(found.chat_template, str | None):
+            raise InvalidPrompt(
+                f"chat_template must be a text; got {shown(found.chat_template)}",
+                field="chat_template",
+                got=found.chat_template,
+            )
+        return found
+
+    def _check_ending(self) -> None:
+        for name in FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidPrompt(
+                    f"{name} must be true or false; got {shown(value)}", field=name, got=value
+                )
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidPrompt(
+                "continue_final_message must be false where add_generation_prompt is true",
+                field="continue_final_message",
+                got=True,
+            )
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+_FORMS = (
+    "a text, a list of token ids, {'prompt_token_ids': [...]}, {'prompt': '...'}, a list of chat messages "
+    "or {'messages': [...], 'tools': [...]}"
+)
+
+
+@attrs.frozen
+class ParsedPrompt:
+    """A prompt of known form; one of the first two is None.
+
+    Args:
+        token_ids: it came as ids.
+        content: it came as text or as chat messages, and must be tokenised.
+        text: it came as ids together with the text that they were made from, which is shown and not looked at.
+    """
+
+    token_ids: tuple[int, ...] | None = None
+    content: str | Sequence[Mapping[str, Any]] | Conversation | None = None
+    text: str | None = None
+
+
+def parse_prompt(prompt: object) -> ParsedPrompt:
+    """Tell the forms apart.
+
+    Raises:
+        InvalidPrompt: it has none of them.
+    """
+    match prompt:
+        case str():
+            return ParsedPrompt(content=prompt)
+        case {"prompt_token_ids": token_ids, **others}:
+            text = _known_text(others)
+            return ParsedPrompt(token_ids=_token_ids(token_ids), text=text)
+        case {"prompt": str(text), **others}:
+            _refuse_keys(others)
+            return ParsedPrompt(content=text)
+        case [Mapping(), *_]:
+            return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
+        case {"messages": _}:
+            return ParsedPrompt(content=Conversation.parse(cast("Mapping[str, Any]", prompt)))
+        case bytes() | bytearray() | Mapping():
+            raise _of_no_form(prompt)
+        case Sequence():
+            return ParsedPrompt(token_ids=_token_ids(prompt))
+        case _:
+            raise _of_no_form(prompt)
+
+
+def _of_no_form(prompt: object) -> InvalidPrompt:
+    return InvalidPrompt(
+        f"prompt must be {_FORMS}; got {type(prompt).__name__}", field="prompt", got=type(prompt)
+    )
+
+
+def _known_text(others: Mapping[Any, Any]) -> str | None:
+    """What may stand beside token ids."""
+    _refuse_keys({key: value for key, value in others.items() if key != "prompt"})
+    text = others.get("prompt")
+    if text is not None and not isinstance(text, str):
+        raise InvalidPrompt(
+            f"prompt beside prompt_token_ids must be text; got {type(text).__name__}",
+            field="prompt",
+            got=type(text),
+        )
+    return text
+
+
+def _refuse_keys(others: Mapping[Any, Any]) -> None:
+    others = {key: value for key, value in others.items() if value is not None}
+    if others:
+        keys = ", ".join(shown(key) for key in list(others)[:3])
+        raise InvalidPrompt(
+            f"prompt must have no other keys than prompt and prompt_token_ids; got {keys}",
+            field="prompt",
+            got=list(others),
+        )
+
+
+def _token_ids(token_ids: object) -> tuple[int, ...]:
+    if isinstance(token_ids, str | bytes | Mapping) or not isinstance(token_ids, Sequence):
+        raise InvalidPrompt(
+            f"prompt_token_ids must be a list of integers; got {type(token_ids).__name__}",
+            field="prompt_token_ids",
+            got=type(token_ids),
+        )
+    if not set(map(type, token_ids)) <= {int}:
+        wrong = next(token_id for token_id in token_ids if type(token_id) is not int)
+        raise InvalidPrompt(
+            f"prompt_token_ids must contain only integers; got {shown(wrong)}",
+            field="prompt_token_ids",
+            got=wrong,
+        )
+    return tuple(token_ids)
+
+
+def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
+    """Hold a tokenised prompt against the model.
+
+    Args:
+        token_ids: the prompt.
+        vocab_size: ids must be below it.
+        max_model_len: longest sequence, tokens; at least one token of it is the answer's.
+    Raises:
+        InvalidPrompt: it is empty, or holds an id that the model does not have.
+        PromptTooLong: it leaves no room for an answer.
+    """
+    if not token_ids:
+        raise InvalidPrompt("The decoder prompt cannot be empty", field="prompt", got=())
+    if len(token_ids) >= max_model_len:
+        raise PromptTooLong(len(token_ids), max_model_len)
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidPrompt(
+            f"Token id {shown(wrong)} is out of vocabulary; prompt_token_ids must be in [0, {vocab_size})",
+            field="prompt_token_ids",
+            got=wrong,
+        )

@@ -1,0 +1,115 @@
+"""What was asked: a `Request`, resolved once and never checked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from triolet.core.request.grammar_state import Constraint
+from triolet.core.request.param_validation import MAX_INT64
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.trace_context import TraceHeaders
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """One prompt with everything that decides its answer.
+
+    Args:
+        request_id: unique among live requests.
+        prompt: the text it was tokenised from, if it came as text.
+        prompt_token_ids: never empty, all in the vocabulary, fewer than `max_model_len`.
+        params: as the caller gave them, or the model's defaults.
+        seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats
+            it.
+        max_tokens: answer tokens at most: `params.max_tokens`, cut to what the context leaves.
+        eos_token_ids: end the answer, unless `params.ignore_eos`; the tokenizer's own one first.
+        bad_words_token_ids: each bad word as the token ids that would write it.
+        priority: lower runs first under the `priority` policy.
+        parent_id: of the request with n > 1 that this one gives one of the answers to.
+        index: of that answer.
+        num_answers: to the prompt, this one included.
+        stream_interval: tokens from one output of the stream to the next.
+        constraint: what bounds the form of the answer.
+        client: whom admission and fairness count it for.
+        cache_salt: requests share cached blocks only with requests of the same salt.
+        trace_headers: names and values of the headers that say which trace it belongs to.
+        arrival_s: when it was admitted, monotonic seconds.
+        deadline_s: when it ends whatever it has, monotonic seconds; infinity for never.
+        queue_deadline_s: when it ends if it has not been scheduled yet, monotonic seconds.
+    """
+
+    request_id: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    parent_id: str | None = None
+    index: int = 0
+    num_answers: int = 1
+    stream_interval: int = 1
+    constraint: Constraint | None = None
+    client: str | None = None
+    cache_salt: str | None = None
+    trace_headers: TraceHeaders = ()
+    arrival_s: float = 0.0
+    deadline_s: float = float("inf")
+    queue_deadline_s: float = float("inf")
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Ids that end the answer."""
+        eos = () if self.params.ignore_eos else self.eos_token_ids
+        return frozenset(eos) | frozenset(self.params.stop_token_ids)
+
+    @property
+    def masked_token_ids(self) -> frozenset[int]:
+        """Ids that are masked while the answer has fewer than `min_tokens` tokens: as in vLLM the end of sequence is
+        among them also if it is ignored.
+        """
+        return frozenset(self.eos_token_ids) | frozenset(self.params.stop_token_ids)
+
+
+# --------------------
+# One request for n answers becomes n requests for one each.
+#
+# They share everything but the noise: the i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered
+# like any other; `core.output.parallel_sampling` puts their outputs together again.
+
+
+def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
+    """The requests for each answer, in the order of their index; for one answer the request itself.
+
+    Args:
+        request: as it was resolved.
+        draw_seed: a seed for an answer, where the caller gave none.
+    """
+    if request.params.n == 1:
+        return (request,)
+    params = attrs.evolve(request.params, n=1)
+    # What there is to say of the prompt is said once.
+    silent = attrs.evolve(params, prompt_logprobs=None)
+    return tuple(
+        attrs.evolve(
+            request,
+            request_id=f"{index}_{request.request_id}",
+            parent_id=request.request_id,
+            index=index,
+            num_answers=request.params.n,
+            params=silent if index else params,
+            seed=_wrapped(request.seed + index) if params.seed is not None or index == 0 else draw_seed(),
+            # Its turn has come when the first one's has.
+            queue_deadline_s=float("inf") if index else request.queue_deadline_s,
+        )
+        for index in range(request.params.n)
+    )
+
+
+def _wrapped(seed: int) -> int:
+    """A seed beyond 64 bits goes on at their other end."""
+    return seed if seed <= MAX_INT64 else seed - 2**64

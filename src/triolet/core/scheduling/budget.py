@@ -1,0 +1,109 @@
+"""How long a step may be, so that others do not wait too long for its end.
+
+Two bounds, both in time, both stated by the configuration, both kept by what earlier steps took
+(`core.scheduling.cost_model`):
+
+`max_prefill_delay_s`: where requests decode, the prompts beside them lengthen a step by at most so much. A chunk that
+would be longer is cut. At least `MIN_CHUNK` tokens are computed in every step, or a prompt would never end. Where
+nobody decodes, a step has `num_sure_tokens`, and more as far as that bound allows: whoever comes waits for its end.
+
+`fair_ttft_factor`: under `fair`, steps of clients with many requests are so short, as long as one with few is there,
+that a first token of it comes within that many times what it would take on an idle engine. It waits for the end of the
+step in flight, then has a step of its own (`core.scheduling.policies.fair`). So the step in flight may take (factor
+- 1) times what
+such first steps take. How long those take is measured: the shortest of the last few counts. Steps are not cut below
+twice their fixed cost, where half of the machine's throughput would be lost and hardly any time gained.
+
+Before anything is known of what steps take, neither bound does anything; they know nothing but numbers, and with the
+same numbers do the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from triolet.core.scheduling.config import SchedulerConfig
+from triolet.core.scheduling.cost_model import StepCosts
+from triolet.core.step_plan import StepPlan
+
+MIN_CHUNK = 16  # tokens: a block of the default size
+NUM_FIRST_STEPS = 8
+
+
+@attrs.define
+class Pace:
+    """See the module's text.
+
+    Args:
+        config: has the two bounds.
+        costs: what steps took.
+    """
+
+    config: SchedulerConfig
+    costs: StepCosts = attrs.field(factory=StepCosts)
+    _first_steps_s: deque[float] = attrs.field(factory=lambda: deque(maxlen=NUM_FIRST_STEPS), init=False)
+    _chunks_s: float = attrs.field(default=float("inf"), init=False)
+    _has_chunk: bool = attrs.field(default=False, init=False)
+
+    def begin_step(self, *, has_decodes: bool) -> None:
+        """A step is being planned.
+
+        Args:
+            has_decodes: whether somebody waits for its end to go on with an answer.
+        """
+        self._chunks_s = self.config.max_prefill_delay_s if has_decodes else float("inf")
+        self._has_chunk = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Of all rows of a step together; more than the sure ones only as far as is known what they take."""
+        config = self.config
+        # Under `fair` steps are kept short for those who come.
+        may_be_long = self.costs.token_s and config.policy != "fair"
+        fitting = self.tokens_within(config.max_prefill_delay_s) if may_be_long else 0
+        return min(config.max_num_batched_tokens, max(config.num_sure_tokens, fitting))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the step that is being planned can take in one more prompt, or a part of it."""
+        return self._chunks_s > 0 or not self._has_chunk
+
+    def chunk(self, num_tokens: int) -> int:
+        """How many of a row's tokens fit into the step that is being planned; 0 for none.
+
+        Args:
+            num_tokens: that there are to compute; a decode has one.
+        """
+        if num_tokens <= 1 or self._chunks_s == float("inf") or not self.costs.token_s:
+            return num_tokens
+        if not self.has_room:
+            return 0
+        fitting = max(1, self.tokens_within(self._chunks_s))
+        num_tokens = min(num_tokens, fitting if self._has_chunk else max(fitting, MIN_CHUNK))
+        self._chunks_s -= num_tokens * self.costs.token_s
+        self._has_chunk = True
+        return num_tokens
+
+    def tokens_within(self, seconds: float) -> int:
+        """How many tokens beyond a row's first can be computed in that time."""
+        token_s = self.costs.token_s
+        return int(min(seconds / token_s, 2**31)) if token_s else 2**31
+
+    @property
+    def many_s(self) -> float:
+        """Seconds that the rows of clients with many requests may add to a step beside one with few; infinity if there
+        is no bound, or nothing known.
+        """
+        factor, costs = self.config.fair_ttft_factor, self.costs
+        if factor == float("inf") or not self._first_steps_s or not costs.row_s:
+            return float("inf")
+        return max((factor - 1) * min(self._first_steps_s) - costs.fixed_s, costs.fixed_s)
+
+    def step_done(self, plan: StepPlan, elapsed_s: float) -> None:
+        """A step took so many seconds; 0 if nobody knows."""
+        num_rows = len(plan.rows)
+        self.costs.observe(num_rows, plan.num_tokens, elapsed_s)
+        if elapsed_s > 0 and num_rows == len(plan.starts):
+            self._first_steps_s.append(elapsed_s)

@@ -1,0 +1,64 @@
+"""How many steps one plan may be for.
+
+Between the result of a step and the plan of the next one the runner waits. Where everybody decodes and nobody wants in,
+all plans are alike: each row gets its next token, and if need be a block. So one plan is made for several such steps, a
+run, and results are taken in, and streams fed, while the runner goes on.
+
+A run decides nothing that would otherwise be decided differently. It ends where the first of its answers reaches its
+length, and somebody who comes, leaves or ends has it ended after the step that is being computed: exactly when the next
+plan would have been made. What that step computes of an answer that has ended in the one before counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.recovery.poison_bisection import Caution
+from triolet.core.scheduling.config import SchedulerConfig
+from triolet.core.scheduling.sequence import Sequence
+
+
+def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, caution: Caution) -> int:
+    """How many steps these rows may go on for, if nobody else runs or waits, and blocks suffice.
+
+    Args:
+        scheduled: the rows of the step that is being planned, at least one.
+        config: limits.
+        caution: who has been in a step that crashed: which token that was about must be known the next time.
+    """
+    if config.num_scheduler_steps == 1 or config.num_speculative_tokens:
+        return 1
+    if not all(_can_go_on(sequence) for sequence in scheduled):
+        return 1
+    if any(caution.suspects.was_struck(sequence.entry.serial) for sequence in scheduled):
+        return 1
+    num_left = min(one.entry.request.max_tokens - len(one.entry.output_token_ids) for one in scheduled)
+    return max(1, min(config.num_scheduler_steps, num_left))
+
+
+def _can_go_on(sequence: Sequence) -> bool:
+    """Whether it decodes, and its next token depends on nothing that is found out here."""
+    return sequence.num_pending_tokens == 1 and sequence.entry.request.constraint is None
+
+
+def add_blocks_of_run(
+    scheduled: Collection[Sequence], num_steps: int, pool: BlockPool, block_size: int
+) -> int:
+    """Give the rows the blocks of a run; of a shorter one, where there are not enough.
+
+    Returns:
+        How many steps the blocks are for: at least the one that they have blocks for already.
+    """
+    missing = _missing(scheduled, num_steps, block_size)
+    while sum(missing) > pool.num_available:
+        num_steps //= 2
+        missing = _missing(scheduled, num_steps, block_size)
+    for sequence, count in zip(scheduled, missing, strict=True):
+        if count > 0:
+            sequence.block_table += pool.allocate(count)
+    return num_steps
+
+
+def _missing(scheduled: Collection[Sequence], num_steps: int, block_size: int) -> list[int]:
+    return [max(0, sequence.num_missing_blocks(num_steps, block_size)) for sequence in scheduled]

@@ -1,0 +1,358 @@
+"""The policy `fair`: clients get equal numbers of tokens, however many requests they send.
+
+Theory of operation
+-------------------
+Deficit round robin over clients (Shreedhar and Varghese, 1996), with tokens for bytes. An answer's length is not known
+beforehand, so a client does not save up for its next packet but pays for each token when it is computed; the deficit
+of a client is what it has been served less than the others. That is the virtual token counter of Sheng et al. (2024,
+arXiv 2401.00588): `served[client]`, and whoever has the least is let in next.
+
+What counts: tokens that are computed for the first time, of prompts and of answers alike. What the prefix cache had is
+free: it costs nobody anything. What is computed again after a preemption is free too: the engine chose to preempt.
+
+No credit is saved up. A client that begins to wait, be it new or back from a pause, starts at the `floor`: what the
+least served of the waiting clients has had. What it was served beyond that it still owes. So a newcomer is the next to
+be let in, and has no more than its share from then on, and nobody gains by going and coming back. While nobody waits,
+nobody is owed anything: all accounts are closed.
+
+Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that runs at least two
+requests more, as long as it is not ahead of that one by more than `SLACK` tokens. So a client that fills all rows makes
+way within a step for the few requests of another, and two clients with the same number of rows leave each other alone.
+It also sits out the step in which that happens: its many rows would make the step long, and another one's first token
+late, and it loses little, since the step without it is short.
+Where there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
+answer does not keep others waiting to its end.
+
+While a client with few requests is there (`core.scheduling.policies.fair`), those with many have only so many rows
+in a step that it
+does not take long (`core.scheduling.budget`): whoever comes waits for the end of the step in flight. Their rows take
+turns, the
+one that has waited longest first; none of them loses its row or its blocks. Whoever is behind the others in tokens by
+more than `SLACK` is not held back. Alone, or among clients of its size, a client has whole steps.
+
+Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+import attrs
+
+from triolet.core.journal import JournalEntry
+from triolet.core.scheduling.budget import Pace
+from triolet.core.scheduling.config import SchedulerConfig
+from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingLine, by_order, check_order
+from triolet.core.scheduling.sequence import Order, Sequence
+from triolet.errors import InvariantViolated
+
+# --------------------
+# Which clients are there, and which of them have many requests beside one with few.
+#
+# A client is there while it has a request, and `LINGER_S` longer: who asks, reads and asks again is there all the time.
+# It has *few* requests beside one that has at least `MANY` times as many as it ever had together since it last had
+# none,
+# no matter how many of them run.
+
+
+MANY = 4
+LINGER_S = 5.0  # somebody who reads a short answer and goes on is back by then
+MAX_LINGERING = 64
+
+Client = str | None
+
+
+@attrs.define
+class Company:
+    """See the module's text."""
+
+    _present: dict[Client, int] = attrs.field(factory=dict, init=False)
+    _most: dict[Client, int] = attrs.field(factory=dict, init=False)
+    _left: OrderedDict[Client, tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
+    _now_s: float = attrs.field(default=0.0, init=False)
+
+    def passes(self, now_s: float) -> None:
+        """It is later now, monotonic seconds."""
+        self._now_s = now_s
+        while self._left and next(iter(self._left.values()))[0] + LINGER_S <= now_s:
+            self._left.popitem(last=False)
+
+    def has(self, client: Client, num_requests: int) -> None:
+        """A client has so many requests; with none it has left."""
+        if num_requests:
+            self._left.pop(client, None)  # what it had before it left says nothing about what it wants now
+            self._present[client] = num_requests
+            self._most[client] = max(self._most.get(client, 0), num_requests)
+        elif client in self._present:
+            del self._present[client]
+            self._left[client] = (self._now_s, self._most.pop(client))
+            if len(self._left) > MAX_LINGERING:
+                self._left.popitem(last=False)
+
+    def few(self, beside: Client) -> list[Client]:
+        """Those who have requests, and few beside a client's."""
+        num_requests = self._present[beside]
+        return [client for client, most in self._most.items() if MANY * most <= num_requests]
+
+    def with_many(self) -> list[Client]:
+        """Those who have many beside anybody who is there."""
+        lingering = (most for _, most in self._left.values())
+        fewest = min((*self._most.values(), *lingering), default=0)
+        return [client for client, number in self._present.items() if number >= MANY * fewest]
+
+    @property
+    def is_lingered(self) -> bool:
+        """Whether somebody is there who has no request just now."""
+        return bool(self._left)
+
+
+# Tokens that a client may be ahead before it loses its last row: a preemption may cost a whole prompt's computation,
+# so it must not come often; 1024 tokens are the length of an answer that is long, but not endless.
+QUANTUM = 1024
+# A handful of short requests that come together are let in together, although the first has been paid for by then.
+SLACK = 256
+MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
+
+
+class FairLine(WaitingLine):
+    """The waiting requests of all clients, and what each client has been served."""
+
+    def __init__(self, config: SchedulerConfig, pace: Pace) -> None:
+        super().__init__(config)
+        self._pace = pace
+        self._company = Company()
+        self._queues: dict[Client, list[Sequence]] = {}  # none is empty
+        self._num_rows: Counter[Client] = Counter()
+        self._served: OrderedDict[Client, int] = OrderedDict()
+        self._floor = 0
+        # In the step that is being planned:
+        self._resting: set[Client] = set()
+        self._held_back: set[Client] = set()
+        self._spare_s = float("inf")  # what is left for those who are held back
+        self._has_spare = True  # enough for a row, or nobody of them has one yet
+        self._shares: dict[int, int] = {}  # tokens for their rows, by serial
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """By client; within a client in order."""
+        for queue in self._queues.values():
+            yield from queue
+
+    def order(self, entry: JournalEntry) -> Order:
+        """See `WaitingLine`: the place among the requests of one client."""
+        return (entry.request.priority, entry.serial)
+
+    def served(self, client: Client) -> int:
+        """Tokens that it was served, counted from the floor it started at."""
+        return self._served.get(client, self._floor)
+
+    # ------------------------------------------------------------------------------------- the line
+
+    def add(self, sequence: Sequence) -> None:
+        """See `WaitingLine`."""
+        client = client_of(sequence)
+        if not self._is_contended:
+            self._close_accounts()
+        if client not in self._queues:
+            self._raise_floor()
+            self._served[client] = max(self.served(client), self._floor)
+            self._served.move_to_end(client)
+            self._queues[client] = []
+        insort(self._queues[client], sequence, key=by_order)
+        self._company.has(client, self._num_requests(client))
+
+    def remove(self, sequence: Sequence) -> None:
+        """See `WaitingLine`."""
+        client = client_of(sequence)
+        queue = self._queues[client]
+        del queue[bisect_left(queue, sequence.order, key=by_order)]
+        if not queue:
+            self._raise_floor()
+            del self._queues[client]
+        self._company.has(client, self._num_requests(client))
+        if not queue:
+            self._settle(client)
+
+    def position(self, sequence: Sequence) -> int:
+        """See `WaitingLine`: as if every waiting client got its turn once a round."""
+        own = client_of(sequence)
+        index = bisect_left(self._queues[own], sequence.order, key=by_order)
+        return index + sum(
+            min(len(queue), index + (self._rank(client) < self._rank(own)))
+            for client, queue in self._queues.items()
+            if client != own
+        )
+
+    def next(self, may_run: MayRun) -> Sequence | None:
+        """See `WaitingLine`: of the client that has been served the least."""
+        shut = () if self._has_spare else self._held_back
+        for client in sorted(self._queues.keys() - self._resting.union(shut), key=self._rank):
+            if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
+                return sequence
+        return None
+
+    def _rank(self, client: Client) -> tuple[int, int, Order]:
+        """The least served first; then who runs less, then who came first."""
+        return (self.served(client), self._num_rows[client], self._queues[client][0].order)
+
+    def service_order(self, running: list[Sequence]) -> list[Sequence]:
+        """See `WaitingLine`: under pressure those suffer first that have had the most."""
+        return sorted(running, key=lambda sequence: (self.served(client_of(sequence)), sequence.order))
+
+    def taking_part(self, running: list[Sequence]) -> list[Sequence]:
+        """See `WaitingLine`: a step in which a client overtakes is spared by those who make way for it."""
+        overtakers = {client_of(other) for other in running if not other.is_unserved}
+        clients = {client_of(other) for other in running} - overtakers
+        self._resting = {
+            client for client in clients if any(self._makes_way(client, poor) for poor in overtakers)
+        }
+        return self._in_turns([other for other in running if client_of(other) not in self._resting])
+
+    def _in_turns(self, running: list[Sequence]) -> list[Sequence]:
+        """Without the rows of those who are held back that do not fit into a step of its length."""
+        held_back: dict[Client, list[Sequence]] = {client: [] for client in self._held_back}
+        for other in running:
+            if client_of(other) in held_back and other.is_unserved and not other.entry.awaits_guidance:
+                held_back[client_of(other)].append(other)
+        turns = []
+        for client, rows in held_back.items():
+            rows.sort(key=lambda row: row.last_step)
+            turns += [(self.served(client) + index, row.order, row) for index, row in enumerate(rows)]
+        for _, _, row in sorted(turns, key=lambda turn: turn[:2]):
+            if self._has_spare:
+                self._shares[row.entry.serial] = self._share(row.num_pending_tokens)
+        return [
+            other
+            for other in running
+            if client_of(other) not in held_back or other.entry.serial in self._shares
+        ]
+
+    def _share(self, num_tokens: int) -> int:
+        """Tokens of a row that is held back, out of what is left of the time."""
+        costs = self._pace.costs
+        self._spare_s -= costs.row_s
+        if num_tokens > 1 and self._spare_s < float("inf"):
+            num_tokens = min(num_tokens, 1 + self._pace.tokens_within(max(0.0, self._spare_s)))
+            self._spare_s -= (num_tokens - 1) * costs.token_s
+        self._has_spare = self._spare_s >= costs.row_s
+        return num_tokens
+
+    def portion(self, sequence: Sequence, num_tokens: int) -> int:
+        """See `WaitingLine`."""
+        if client_of(sequence) not in self._held_back:
+            return num_tokens
+        if sequence.row_id is None:  # it is about to be let in
+            return self._share(num_tokens) if self._has_spare else 0
+        return min(num_tokens, self._shares.get(sequence.entry.serial, num_tokens))
+
+    def begin_step(self, now_s: float) -> None:
+        """See `WaitingLine`: find out who has many requests beside one with few."""
+        self._company.passes(now_s)
+        self._resting, self._shares = set(), {}
+        self._spare_s, self._has_spare = self._pace.many_s, True
+        self._held_back = set(filter(self._is_held_back, self._company.with_many()))
+
+    def _is_held_back(self, client: Client) -> bool:
+        few = self._company.few(beside=client)
+        if not few:
+            return self._company.is_lingered
+        return self.served(client) >= min(map(self.served, few)) - SLACK
+
+    @property
+    def _is_contended(self) -> bool:
+        """Whether anybody is owed anything."""
+        return bool(self._queues or self._held_back)
+
+    def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
+        """See `WaitingLine`: the last request of the client that runs the most makes way."""
+        unserved: dict[Client, Sequence] = {}
+        for other in running:  # in order, so that the last one stays
+            if other.is_unserved:
+                unserved[client_of(other)] = other
+        for poor in sorted(self._queues.keys() - self._held_back, key=self._rank):
+            rich = [client for client in unserved if client != poor and self._makes_way(client, poor)]
+            first = next(filter(may_run, self._queues[poor]), None)
+            if rich and first is not None:
+                richest = max(rich, key=lambda client: (self._num_rows[client], self.served(client)))
+                return first, unserved[richest]
+        return None
+
+    def _makes_way(self, rich: Client, poor: Client) -> bool:
+        ahead = self.served(rich) - self.served(poor)
+        return ahead >= QUANTUM or (ahead >= -SLACK and self._num_rows[rich] >= self._num_rows[poor] + 2)
+
+    # ---------------------------------------------------------------------------------- the accounts
+
+    def started(self, sequence: Sequence) -> None:
+        """See `WaitingLine`. What was found in the prefix cache is free."""
+        client = client_of(sequence)
+        self._num_rows[client] += 1
+        self._company.has(client, self._num_requests(client))
+        sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
+
+    def stopped(self, sequence: Sequence) -> None:
+        """See `WaitingLine`."""
+        client = client_of(sequence)
+        self._num_rows[client] -= 1
+        if not self._num_rows[client]:
+            del self._num_rows[client]
+        self._company.has(client, self._num_requests(client))
+        if client not in self._num_rows:
+            self._settle(client)
+
+    def charge(self, sequence: Sequence, end: int) -> None:
+        """See `WaitingLine`."""
+        if end > sequence.num_charged_tokens:
+            client = client_of(sequence)
+            self._served[client] = self.served(client) + end - sequence.num_charged_tokens
+            sequence.num_charged_tokens = end
+
+    def _raise_floor(self) -> None:
+        """The floor follows the least served of those that wait, or else of those that run, and never falls."""
+        if clients := self._queues or self._num_rows:
+            self._floor = max(self._floor, min(map(self.served, clients)))
+
+    def _settle(self, client: Client) -> None:
+        """Close the accounts that say nothing: all if nobody is owed anything, and this one if it is idle and owes
+        nothing.
+        """
+        if not self._is_contended:
+            self._close_accounts()
+        elif self._is_idle(client) and self.served(client) <= self._floor:
+            self._served.pop(client, None)
+        if len(self._served) > MAX_ACCOUNTS:
+            debtor = next(filter(self._is_idle, self._served), None)
+            if debtor is not None:
+                del self._served[debtor]
+
+    def _close_accounts(self) -> None:
+        self._served.clear()
+        self._floor = 0
+
+    def _num_requests(self, client: Client) -> int:
+        return self._num_rows[client] + len(self._queues.get(client, ()))
+
+    def _is_idle(self, client: Client) -> bool:
+        return client not in self._queues and client not in self._num_rows
+
+    def check(self) -> None:
+        """See `WaitingLine`.
+
+        Raises:
+            InvariantViolated: a queue is empty or out of order, or there are accounts while nobody waits.
+        """
+        for queue in self._queues.values():
+            check_order(queue)
+        if not all(self._queues.values()):
+            raise InvariantViolated("a client without waiting requests is in the line")
+        if min(self._num_rows.values(), default=1) < 1:
+            raise InvariantViolated(f"clients run at least one request each; got {dict(self._num_rows)}")
+
+
+def client_of(sequence: Sequence) -> Client:
+    """Whom its tokens are counted for."""
+    return sequence.entry.request.client

@@ -1,0 +1,301 @@
+"""Requests come, are computed in steps, and end: what to compute next, and what the result of it means.
+
+Theory of operation
+-------------------
+Three verbs, in turns: `plan_step()` when no step is in flight, `apply()` when its result is there, and
+between any two of them `add()`, `abort()`, `expire()`. A plan may be for several steps: then there are as many results,
+and `must_halt` says when that had better end. Blocks of a request that ends while a step works on them are quarantined
+until that step ends, or, in a run, the last one. The answer itself lives in the journal; `take_progress()` names the
+requests whose entries have moved.
+
+Who waits and who runs is kept in `core.scheduling.queues`; which tokens a step computes is decided in
+`core.scheduling.step_planner`.
+
+Steps that go wrong make the scheduler cautious (`core.recovery.poison_bisection`): while a request that crashes the
+runner is looked for,
+all but a few wait, and while memory is short, steps are smaller.
+"""
+
+from __future__ import annotations
+
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.kv_cache.prefix_cache import PrefixCache
+from triolet.core.recovery.poison_bisection import Caution
+from triolet.core.request.grammar_state import Guidance
+from triolet.core.request.status import FinishReason
+from triolet.core.scheduling.admission import Deadlines, is_overdue
+from triolet.core.scheduling.budget import Pace
+from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.policies.base import WaitingLine
+from triolet.core.scheduling.policies.fair import FairLine
+from triolet.core.scheduling.prefix_lookup import publish_computed
+from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.sequence import Sequence, largest_first
+from triolet.core.scheduling.speculative import Drafting
+from triolet.core.scheduling.step_planner import Planner
+from triolet.core.scheduling.stop_conditions import commit_tokens, ending_of
+from triolet.core.step_plan import StepPlan, StepResult
+
+__all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
+
+
+class Scheduler:
+    """See the module's text.
+
+    Args:
+        config: limits.
+        journal: requests and answers; whatever is live in it when the scheduler is built must be added again.
+        counters: totals to go on with; also numbers the steps, so that no step id is ever used twice.
+        caution: what earlier steps have taught.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        journal: Journal,
+        counters: SchedulerCounters | None = None,
+        caution: Caution | None = None,
+    ) -> None:
+        self.config = config
+        self.journal = journal
+        self.counters = counters or SchedulerCounters()
+        self.caution = caution or Caution()
+        self.cache = PrefixCache(
+            config.num_blocks, config.block_size, key=config.cache_key, enabled=config.enable_prefix_caching
+        )
+        self.pool = self.cache.pool
+        self._pace = Pace(config)
+        waiting = FairLine(config, self._pace) if config.policy == "fair" else WaitingLine(config)
+        self._lanes = Lanes(config, journal, self.counters, self.pool, waiting)
+        self._drafting = Drafting(config, self.counters, self.caution)
+        self._planner = Planner(
+            config=config,
+            journal=journal,
+            counters=self.counters,
+            lanes=self._lanes,
+            cache=self.cache,
+            pace=self._pace,
+            caution=self.caution,
+            drafting=self._drafting,
+        )
+        self._in_flight: StepPlan | None = None
+        self._scheduled: list[Sequence] = []  # who has a part in it
+        self._must_reset = False
+        self._deadlines = Deadlines()
+        self._progress: dict[int, None] = {}
+
+    # ------------------------------------------------------------------------------------- requests
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a row."""
+        return len(self._lanes.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without one."""
+        return len(self._lanes.waiting)
+
+    @property
+    def is_step_in_flight(self) -> bool:
+        """Whether a plan was made and its result is not there yet."""
+        return self._in_flight is not None
+
+    def add(self, entry: JournalEntry) -> None:
+        """Queue a live request of the journal, for a stay of its own.
+
+        A scheduler may crash between a token and what follows from it. Then the next one, here, ends the request.
+        """
+        sequence = self._lanes.enter(entry)
+        self._deadlines.add(entry.serial, min(entry.request.deadline_s, entry.request.queue_deadline_s))
+        if entry.output_token_ids and (ending := ending_of(entry)) is not None:
+            self._finish(sequence, *ending)
+
+    def add_arrivals(self) -> None:
+        """Queue what has come into the journal since the last call."""
+        for entry in self.journal.take_arrivals():
+            if entry.serial not in self._lanes.live:
+                self.add(entry)
+
+    def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request whatever it is doing, or before it was queued. Ended ones are left alone."""
+        if (sequence := self._lanes.live.get(serial)) is not None:
+            self._finish(sequence, reason)
+        elif (entry := self.journal.get(serial)) is not None:
+            entry.finish(reason)
+            self._close(entry)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        entry = sequence.entry
+        entry.finish(reason, stop_reason)
+        self._close(entry)
+        self._lanes.leave(sequence, self._in_flight.step_id if self._in_flight else None)
+
+    def _close(self, entry: JournalEntry) -> None:
+        for serial in self.journal.close(entry):
+            self.caution.suspects.ended(serial)
+            self._progress[serial] = None
+
+    def next_deadline(self) -> float:
+        """When `expire` has something to do, monotonic seconds; infinity for never."""
+        return self._deadlines.next_s(self._lanes.live)
+
+    def expire(self, now_s: float) -> None:
+        """End the requests whose time is up; what they have so far stays theirs."""
+        while self.next_deadline() <= now_s:
+            entry = self._lanes.live[self._deadlines.pop()].entry
+            if is_overdue(entry, now_s):
+                self._finish(self._lanes.live[entry.serial], FinishReason.DEADLINE)
+            else:  # it is no longer queued
+                self._deadlines.add(entry.serial, entry.request.deadline_s)
+
+    def take_progress(self) -> tuple[int, ...]:
+        """Serials of the requests whose journal entries have moved since the last call."""
+        serials = tuple(self._progress)
+        self._progress.clear()
+        return serials
+
+    def guide(self, serial: int, guidance: Guidance) -> None:
+        """Take in what may come next in an answer; whether anything may."""
+        sequence = self._lanes.live.get(serial)
+        if sequence is None or len(sequence.entry.output_token_ids) != guidance.position:
+            return
+        sequence.entry.guidance = guidance
+        if guidance.problem is not None:
+            sequence.entry.failure = guidance.problem
+            self._finish(sequence, FinishReason.ERROR)
+        elif guidance.is_over:
+            self._finish(sequence, FinishReason.STOP)
+
+    def whereabouts(self, serial: int) -> tuple[int, int, int]:
+        """How many go before this request while it waits, as far as is known, its computed tokens, and its blocks."""
+        if (sequence := self._lanes.live.get(serial)) is None:
+            return len(self._lanes.waiting), 0, 0  # it is about to be queued
+        position = 0 if sequence.row_id is not None else self._lanes.waiting.position(sequence)
+        return position, sequence.num_computed_tokens, len(sequence.block_table)
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget what was computed, if no block is in use; else, on demand, once all that run were sent to wait.
+
+        Returns:
+            Whether nobody who is let in from now on finds any of it.
+        """
+        self._must_reset |= reset_running_requests and not self.cache.reset()
+        return reset_running_requests or self.cache.reset()
+
+    # ---------------------------------------------------------------------------------------- steps
+
+    def plan_step(self, now_s: float) -> StepPlan | None:
+        """Decide the next step; None when nothing can be computed.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        assert self._in_flight is None, "a step is in flight"
+        if self._must_reset:
+            for sequence in tuple(self._lanes.running):
+                self._lanes.preempt(sequence)
+            self._must_reset = not self.cache.reset()
+        self._in_flight = self._planner.plan(now_s)
+        self._scheduled = self._planner.scheduled
+        return self._in_flight
+
+    def apply(self, result: StepResult, now_s: float) -> None:
+        """Take in what a step gave; a result of any other plan than the one in flight changes nothing.
+
+        Args:
+            result: from the runner.
+            now_s: monotonic seconds.
+        """
+        if self._in_flight is None or result.step_id != self._in_flight.step_id:
+            return
+        plan = self._in_flight
+        if result.is_last:
+            self._in_flight = None
+            self.pool.end_quarantine(result.step_id)
+        if result.out_of_memory is not None:
+            self._make_smaller(plan, result.out_of_memory)
+            return
+        self.counters.num_steps_done += 1
+        self._pace.step_done(plan, result.elapsed_s)
+        self.journal.tally.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
+        self.caution.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.caution.suspects.step_done(self.marks())
+        failed_epochs = {failure.epoch for failure in result.failures}
+        grown = commit_tokens(self.journal, result.tokens, self._lanes.by_epoch, now_s)
+        for sequence in self._scheduled:
+            if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
+                self._drafting.end_step(sequence)
+                if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
+                    publish_computed(self.cache, sequence)
+        for share in result.prompt_logprobs:
+            if (prompted := self._lanes.by_epoch.get(share.epoch)) is not None:
+                prompted.entry.add_prompt_logprobs(share)
+        for epoch, ending in grown.items():
+            self._progress[self._lanes.by_epoch[epoch].entry.serial] = None
+            if ending is not None:
+                self._finish(self._lanes.by_epoch[epoch], *ending)
+        for failure in result.failures:
+            if (failed := self._lanes.by_epoch.get(failure.epoch)) is not None:
+                failed.entry.failure = failure.reason
+                self._finish(failed, FinishReason.ERROR)
+        self._scheduled = []
+        if not result.is_last:
+            self._planner.go_on(now_s)
+            self._scheduled = self._planner.scheduled
+        self.add_arrivals()  # those that waited for a first token
+
+    def _make_smaller(self, plan: StepPlan, problem: str) -> None:
+        """There was no memory for the step: its largest rows leave, and the others try again."""
+        rows = largest_first(self._scheduled)
+        num_tokens = [sequence.num_scheduled_tokens for sequence in rows]
+        # Without those that have ended since, it is a smaller step already.
+        is_whole = sum(num_tokens) == plan.num_tokens
+        num_leaving = self.caution.memory.step_did_not_fit(num_tokens) if is_whole else 0
+        for sequence in rows:
+            sequence.num_scheduled_tokens = 0
+        self._scheduled = []
+        for sequence in rows[: 1 if num_leaving is None else num_leaving]:
+            if num_leaving is None:
+                sequence.entry.failure = f"there is no memory for even one token of it alone: {problem}"
+                self._finish(sequence, FinishReason.ERROR)
+            else:
+                self._lanes.preempt(sequence)
+
+    @property
+    def must_halt(self) -> bool:
+        """Whether the run in flight must end after the step that is being computed: there is something to decide."""
+        plan = self._in_flight
+        if plan is None or plan.num_steps == 1:
+            return False
+        has_left = len(self._lanes.running) < len(plan.rows)
+        return has_left or bool(self._lanes.waiting) or self._must_reset
+
+    def is_in_flight(self, plan: StepPlan) -> bool:
+        """Whether this is the step whose result is waited for."""
+        return self._in_flight is plan
+
+    def marks(self) -> dict[int, int]:
+        """Of the requests in the step in flight, how many of their known tokens are computed when it succeeds."""
+        return {row.entry.serial: row.end for row in self._scheduled if row.num_scheduled_tokens}
+
+    def abandon_step(self) -> None:
+        """Nobody computes the step in flight any more: what it worked on is free, and nothing of it counts."""
+        if self._in_flight is not None:
+            self.pool.end_quarantine(self._in_flight.step_id)
+            for sequence in self._scheduled:
+                sequence.num_scheduled_tokens = 0
+            self._in_flight, self._scheduled = None, []
+
+    # ---------------------------------------------------------------------------------------- check
+
+    def check(self) -> None:
+        """Hold every count against every other.
+
+        Raises:
+            InvariantViolated: with what differs.
+        """
+        self.pool.check(sequence.block_table for sequence in self._lanes.running)
+        self.cache.check()
+        self.journal.check()
+        self._lanes.check()

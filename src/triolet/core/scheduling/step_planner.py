@@ -1,0 +1,229 @@
+"""Which tokens the next step computes: one token budget, spent on letting computed tokens catch up with known ones.
+
+There is no prefill phase and no decode phase. Every request has tokens that are known (prompt and answer) and tokens
+that are computed (their KV is present). A request whose tokens all get computed in a step has a new one sampled at its
+end. Chunked prefill is what happens when the budget is smaller than a prompt; a decode is a request that is one token
+behind.
+
+Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
+running request that needs a block when there is none takes it from the worst running one, possibly itself,
+which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
+that cheap). A step that preempted so admits nobody. Nor does it admit those who had better wait for a beginning that
+it computes for another (`core.scheduling.prefix_lookup`). What is left of a budget goes into guesses
+(`core.scheduling.speculative`). Where nothing is
+left to decide, a plan is for several steps (`core.scheduling.multi_step`).
+
+What the policy is, is the waiting line's to say (`core.scheduling.policies.base`, `core.scheduling.policies.fair`):
+its order, and whether one who
+waits may take the row of one who runs. Who may is let in before the others are served.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.journal import Journal
+from triolet.core.kv_cache.prefix_cache import PrefixCache
+from triolet.core.recovery.poison_bisection import Caution
+from triolet.core.scheduling.budget import Pace
+from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.multi_step import add_blocks_of_run, length_of_run
+from triolet.core.scheduling.prefix_lookup import Found, Underway, find_computed, has_room
+from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.sequence import Sequence
+from triolet.core.scheduling.speculative import Drafting
+from triolet.core.step_plan import RowStart, StepPlan
+
+
+@attrs.define(kw_only=True, eq=False)
+class Planner:
+    """See the module's text.
+
+    Args:
+        config: limits.
+        journal: is told who is in a step for the first time.
+        counters: totals; also numbers the steps.
+        lanes: who is where; who is let in or preempted changes places at once.
+        cache: of the blocks.
+        pace: how long a step may be.
+        caution: who may run, and how much at once.
+        drafting: makes the guesses.
+        scheduled: those with a part in the step that was planned last, in the order of its rows.
+    """
+
+    config: SchedulerConfig
+    journal: Journal
+    counters: SchedulerCounters
+    lanes: Lanes
+    cache: PrefixCache
+    pace: Pace
+    caution: Caution
+    drafting: Drafting
+    scheduled: list[Sequence] = attrs.field(factory=list, init=False)
+    _starts: list[RowStart] = attrs.field(factory=list, init=False)
+    _underway: Underway = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._underway = Underway(self.cache)
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Decide the next step; None when nothing can be computed.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        self.scheduled, self._starts = [], []
+        self._hold_back()
+        self.lanes.waiting.begin_step(now_s)
+        self._underway.begin_step()
+        self.pace.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.lanes.running))
+        budget = self._let_overtake(self._budget(), now_s)
+        budget, preempted = self._schedule_running(budget)
+        if not preempted:
+            budget = self._admit(budget, now_s)
+            self.drafting.add_drafts(self.scheduled, budget, self.cache.pool)
+        if not self.scheduled:
+            # Whose turn it was has lost its row: it is somebody else's. Each time fewer run.
+            return self.plan(now_s) if preempted else None
+        num_steps = self._num_steps()
+        self.counters.steps += 1
+        return StepPlan(
+            self.counters.steps,
+            self.lanes.take_ended_rows(),
+            tuple(self._starts),
+            tuple([sequence.take_row() for sequence in self.scheduled]),
+            num_steps,
+        )
+
+    def _num_steps(self) -> int:
+        """How many steps the plan is for; see `core.scheduling.multi_step`."""
+        if self._starts or self.lanes.waiting or len(self.scheduled) < len(self.lanes.running):
+            return 1
+        num_steps = length_of_run(self.scheduled, self.config, self.caution)
+        return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
+
+    def go_on(self, now_s: float) -> None:
+        """A run has come to its next step: those that still run have a part in it.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        self.lanes.waiting.begin_step(now_s)
+        self.scheduled = [sequence for sequence in self.scheduled if sequence.row_id is not None]
+        for sequence in self.scheduled:
+            sequence.schedule(1, self.counters.steps)
+            self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + 1)
+
+    def _budget(self) -> int:
+        """Tokens of the step that is being planned; enough for all that run to decode."""
+        num_tokens = max(self.pace.max_tokens, len(self.lanes.running))
+        return min(num_tokens, self.caution.memory.max_tokens(self.config.max_num_batched_tokens))
+
+    def _hold_back(self) -> None:
+        """Send those back to wait that may not take part in the next step."""
+        running, may_run = self.lanes.running, self.caution.suspects.may_run
+        for sequence in [sequence for sequence in running if not may_run(sequence.entry.serial)]:
+            self.lanes.preempt(sequence)
+        while len(running) > self._max_rows:
+            self.lanes.preempt(running[-1])
+
+    @property
+    def _max_rows(self) -> int:
+        # Each has a token in every step, also those that sit one out: they come back.
+        most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        return self.caution.memory.max_rows(most)
+
+    def _may_be_let_in(self, sequence: Sequence) -> bool:
+        entry = sequence.entry
+        is_held = entry.awaits_guidance or entry.serial in self._underway.held
+        return not is_held and self.caution.suspects.may_run(entry.serial)
+
+    def _let_overtake(self, budget: int, now_s: float) -> int:
+        """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
+        the others.
+        """
+        waiting, running = self.lanes.waiting, self.lanes.running
+        while self.pace.has_room and (pair := waiting.overtaking(running, self._may_be_let_in)) is not None:
+            sequence, victim = pair
+            spare = budget - sum(other.is_unserved for other in running)
+            if num_tokens := self._let_in(sequence, spare, now_s):
+                budget -= num_tokens
+            elif not self._underway.holds(sequence, self._find_computed(sequence)):
+                self.lanes.preempt(victim)
+        return budget
+
+    def _schedule_running(self, budget: int) -> tuple[int, bool]:
+        """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
+
+        Nobody who decodes starves: a request is let in only where budget is left over, so no more run than the
+        budget has tokens. Of those that are still at their prompts, the last may have to wait for the others.
+
+        Returns:
+            What is left of the budget, and whether anybody was preempted.
+        """
+        preempted = False
+        order = self.lanes.waiting.service_order(list(self.lanes.running))
+        for sequence in sorted(self.lanes.waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
+            if not (sequence.is_unserved and budget) or sequence.entry.awaits_guidance:
+                continue  # it has lost its blocks to one before it, has its tokens, or can not use any
+            if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
+                continue  # the step is long enough
+            missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
+            while missing > self.cache.pool.num_available and sequence.row_id is not None:
+                preempted = True
+                self.lanes.preempt(next(other for other in reversed(order) if other.is_unserved))
+            if sequence.row_id is not None:
+                self._schedule(sequence, num_tokens, missing)
+                budget -= num_tokens
+        return budget, preempted
+
+    def _admit(self, budget: int, now_s: float) -> int:
+        """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
+        may_run, waiting, underway = self._may_be_let_in, self.lanes.waiting, self._underway
+        while not underway.is_full and (sequence := waiting.next(may_run)) is not None:
+            if num_tokens := self._let_in(sequence, budget, now_s):
+                budget -= num_tokens
+            elif sequence.entry.serial not in underway.held:
+                break
+        return budget
+
+    def _let_in(self, sequence: Sequence, budget: int, now_s: float) -> int:
+        """Give a waiting request a row, and all the blocks that its known tokens need: let in half, it would soon
+        fight its neighbours for the rest.
+
+        Returns:
+            How many tokens of the budget it gets; 0 if it can not be let in.
+        """
+        if budget <= 0 or len(self.lanes.running) >= self._max_rows:
+            return 0
+        entry = sequence.entry
+        found = block_ids, hashes = self._find_computed(sequence)
+        if self._underway.holds(sequence, found) or not has_room(self.cache, entry, block_ids):
+            return 0
+        num_cached = len(block_ids) * self.config.block_size
+        if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
+            return 0
+        self.lanes.let_in(sequence, block_ids, hashes)
+        missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
+        self._schedule(sequence, num_tokens, missing)
+        if self.config.enable_prefix_caching:
+            self.counters.prefix_cache_queries += entry.num_tokens
+            self.counters.prefix_cache_hits += num_cached
+        self.journal.scheduled(entry, now_s, num_cached)
+        self._starts.append(sequence.row_start())
+        return num_tokens
+
+    def _find_computed(self, sequence: Sequence) -> Found:
+        return find_computed(self.cache, sequence, self.lanes.live.get(sequence.entry.leader_serial))
+
+    def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
+        """How many of its pending tokens a request gets in the step that is being planned."""
+        return self.lanes.waiting.portion(sequence, self.pace.chunk(min(num_pending, budget)))
+
+    def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
+        if num_missing_blocks > 0:
+            sequence.block_table += self.cache.pool.allocate(num_missing_blocks)
+        self._underway.add(sequence, num_tokens)
+        sequence.schedule(num_tokens, self.counters.steps + 1)
+        self.scheduled.append(sequence)
+        self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)

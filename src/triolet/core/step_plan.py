@@ -1,0 +1,187 @@
+"""What the scheduler tells the runner and what comes back: a step as a value, made of ints.
+
+The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the
+request's sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row
+sampled is the runner's to remember: the plan does not send it back. A row that left (`ended`) is forgotten.
+Every plan follows the last result of the one before.
+
+A plan may be a run: its rows then go on, a token each, for up to `num_steps` steps, and a result comes after each of
+them. Nobody is asked in between, so that the runner need not wait. It may end a run after any step.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from triolet.core.request.params import SamplingParams
+
+MAX_SCHEDULER_STEPS = 64
+"""Longest run."""
+
+
+@attrs.frozen(kw_only=True)
+class RowStart:
+    """A request takes a row of the runner's table: for the first time, or again after preemption or a crash.
+
+    Args:
+        row_id: index of the row, below `max_num_seqs`.
+        request_id: whose it is.
+        epoch: names this stay of the request; results carry it, so that a late one can be told apart.
+        prompt_token_ids: the prompt.
+        output_token_ids: what was already generated, and must be computed again.
+        params: sampling parameters.
+        seed: of the sampling noise.
+        ending_token_ids: masked while the answer is shorter than `params.min_tokens`.
+        bad_words_token_ids: sequences whose last token is banned when the others precede it.
+        wants_prompt_logprobs: whether those that `params` ask for are not known yet.
+    """
+
+    row_id: int
+    request_id: str
+    epoch: int
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    ending_token_ids: frozenset[int]
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    wants_prompt_logprobs: bool = False
+
+
+@attrs.frozen
+class PlanRow:
+    """One row's share of a step: compute tokens `start : start + num_tokens` of prompt + answer + draft.
+
+    Args:
+        row_id: the row.
+        start: tokens whose KV is present already.
+        num_tokens: tokens to compute now; at least 1.
+        new_block_ids: appended to the row's block table before the step; a `RowStart`'s first step brings all
+            of them.
+        sample: whether the last of these tokens is the request's last, so that a new one is sampled from it.
+        mask: the tokens that may be sampled, a bit for each, least significant first; None for any.
+        draft_token_ids: what is guessed to come next; only with `sample`, and without a mask. As long as what is
+            sampled is what was guessed, one more is sampled after it.
+    """
+
+    row_id: int
+    start: int
+    num_tokens: int
+    new_block_ids: tuple[int, ...]
+    sample: bool
+    mask: bytes | None = None
+    draft_token_ids: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class StepPlan:
+    """One forward pass.
+
+    Args:
+        step_id: counts up from 1.
+        ended: rows to forget, before `starts` are looked at.
+        starts: rows to fill.
+        rows: the work, in the order in which rows are laid end to end.
+        num_steps: how many steps at most. If more than one, every row has a single token to compute and one to be
+            sampled, without mask or draft; there are no `starts`; and there are blocks for the tokens of all steps.
+    """
+
+    step_id: int
+    ended: tuple[int, ...]
+    starts: tuple[RowStart, ...]
+    rows: tuple[PlanRow, ...]
+    num_steps: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step; in a run, in each."""
+        return sum(row.num_tokens for row in self.rows)
+
+    def after(self, result: StepResult) -> StepPlan | None:
+        """What goes on of a run after its first step; None if nothing does."""
+        if self.num_steps == 1 or result.failures or result.out_of_memory is not None:
+            return None
+        rows = tuple([PlanRow(row.row_id, row.start + 1, 1, (), sample=True) for row in self.rows])
+        return StepPlan(self.step_id, (), (), rows, self.num_steps - 1)
+
+
+@attrs.frozen
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the likeliest in falling order.
+
+    Args:
+        token_ids: chosen token, then the top ones (which may repeat it).
+        logprobs: one per token id.
+        rank: of the chosen token, 1 for the likeliest.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@attrs.frozen
+class SampledToken:
+    """A token and where it belongs: committed if `epoch` is current and `position` is the answer's length.
+
+    Args:
+        request_id: whose it is.
+        epoch: from the `RowStart`.
+        position: index in the answer, from 0.
+        token_id: the token.
+        logprobs: if the request asked for them.
+    """
+
+    request_id: str
+    epoch: int
+    position: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@attrs.frozen
+class PromptLogprobs:
+    """Log-probabilities of tokens of a prompt, whose positions this step computed.
+
+    Args:
+        epoch: from the `RowStart`.
+        start: position of the first of them in the prompt; at least 1, since nothing comes before the first token.
+        logprobs: one per position.
+    """
+
+    epoch: int
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@attrs.frozen
+class RowFailure:
+    """A row that gave no token, through no fault of the others: its logits are not numbers."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
+@attrs.frozen
+class StepResult:
+    """What a step gave.
+
+    Args:
+        step_id: of the plan.
+        tokens: one per row with `sample` that did not fail, and one for each token of its draft that was right.
+        failures: rows that failed alone.
+        elapsed_s: time the runner took, seconds.
+        out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the
+            runner is as it was, except that it knows the plan's rows and blocks.
+        prompt_logprobs: of the rows whose requests asked for them.
+        is_last: whether the plan is done; else it is a run, and there is more to come.
+    """
+
+    step_id: int
+    tokens: tuple[SampledToken, ...]
+    failures: tuple[RowFailure, ...] = ()
+    elapsed_s: float = 0.0
+    out_of_memory: str | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    is_last: bool = True

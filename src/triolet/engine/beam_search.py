@@ -1,0 +1,87 @@
+"""Beam search over the engine's own interface: each beam's next token is a request, and the prefix cache does the rest.
+
+Source: vLLM's `LLM.beam_search`, whose scores and results these are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.actors.supervisor import root_cause
+from triolet.core.beam_search import Beams, BeamSearchOutput, BeamSearchParams
+from triolet.core.output.logprobs import Position
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.param_validation import refuse
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import Prompt
+from triolet.engine.engine import Engine
+from triolet.errors import RequestFailed
+
+
+async def beam_search(
+    engine: Engine, prompt: Prompt, params: BeamSearchParams, **arguments: Any
+) -> BeamSearchOutput:
+    """Find the likeliest answers to a prompt, as far as a search this wide finds them.
+
+    Args:
+        engine: that computes them.
+        prompt: as for `Engine.generate`.
+        params: how wide, how long.
+        **arguments: of `Engine.generate`, for every request: `priority`, `client`, `deadline`, `cache_salt`.
+    Returns:
+        The best `beam_width` answers, best first.
+    Raises:
+        InvalidRequest: a wrong argument; the width is limited by the engine's `max_logprobs`.
+        RequestFailed: a beam could not be computed, or not before its deadline.
+        Overloaded: the engine has no places for `beam_width` requests.
+    """
+    num_choices = min(2 * params.beam_width, engine.model_info.vocab_size)
+    most = engine.config.max_logprobs
+    if most != -1 and num_choices > most:
+        raise refuse("beam_width", f"must be at most {most // 2} (half of max_logprobs)", params.beam_width)
+    asked = SamplingParams(
+        max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
+    )
+    first = await engine.complete(prompt, asked, **arguments)
+    beams = Beams(params, engine.model_info.generation.eos_token_ids, first.prompt_token_ids)
+    beams.advance([_choices(first)])
+    room = engine.max_model_len - len(first.prompt_token_ids)
+    for _ in range(min(params.max_tokens, room) - 1):
+        if not beams.live:
+            break
+        prompts = [beam.tokens for beam in beams.live]
+        beams.advance([_choices(output) for output in await _complete_all(engine, prompts, asked, arguments)])
+    codec, is_plain = engine.tokenizer, params.skip_special_tokens
+    decoded = [
+        attrs.evolve(beam, text=codec.decode(beam.tokens, skip_special_tokens=is_plain) if codec else None)
+        for beam in beams.end()
+    ]
+    return BeamSearchOutput(tuple(decoded))
+
+
+async def _complete_all(
+    engine: Engine, prompts: list[tuple[int, ...]], params: SamplingParams, arguments: dict[str, Any]
+) -> list[RequestOutput]:
+    """All of them at once; if one fails, the others are given up, and its error is raised as it is."""
+    outputs: dict[int, RequestOutput] = {}
+
+    async def complete(place: int) -> None:
+        outputs[place] = await engine.complete(prompts[place], params, **arguments)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for place in range(len(prompts)):
+                nursery.start_soon(complete, place)
+    except ExceptionGroup as group:
+        raise root_cause(group) from group
+    return [outputs[place] for place in range(len(prompts))]
+
+
+def _choices(output: RequestOutput) -> Position:
+    [answer] = output.outputs
+    if not answer.logprobs:
+        raise RequestFailed(output.request_id, f"a beam got no token before it ended: {answer.finish_reason}")
+    return answer.logprobs[0]

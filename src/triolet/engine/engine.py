@@ -1,0 +1,397 @@
+"""The engine: the way in, the one way out, and what can be asked of it in between.
+
+A request exists in one of two places. Before it is admitted it is a `Submission`, held by nobody but its caller's own
+task; from then on it is an entry in the journal with a stream beside it. The step from the one to the other has no
+checkpoint in it, and neither has the way out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.actors.channels import Wiring
+from triolet.actors.detokenizer import deliver
+from triolet.actors.watchdog import check_health
+from triolet.config.engine import EngineConfig
+from triolet.core.engine_statistics import EngineStatistics, statistics_of
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.request_status import Endings, LiveRequest
+from triolet.core.recovery.supervision import CrashReport
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.prompt import Prompt, parse_prompt
+from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
+from triolet.engine.availability import Availability, death_by
+from triolet.engine.live_requests import live_requests
+from triolet.engine.request_preparation import open_streams, resolve
+from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
+from triolet.engine.submission import Submission, check_type, counted_admission, seconds
+from triolet.engine.token_stream import TokenStream
+from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
+from triolet.ipc.snapshot import Snapshot
+from triolet.observability.loop_monitor import LoopWatch
+from triolet.observability.stat_loggers import Reporting, StatLogger
+from triolet.observability.tracing_setup import kept_headers, open_tracing
+
+SCOPE_ENDED = "the engine's scope has ended"
+
+
+class Engine:
+    """A running engine; `open_engine` makes it.
+
+    Every method belongs to the Trio thread of the engine.
+    """
+
+    def __init__(self, config: EngineConfig, wiring: Wiring) -> None:
+        self.config = config
+        self._wiring = wiring
+        self._submissions: dict[str, Submission] = {}
+        self._endings = Endings()
+        self._ids = (f"request-{number}" for number in itertools.count(1))
+        self._seeds = random.Random(config.seed)
+        self._availability = Availability()
+        self._num_restarts = 0
+        self._loop_watch = LoopWatch()
+        self._resumed: set[str] = set()  # ids of streams that are yet to be entered
+        self._reporting = Reporting(wiring.journal.tally, self.statistics, writes_log=config.log_stats)
+        wiring.report = self._reporting.report
+        self._tracing = open_tracing(config)
+        if self._tracing is not None:
+            self.add_stat_logger(self._tracing)
+
+    # ---------------------------------------------------------------------------------------- facts
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is known of the model."""
+        assert self._wiring.model_info is not None
+        return self._wiring.model_info
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is shown."""
+        return self.config.model_name
+
+    @property
+    def tokenizer(self) -> TextCodec | None:
+        """The model's tokenizer; None if it has none."""
+        return self._wiring.codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and answer together, tokens."""
+        return self.model_info.max_model_len
+
+    @property
+    def tool_parser(self) -> str | None:
+        """The format in which the model calls tools, for `plan_tools`: `none` if it can not be told of any, and None if
+        the format is not known.
+        """
+        return tool_parser_named(self.config.tool_parser, self.tokenizer)
+
+    @property
+    def reasoning_parser(self) -> str | None:
+        """The format in which the model marks its reasoning, for `plan_tools`; None if it gives none."""
+        return reasoning_parser_named(self.config.reasoning_parser, self.tokenizer)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""
+        return self.model_info.generation.sampling_params()
+
+    def statistics(self) -> EngineStatistics:
+        """Counts that belong together, taken now."""
+        wiring, scheduler = self._wiring, self._wiring.scheduler
+        assert scheduler is not None
+        return statistics_of(
+            scheduler,
+            wiring.counters,
+            num_running=scheduler.num_running if wiring.is_scheduling else 0,
+            num_restarts=self._num_restarts,
+            longest_task_step_s=self._loop_watch.longest_s,
+            num_long_task_steps=self._loop_watch.num_long,
+        )
+
+    def add_stat_logger(self, stat_logger: StatLogger) -> None:
+        """Tell somebody of every step and every ending from now on. One that raises is told no more."""
+        self._reporting.add(stat_logger)
+
+    def remove_stat_logger(self, stat_logger: StatLogger) -> None:
+        """The reverse of `add_stat_logger`; harmless if it was not there."""
+        self._reporting.remove(stat_logger)
+
+    def tell_stat_loggers(self) -> None:
+        """Tell them now what they would be told with the next step."""
+        self._reporting.report(trio.current_time())
+
+    def cache_config(self) -> dict[str, object]:
+        """How the KV cache is laid out."""
+        return self.model_info.cache_config(enable_prefix_caching=self.config.enable_prefix_caching)
+
+    def check_health(self) -> None:
+        """Find out whether requests are being served; what is wrong now may be mended a moment later.
+
+        Raises:
+            EngineUnhealthy: work has been pending for `step_timeout` and no step has finished; names the actor that the
+                others wait for.
+            EngineDead: nothing is going to be served any more.
+            EngineClosed: nor is it after the engine's scope has ended; an engine that drains still serves.
+        """
+        if (death := self.death) is not None:
+            raise death
+        if not self._availability.is_serving:
+            raise EngineClosed(SCOPE_ENDED)
+        check_health(self._wiring, self.config.step_timeout)
+
+    @property
+    def death(self) -> EngineDead | None:
+        """Why nothing will be served any more; None while the engine lives."""
+        return self._availability.death
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return self._availability.is_open
+
+    def status(self, request_id: str) -> RequestStatus | None:
+        """Where a request is; ended ones are remembered for a while (`core.output.request_status`). None for an
+        unknown id.
+        """
+        if (submission := self._submissions.get(request_id)) is not None:
+            return submission.status()
+        return self._endings.get(request_id, trio.current_time())
+
+    def requests(self, owner: str | None = None) -> tuple[LiveRequest, ...]:
+        """Everything that waits or runs, or this owner's part of it, in the order of arrival. Never waits."""
+        return live_requests(self._submissions.values(), self._wiring, owner)
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget the KV of everything that is not in use: no later request finds any of it.
+
+        Args:
+            reset_running_requests: preempt the requests that run, so that theirs can be forgotten, too.
+        Returns:
+            False, and nothing was done, if requests hold blocks and may not be preempted.
+        """
+        assert self._wiring.scheduler is not None
+        return self._wiring.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str | None = None,
+        deadline: float | None = None,
+        queue_timeout: float | None = None,
+        lora: None = None,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        owner: str | None = None,
+    ) -> TokenStream:
+        """A stream of the answer to a prompt, to be entered with `async with`; nothing is queued before that.
+
+        Args:
+            prompt: a text, a list of token ids, `{"prompt_token_ids": [...]}` or a list of chat messages.
+            sampling_params: by default the model's own.
+            request_id: unique among live requests; by default the engine names it.
+            priority: lower runs first under the `priority` policy.
+            client: whom the request is counted for.
+            deadline: absolute `trio.current_time()` at which it ends with what there is; the deadline of the caller's
+                own cancel scope counts as well.
+            queue_timeout: seconds that it may wait to be scheduled.
+            lora: not offered yet.
+            cache_salt: prefixes are shared only between requests of the same salt.
+            trace_headers: `traceparent` and `tracestate` of the trace that it belongs to; by default the caller's span.
+            owner: whose it is, for `requests`; a server's key, where `client` is what a request says of itself.
+        Raises:
+            InvalidRequest: a wrong argument. Entering the stream raises what only the model and the engine's state
+                can tell: `InvalidRequest`, `Overloaded`, `EngineClosed`, `EngineDead`.
+        """
+        if lora is not None:
+            raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
+        if sampling_params is not None:
+            check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+        texts = {"request_id": request_id, "client": client, "cache_salt": cache_salt, "owner": owner}
+        for field, text in texts.items():
+            if text is not None:
+                check_type(field, text, str, "a string")
+        check_type("priority", priority, int, "an integer")
+        deadline_s = seconds("deadline", deadline)
+        queue_timeout_s = seconds("queue_timeout", queue_timeout)
+        if request_id is None:
+            taken = {*self._submissions, *self._resumed}
+            request_id = next(name for name in self._ids if name not in taken)
+        return TokenStream(
+            self,
+            Submission(
+                prompt=parse_prompt(prompt),
+                params=sampling_params,
+                request_id=request_id,
+                priority=priority,
+                client=client,
+                deadline_s=deadline_s,
+                queue_timeout_s=queue_timeout_s,
+                cache_salt=cache_salt,
+                trace_headers=kept_headers(trace_headers, self._tracing),
+                owner=owner,
+            ),
+        )
+
+    async def complete(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
+    ) -> RequestOutput:
+        """The whole answer at once; arguments and errors are those of `generate`.
+
+        Raises:
+            RequestFailed: it could not be finished.
+        """
+        if sampling_params is not None:
+            check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+        params = sampling_params or self.default_sampling_params()
+        params = attrs.evolve(params, output_kind=RequestOutputKind.FINAL_ONLY)
+        async with self.generate(prompt, params, **arguments) as stream:
+            async for output in stream:
+                return output
+        raise AssertionError("a stream ends with an output or an error")
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its reader gets what there is, with finish_reason `abort`. Other ids are ignored.
+
+        Synchronous and idempotent: its blocks are free when this returns, or when the step in flight ends.
+        """
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return
+        submission.was_aborted = True
+        for entry in submission.entries:
+            self._wiring.finish(entry.serial, FinishReason.ABORT)
+
+    def snapshot(self) -> Snapshot:
+        """What is unfinished now, for another engine to `resume`; here it goes on as if nothing had been asked."""
+        return take_snapshot(self.model_info, self._submissions.values())
+
+    def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
+        """Streams of what another engine with the same model has left unfinished, by request id.
+
+        Each is entered like that of `generate`, and goes on where it was: its first output brings all that there was,
+        and its text is the one that it would have had without the break.
+
+        Raises:
+            SnapshotError: another model has begun these.
+        """
+        check_snapshot(snapshot, self.model_info)
+        self._resumed |= {saved.request_id for saved in snapshot.requests}
+        return {saved.request_id: TokenStream(self, resumed(saved)) for saved in snapshot.requests}
+
+    async def _admit(self, submission: Submission) -> None:
+        """Take a request in; raises before anything is taken, or returns with everything in place."""
+        with counted_admission(self._wiring.journal.tally):
+            await self._take_in(submission)
+
+    async def _take_in(self, submission: Submission) -> None:
+        self._availability.check_open()
+        admission, request_id = self._wiring.admission, submission.request_id
+        if (other := self._submissions.get(request_id)) is not None and other.is_live:
+            raise RequestIdInUse(request_id)
+        params = submission.params or self.default_sampling_params()
+        self.config.request_limits.check(params, self.model_info.vocab_size)
+        was_let_in = submission.saved is not None
+        num_places = submission.num_places(params.n)
+        admission.reserve(trio.current_time(), num_places, client=submission.client, was_let_in=was_let_in)
+        self._submissions[request_id], submission.began_s = submission, trio.current_time()
+        self._resumed.discard(request_id)
+        try:
+            with submission.admission:
+                request = await resolve(submission, params, self._wiring, self.config, self._seeds)
+            self._availability.check_open()
+            if not was_let_in:
+                admission.check_tokens(trio.current_time(), submission.client)
+        except BaseException:
+            del self._submissions[request_id]
+            raise
+        finally:
+            admission.give_back(num_places, submission.client)
+        # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
+        open_streams(submission, request, self._wiring, self.config, self._seeds)
+        if submission.was_aborted:
+            self.abort(request_id)
+
+    def _leave(self, submission: Submission) -> None:
+        """The reader is gone: end what it read, and give its id back. Synchronous, no checkpoint."""
+        for entry in submission.entries:
+            self._wiring.close_stream(entry.serial, entry.finish_reason or FinishReason.ABORT)
+            self._wiring.finish(entry.serial, FinishReason.ABORT)
+        self._wiring.admission.ended(trio.current_time())
+        if self._submissions.get(submission.request_id) is not submission:
+            return  # it had ended, and another one bears its id now
+        del self._submissions[submission.request_id]
+        self._endings.remember(submission.request_id, submission.status(), trio.current_time())
+
+    # ---------------------------------------------------------------------------------- the way down
+
+    def _end_admissions(self) -> None:
+        """Nothing is taken in any more: let those go that wait for it."""
+        for submission in self._submissions.values():
+            if not submission.streams:
+                submission.admission.cancel()
+
+    async def drain(self, deadline: float) -> Snapshot:
+        """Take nothing new, and let what there is finish.
+
+        Args:
+            deadline: absolute `trio.current_time()`; what has not finished by then ends with finish_reason
+                `shutdown`.
+        Returns:
+            What had not finished, for another engine to `resume`.
+        """
+        deadline_s = seconds("deadline", deadline)
+        self._availability.close("the engine is draining and takes nothing new", still_serving=True)
+        self._end_admissions()
+        with trio.move_on_at(deadline_s):
+            while self._wiring.journal:
+                await self._wiring.idle.park()
+        snapshot = self.snapshot()
+        self._end_all(FinishReason.SHUTDOWN)
+        await trio.lowlevel.checkpoint()
+        return snapshot
+
+    def _end_all(self, reason: FinishReason) -> None:
+        """End every live request here and now; readers get what there is, without the help of an actor."""
+        for entry in list(self._wiring.journal):
+            self._wiring.finish(entry.serial, reason)
+        for serial in list(self._wiring.streams):
+            deliver(self._wiring, serial)
+        self._wiring.idle.unpark_all()
+
+    def shut_down(self) -> None:
+        """Take nothing new, and end what there is with finish_reason `shutdown`; the engine's scope goes on."""
+        self._availability.close(SCOPE_ENDED)
+        self._end_admissions()
+        self._end_all(FinishReason.SHUTDOWN)
+
+    def _die(self, cause: BaseException) -> None:
+        """The root has given up: tell everybody why."""
+        self._availability.die(cause, was_told=bool(self._wiring.streams))
+        self._end_admissions()
+        for entry in list(self._wiring.journal):
+            self._wiring.finish(entry.serial, FinishReason.ERROR)
+        for serial in list(self._wiring.streams):
+            stream = self._wiring.close_stream(serial, FinishReason.ERROR)
+            assert stream is not None
+            stream.fail(death_by(cause))
+        self._wiring.idle.unpark_all()
+
+    def _note_report(self, report: CrashReport) -> None:
+        self._num_restarts += report.context == "child_terminated"

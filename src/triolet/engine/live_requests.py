@@ -1,0 +1,97 @@
+"""The table of live requests: a look at everything that waits or runs, without a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import trio
+
+from triolet.actors.channels import Wiring
+from triolet.core.journal import JournalEntry
+from triolet.core.output.request_status import LiveRequest, RequestProgress
+from triolet.engine.submission import Submission
+
+
+def live_requests(
+    submissions: Iterable[Submission], wiring: Wiring, owner: str | None
+) -> tuple[LiveRequest, ...]:
+    """Those that have not ended, in the order in which they came.
+
+    Args:
+        submissions: of the engine.
+        wiring: of the engine.
+        owner: only what is this one's; None for all.
+    """
+    now_s = trio.current_time()
+    return tuple(
+        _admitted(submission, wiring, now_s) if submission.streams else _on_its_way(submission, now_s)
+        for submission in submissions
+        if submission.is_live and (owner is None or submission.owner == owner)
+    )
+
+
+def _on_its_way(submission: Submission, now_s: float) -> LiveRequest:
+    """Its prompt is being tokenized, or its grammar compiled."""
+    return LiveRequest(
+        request_id=submission.request_id,
+        client=submission.client,
+        priority=submission.priority,
+        status=submission.status(),
+        n=1 if submission.params is None else submission.params.n,
+        age_s=now_s - submission.began_s,
+        time_left_s=_time_left(submission.deadline_s, now_s),
+    )
+
+
+def _admitted(submission: Submission, wiring: Wiring, now_s: float) -> LiveRequest:
+    entries, progress = submission.entries, look_at(submission, wiring)
+    return LiveRequest(
+        request_id=submission.request_id,
+        client=submission.client,
+        priority=submission.priority,
+        status=progress.status,
+        queue_position=progress.queue_position,
+        n=len(entries),
+        num_prompt_tokens=progress.num_prompt_tokens,
+        num_cached_tokens=entries[0].num_cached_tokens,
+        num_computed_tokens=progress.num_computed_tokens,
+        num_output_tokens=sum(len(entry.output_token_ids) for entry in entries),
+        num_kv_blocks=sum(_num_blocks(wiring, entry) for entry in entries),
+        num_preemptions=sum(entry.num_preemptions for entry in entries),
+        age_s=now_s - submission.began_s,
+        time_left_s=_time_left(entries[0].request.deadline_s, now_s),
+    )
+
+
+def _num_blocks(wiring: Wiring, entry: JournalEntry) -> int:
+    if wiring.scheduler is None or entry.scheduled_s is None:  # it has never held any
+        return 0
+    return wiring.scheduler.whereabouts(entry.serial)[2]
+
+
+def _time_left(deadline_s: float, now_s: float) -> float | None:
+    return None if deadline_s == math.inf else deadline_s - now_s
+
+
+def has_first_token(submission: Submission) -> bool:
+    """Whether there is nothing left to follow."""
+    return any(entry.output_token_ids or entry.finish_reason for entry in submission.entries)
+
+
+def look_at(submission: Submission, wiring: Wiring) -> RequestProgress:
+    """How far an admitted request has come; of several answers, the furthest counts."""
+    first = submission.entries[0]
+    num_prompt_tokens = len(first.request.prompt_token_ids)
+    was_let_in = first.scheduled_s is not None or first.finish_reason is not None
+    position, num_computed, _ = wiring.scheduler.whereabouts(first.serial) if wiring.scheduler else (0, 0, 0)
+    progress = RequestProgress(
+        status=submission.status(),
+        queue_position=0 if was_let_in else position,
+        num_prompt_tokens=num_prompt_tokens,
+        num_computed_tokens=num_prompt_tokens
+        if first.output_token_ids
+        else min(num_computed, num_prompt_tokens),
+    )
+    submission.progress = progress.after(submission.progress)
+    return submission.progress

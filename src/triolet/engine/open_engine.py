@@ -1,0 +1,102 @@
+"""Opening an engine: its actors stand around the caller's body, and are gone when that is left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from triolet.actors.channels import Wiring
+from triolet.actors.executors.in_process import open_executor
+from triolet.actors.model_runner import Executor
+from triolet.actors.supervision_tree import plant_tree
+from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
+from triolet.actors.tokenizer import LoadCodec, make_codec_loader
+from triolet.config.engine import EngineConfig
+from triolet.core.journal import Journal
+from triolet.core.load_progress import OnProgress
+from triolet.core.scheduling.admission import Admission
+from triolet.engine.engine import Engine
+from triolet.engine.gc_freeze import settled_memory
+
+
+@asynccontextmanager
+async def open_engine(
+    config: EngineConfig | None = None, /, *, on_progress: OnProgress = lambda progress: None, **fields: Any
+) -> AsyncGenerator[Engine]:
+    """Start an engine, and stop it when the scope is left; in between it is ready.
+
+    Args:
+        config: what to start; by default triolet-nano.
+        on_progress: told how far the loading of the model has come, in the Trio thread.
+        **fields: fields of `EngineConfig` that differ from `config`.
+    Raises:
+        ConfigError: a wrong or unknown field.
+        ModelError: the model can not be loaded.
+        EngineDead: the engine gave up, and nobody has been told yet.
+    """
+    chosen = EngineConfig.create(config, **fields)
+    with open_executor(chosen) as executor:
+        async with run_engine(chosen, executor, on_progress=on_progress) as engine:
+            with settled_memory():
+                yield engine
+
+
+@asynccontextmanager
+async def run_engine(
+    config: EngineConfig,
+    executor: Executor,
+    load_codec: LoadCodec | None = None,
+    *,
+    on_progress: OnProgress = lambda progress: None,
+) -> AsyncGenerator[Engine]:
+    """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
+    journal = Journal()
+    wiring = Wiring(
+        Admission(
+            journal,
+            config.max_num_seqs,
+            config.max_queued_requests,
+            config.max_queued_tokens,
+            is_fair=config.policy == "fair",
+        )
+    )
+    engine = Engine(config, wiring)
+    load_codec = load_codec or make_codec_loader(config, wiring)
+    tree = plant_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(_keep_alive, engine, tree)
+                with engine._loop_watch.installed():
+                    yield engine
+            except BaseException as error:  # raised again below, without the nursery's group around it
+                failure = error
+            engine.shut_down()
+            nursery.cancel_scope.cancel()
+    finally:
+        await _send_last_spans(engine)
+    if wiring.scheduler is not None:
+        wiring.scheduler.abandon_step()
+    if failure is not None:
+        raise failure
+    engine._availability.check_death_told()
+
+
+async def _send_last_spans(engine: Engine) -> None:
+    """Within seconds: whoever leaves the engine waits for that, cancelled or not."""
+    if engine._tracing is not None:
+        engine.tell_stat_loggers()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(engine._tracing.close)
+
+
+@trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine
+async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:
+    try:
+        await tree.run(task_status=task_status)
+    except SupervisorGaveUp as error:
+        engine._die(root_cause(error))

@@ -1,0 +1,140 @@
+"""Taking unfinished requests out of an engine, and taking them up in another one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import attrs
+import trio
+
+from triolet.actors.channels import Stream, Wiring
+from triolet.core.journal import JournalEntry
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.prompt import ParsedPrompt
+from triolet.core.request.request import Request
+from triolet.engine.submission import Submission
+from triolet.errors import SnapshotError, shown
+from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
+
+
+def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapshot:
+    """What is unfinished now; nothing is changed by that.
+
+    Args:
+        info: of the model.
+        submissions: of the engine; those that were not let in yet, have ended or have failed are left out.
+    """
+    now_s = trio.current_time()
+    return Snapshot(
+        architecture=info.architecture,
+        vocab_size=info.vocab_size,
+        requests=tuple(
+            _saved(submission, now_s)
+            for submission in submissions
+            if submission.streams and submission.is_live and not submission.has_failed
+        ),
+    )
+
+
+def _saved(submission: Submission, now_s: float) -> SavedRequest:
+    entries = submission.entries
+    first = entries[0].request
+    was_scheduled = entries[0].scheduled_s is not None
+    return SavedRequest(
+        request_id=submission.request_id,
+        prompt=first.prompt,
+        prompt_token_ids=first.prompt_token_ids,
+        params=attrs.evolve(first.params, n=len(entries)),
+        answers=tuple(map(_saved_answer, entries)),
+        priority=first.priority,
+        client=first.client,
+        cache_salt=first.cache_salt,
+        trace_headers=first.trace_headers,
+        owner=submission.owner,
+        time_left_s=_time_left(first.deadline_s, now_s),
+        queue_time_left_s=None if was_scheduled else _time_left(first.queue_deadline_s, now_s),
+    )
+
+
+def _saved_answer(entry: JournalEntry) -> SavedAnswer:
+    return SavedAnswer(
+        seed=entry.request.seed,
+        output_token_ids=tuple(entry.output_token_ids),
+        output_logprobs=tuple(entry.output_logprobs),
+        finish_reason=entry.finish_reason,
+        stop_reason=entry.stop_reason,
+    )
+
+
+def _time_left(deadline_s: float, now_s: float) -> float | None:
+    return None if deadline_s == math.inf else deadline_s - now_s
+
+
+def check_snapshot(snapshot: Snapshot, info: ModelInfo) -> None:
+    """Refuse what another model has begun.
+
+    Raises:
+        SnapshotError: with what differs.
+    """
+    theirs, ours = (snapshot.architecture, snapshot.vocab_size), (info.architecture, info.vocab_size)
+    if theirs != ours:
+        raise SnapshotError(
+            f"a snapshot must be of the engine's model, {ours[0]} with {ours[1]} tokens; "
+            f"got {theirs[0]} with {theirs[1]}"
+        )
+    for saved in snapshot.requests:
+        if len(saved.answers) != saved.params.n:
+            raise SnapshotError(
+                f"request {shown(saved.request_id)} must have {saved.params.n} answers; got {len(saved.answers)}"
+            )
+        for answer in saved.answers:
+            _check_answer(saved, answer, info.vocab_size)
+
+
+def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> None:
+    num_tokens, num_logprobs = len(answer.output_token_ids), len(answer.output_logprobs)
+    if not all(0 <= token_id < vocab_size for token_id in answer.output_token_ids):
+        raise SnapshotError(f"request {shown(saved.request_id)} must have tokens in [0, {vocab_size})")
+    if num_logprobs not in (0, num_tokens) or (
+        num_logprobs == 0 < num_tokens and saved.params.wants_logprobs
+    ):
+        raise SnapshotError(
+            f"request {shown(saved.request_id)} must have logprobs for {num_tokens} tokens; got {num_logprobs}"
+        )
+
+
+def resumed(saved: SavedRequest) -> Submission:
+    """A saved request, asked once more; its time goes on from now."""
+    now_s = trio.current_time()
+    return Submission(
+        prompt=ParsedPrompt(token_ids=saved.prompt_token_ids, content=None),
+        params=saved.params,
+        request_id=saved.request_id,
+        priority=saved.priority,
+        client=saved.client,
+        deadline_s=math.inf if saved.time_left_s is None else now_s + saved.time_left_s,
+        queue_timeout_s=math.inf if saved.queue_time_left_s is None else saved.queue_time_left_s,
+        cache_salt=saved.cache_salt,
+        trace_headers=saved.trace_headers,
+        owner=saved.owner,
+        saved=saved,
+    )
+
+
+def goes_on(requests: tuple[Request, ...], saved: SavedRequest) -> tuple[Request, ...]:
+    """The requests for each answer, with the noise that they began with."""
+    return tuple(
+        attrs.evolve(request, prompt=saved.prompt, seed=answer.seed)
+        for request, answer in zip(requests, saved.answers, strict=True)
+    )
+
+
+def fill_in(wiring: Wiring, stream: Stream, saved: SavedAnswer) -> None:
+    """What an entry of the journal, which has just been opened, had been answered before."""
+    entry = stream.feed.entry
+    entry.output_token_ids += saved.output_token_ids
+    entry.output_logprobs += saved.output_logprobs
+    if saved.finish_reason is not None:
+        entry.finish(saved.finish_reason, saved.stop_reason)
+        wiring.journal.close(entry)

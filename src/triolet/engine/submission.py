@@ -1,0 +1,154 @@
+"""A call of `generate` on its way to the journal, and the checks that need neither a model nor an engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from triolet.actors.channels import Stream
+from triolet.actors.wait_cell import Doorbell
+from triolet.core.journal import JournalEntry
+from triolet.core.metrics.iteration_stats import Tally
+from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.parallel_sampling import Answers, answers_of
+from triolet.core.output.request_status import RequestProgress
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import ParsedPrompt
+from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.trace_context import TraceHeaders
+from triolet.errors import InvalidRequest, Overloaded, shown
+from triolet.ipc.snapshot import SavedRequest
+
+
+@attrs.define(eq=False, kw_only=True)
+class Submission:
+    """A call of `generate`, before and after its admission.
+
+    Args:
+        trace_headers: of the trace that it belongs to.
+        owner: who may see it in the table of requests, beside the program itself.
+        streams: of its answers, by index, once they are in the journal.
+        answers: what its reader takes from, once there are streams.
+        was_aborted: somebody aborted it before that.
+        progress: as it was last shown.
+        admission: around the wait before that; cancelled when the engine takes nothing new any more.
+        saved: what another engine had answered of it.
+        began_s: when its admission began, monotonic seconds.
+    """
+
+    prompt: ParsedPrompt
+    params: SamplingParams | None
+    request_id: str
+    priority: int
+    client: str | None
+    deadline_s: float
+    queue_timeout_s: float
+    cache_salt: str | None
+    trace_headers: TraceHeaders = ()
+    owner: str | None = None
+    streams: tuple[Stream, ...] = ()
+    answers: Answers | OutputCollector | None = None
+    was_aborted: bool = False
+    progress: RequestProgress | None = None
+    admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    saved: SavedRequest | None = None
+    began_s: float = 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it waits for its admission, or has not ended since."""
+        return not self.streams or any(entry.finish_reason is None for entry in self.entries)
+
+    @property
+    def entries(self) -> list[JournalEntry]:
+        """Of its answers, once they are in the journal."""
+        return [stream.feed.entry for stream in self.streams]
+
+    @property
+    def reader(self) -> Doorbell:
+        """Where its reader waits, once there are streams."""
+        return self.streams[0].reader
+
+    @property
+    def error(self) -> BaseException | None:
+        """What its reader gets instead of a next output."""
+        for stream in self.streams:
+            if stream.error is not None:
+                return stream.error
+        return None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its reader gets an error in the end."""
+        was_refused = any(entry.finish_reason is FinishReason.ERROR for entry in self.entries)
+        return was_refused or self.error is not None
+
+    def num_places(self, num_answers: int) -> int:
+        """How many of so many answers are to be computed: what another engine had finished takes no place."""
+        return num_answers if self.saved is None else self.saved.num_unfinished
+
+    def open(self, streams: tuple[Stream, ...]) -> None:
+        """It is in the journal."""
+        self.streams = streams
+        self.answers = answers_of([stream.feed.collector for stream in streams])
+
+    def status(self) -> RequestStatus:
+        """Where it is: as far as the furthest of its answers, and ended when all have."""
+        entries = self.entries
+        if not any(entry.scheduled_s is not None or entry.finish_reason for entry in entries):
+            return RequestStatus.WAITING
+        if self.is_live:
+            return RequestStatus.RUNNING
+        endings = {RequestStatus.of_ending(entry.finish_reason) for entry in entries if entry.finish_reason}
+        worst_first = (RequestStatus.FAILED, RequestStatus.CANCELLED, RequestStatus.COMPLETED)
+        return next(status for status in worst_first if status in endings)
+
+
+@contextmanager
+def counted_admission(tally: Tally) -> Iterator[None]:
+    """Around an admission: whoever is not taken in was rejected, or has left before."""
+    try:
+        yield
+    except trio.Cancelled:
+        tally.withdrawn()
+        raise
+    except BaseException as error:
+        tally.rejected(error.limit if isinstance(error, Overloaded) else None)
+        raise
+
+
+def check_type(field: str, value: object, kind: type, rule: str) -> None:
+    """Refuse an argument of another type.
+
+    Raises:
+        InvalidRequest: naming the field, the rule and what came.
+    """
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
+
+
+def seconds(field: str, value: object) -> float:
+    """A time in seconds; None is for ever, and NaN would be neither before nor after anything.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    if value is None:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(
+            f"{field} must be a number of seconds, got {shown(value)}", field=field, got=value
+        )
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond every float
+        return math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        raise InvalidRequest(
+            f"{field} must be a number of seconds, got {shown(value)}", field=field, got=value
+        )
+    return number

@@ -1,0 +1,165 @@
+"""A running answer. Leaving its scope is the abort.
+
+`async with engine.generate(...) as stream: async for output in stream: ...`. Nothing happens before the scope is
+entered, and everything is given back when it is left, however it is left: `__aexit__` makes one synchronous call and
+has no checkpoint, so that no cancellation can come in between. There is no task and no nursery per request, and
+nothing here is left to the garbage collector.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from triolet.actors.channels import Wiring
+from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.parallel_sampling import Answers
+from triolet.core.output.request_status import RequestProgress
+from triolet.engine.live_requests import has_first_token, look_at
+from triolet.errors import RequestFailed, StreamMisused
+
+if TYPE_CHECKING:
+    from triolet.engine.engine import Engine
+    from triolet.engine.submission import Submission
+
+
+class TokenStream:
+    """What `Engine.generate` returns; not to be made otherwise."""
+
+    def __init__(self, engine: Engine, submission: Submission) -> None:
+        self._engine = engine
+        self._submission = submission
+        self._was_entered = False
+        self._was_left = False
+        self._is_read = False
+        self._is_over = False
+
+    @property
+    def request_id(self) -> str:
+        """The id that the caller gave, or the engine's."""
+        return self._submission.request_id
+
+    @property
+    def progress(self) -> RequestProgress:
+        """How far it has come on its way to the first token; never less than it was when last asked for.
+
+        Raises:
+            StreamMisused: outside of the `async with`.
+        """
+        self._readable()
+        return look_at(self._submission, self._engine._wiring)
+
+    def follow(self) -> Following:
+        """Its `progress` whenever that has changed, with `async for`, until the first token or the end.
+
+        It takes nothing away from the outputs, and several tasks may follow while one reads.
+
+        Raises:
+            StreamMisused: outside of the `async with`.
+        """
+        self._readable()
+        return Following(self._submission, self._engine._wiring)
+
+    async def __aenter__(self) -> Self:
+        if self._was_entered:
+            raise StreamMisused("a stream can be entered once; call generate() again")
+        self._was_entered = True
+        await self._engine._admit(self._submission)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """What leaving the scope does. Synchronous, and harmless when repeated."""
+        if self._was_left:
+            return
+        self._was_left = True
+        if self._submission.streams:
+            self._engine._leave(self._submission)
+            self._submission.reader.ring()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        answers = self._readable()
+        if self._is_read:
+            raise StreamMisused("a stream has one reader; another task is waiting for its next output")
+        self._is_read = True
+        try:
+            if self._has_news(answers):
+                await trio.lowlevel.checkpoint()  # waiting would have been one
+            else:
+                await self._submission.reader.wait()
+            while not self._has_news(answers):
+                await self._submission.reader.wait()
+        finally:
+            self._is_read = False
+        return self._next_output(self._readable())
+
+    def _has_news(self, answers: Answers | OutputCollector) -> bool:
+        if answers.has_output():
+            return True
+        is_at_end = self._is_over or self._was_left or self._submission.error is not None
+        return is_at_end or answers.failed is not None
+
+    def _readable(self) -> Answers | OutputCollector:
+        if self._submission.answers is None or self._was_left:
+            raise StreamMisused("a stream must be read inside of its `async with`")
+        return self._submission.answers
+
+    def _next_output(self, answers: Answers | OutputCollector) -> RequestOutput:
+        if not self._is_over and answers.has_output() and answers.failed is None:
+            output = answers.take()
+            self._is_over = output.finished
+            return output
+        if self._is_over:
+            raise StopAsyncIteration
+        self._is_over = True
+        failure = answers.failed.failure if answers.failed is not None else None
+        raise self._submission.error or RequestFailed(self.request_id, failure or "for an unknown reason")
+
+    async def text(self) -> str:
+        """Read to the end; return the whole text of the first answer, whatever part of it was read before.
+
+        Raises:
+            RequestFailed: it could not be finished.
+            EngineDead: nor could anything else.
+        """
+        answers = self._readable()
+        async for _ in self:
+            pass
+        return answers.text
+
+
+class Following:
+    """What `TokenStream.follow` returns: yields what has changed, at most once per step.
+
+    Ends with the first token, or with the request. It holds nothing, so it may be dropped at any point.
+    """
+
+    def __init__(self, submission: Submission, wiring: Wiring) -> None:
+        self._submission, self._wiring = submission, wiring
+        self._shown: RequestProgress | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestProgress:
+        await trio.lowlevel.checkpoint()
+        while not self._is_over:
+            self._is_over = has_first_token(self._submission)
+            progress = look_at(self._submission, self._wiring)
+            if progress != self._shown:
+                self._shown = progress
+                return progress
+            if not self._is_over:
+                await self._wiring.stepped.park()
+        raise StopAsyncIteration

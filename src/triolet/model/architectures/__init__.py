@@ -1,0 +1,1 @@
+"""Families of decoders as data: their configuration, weights and rotary embeddings."""

@@ -1,0 +1,179 @@
+"""What the parsers of `families.py` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from triolet.errors import ModelFileError, UnsupportedModel, shown
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    LayerConfig,
+    MoeConfig,
+    NormConfig,
+    TensorNames,
+)
+from triolet.model.architectures.rope import Rope, RopeContext, build_rope, rope_type
+from triolet.model.folder.json_fields import Fields
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@attrs.frozen(kw_only=True)
+class Defaults:
+    """Values that transformers' config class of a family fills in."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None  # as many as attention heads
+    head_dim: int | None = None  # hidden_size / num_attention_heads
+    max_position_embeddings: int = 2048
+    original_max_position_embeddings: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+
+
+def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
+    """The error to raise when field `name` asks for what the decoder does not do."""
+    return UnsupportedModel(
+        f"{fields.path}: {fields.prefix}{name} must be {rule}; got {shown(fields.values.get(name))}"
+    )
+
+
+def base_config(
+    fields: Fields, defaults: Defaults, max_model_len: int | None, rope_parameters: Fields | None = None
+) -> DecoderConfig:
+    """What the families with rotary positions, RMS norms and a gated feed-forward block have in common.
+
+    Every layer is the same here: the whole context, one rotary encoding, no experts.
+    """
+    num_layers = fields.integer("num_hidden_layers", defaults.num_hidden_layers)
+    num_heads = fields.integer("num_attention_heads", defaults.num_attention_heads)
+    num_kv_heads = fields.integer("num_key_value_heads", defaults.num_key_value_heads or num_heads)
+    hidden_size = fields.integer("hidden_size", defaults.hidden_size)
+    head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    parameters = rope_parameters or rope_parameters_of(fields)
+    rope, max_position = rope_of(fields, parameters, defaults, head_dim, max_model_len)
+    return DecoderConfig(
+        architecture="",
+        vocab_size=fields.integer("vocab_size", defaults.vocab_size),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", defaults.intermediate_size),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=max_position,
+        layers=(LayerConfig(attention_scale=head_dim**-0.5, rope=rope),) * num_layers,
+        norm=NormConfig(eps=fields.number("rms_norm_eps", defaults.rms_norm_eps)),
+        activation=activation_of(fields, "hidden_act", defaults.hidden_act),
+        names=TensorNames(),
+        tied_head=fields.flag("tie_word_embeddings", defaults.tie_word_embeddings),
+    )
+
+
+def activation_of(fields: Fields, name: str, default: str) -> str:
+    """The decoder's name for the activation that field `name` names."""
+    activation = fields.text(name, default)
+    if activation not in _ACTIVATIONS:
+        raise unsupported(fields, name, f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[activation]
+
+
+def rope_parameters_of(fields: Fields) -> Fields:
+    """The parameters of the rotary encoding, wherever this version of config.json has them."""
+    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    return section or Fields(fields.path, {}, "rope_parameters.")
+
+
+def rope_of(
+    fields: Fields, parameters: Fields, defaults: Defaults, head_dim: int, max_model_len: int | None
+) -> tuple[Rope, int]:
+    """The rotary encoding, and how long a sequence it is good for, tokens."""
+    share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * share)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise UnsupportedModel(
+            f"{fields.path}: head_dim * partial_rotary_factor must be even and in [2, {head_dim}]; "
+            f"got {rotary_dim}"
+        )
+    max_position = fields.integer("max_position_embeddings", defaults.max_position_embeddings)
+    original = fields.optional_integer(
+        "original_max_position_embeddings", defaults.original_max_position_embeddings
+    )
+    original = original or parameters.integer("original_max_position_embeddings", max_position)
+    reach, long_context = _reach(parameters, max_position, original, max_model_len)
+    context = RopeContext(
+        rotary_dim=rotary_dim,
+        theta=parameters.number("rope_theta", fields.number("rope_theta", defaults.rope_theta)),
+        max_position=max_position,
+        original_max_position=original,
+        long_context=long_context,
+    )
+    return build_rope(parameters, context), reach
+
+
+def _reach(
+    parameters: Fields, max_position: int, original: int, max_model_len: int | None
+) -> tuple[int, bool]:
+    """How long sequences may be, tokens, and whether LongRoPE's long factors are wanted.
+
+    LongRoPE turns short sequences otherwise than long ones, and keys in the cache can not be turned anew
+    when a sequence grows. So an engine is for the one or the other: for short ones unless `max_model_len`
+    asks for more.
+    """
+    match rope_type(parameters):
+        case "yarn":
+            return max(max_position, int(original * parameters.number("factor", 1.0))), False
+        case "longrope" if max_model_len is None or max_model_len <= original:
+            return min(original, max_position), False
+        case "longrope":
+            return max_position, True
+        case _:
+            return max_position, False
+
+
+def with_layers(config: DecoderConfig, changes: Sequence[dict[str, Any]]) -> DecoderConfig:
+    """Change some fields of each layer."""
+    changed = (attrs.evolve(layer, **change) for layer, change in zip(config.layers, changes, strict=True))
+    return attrs.evolve(config, layers=tuple(changed))
+
+
+def with_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
+    """Give every layer the same sliding window, tokens."""
+    return with_layers(config, [{"sliding_window": window}] * len(config.layers))
+
+
+def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
+    """Which layers see the whole context: by `layer_types`, or without it by the family's pattern."""
+    kinds = fields.texts("layer_types") or tuple(default)
+    if len(kinds) != len(default) or not set(kinds) <= {SLIDING, FULL}:
+        raise unsupported(fields, "layer_types", f"{len(default)} times {SLIDING} or {FULL}")
+    return kinds
+
+
+def checked_experts(fields: Fields, moe: MoeConfig) -> MoeConfig:
+    """The same, if a token does not use more experts than there are."""
+    if moe.experts_per_token > moe.num_experts:
+        raise ModelFileError(
+            fields.path,
+            f"num_experts_per_tok must be at most the number of experts ({moe.num_experts}); "
+            f"got {moe.experts_per_token}",
+        )
+    return moe

@@ -1,0 +1,206 @@
+"""Which tensors of a checkpoint become which tensor of the decoder, and reading them in that form.
+
+All names and shapes are compared with the checkpoint before a single weight is read, so that one error tells
+everything that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.errors import WeightsMismatch
+from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, TensorNames
+from triolet.model.folder.checkpoint import Checkpoint
+
+Shape = tuple[int, ...]
+
+
+@attrs.frozen
+class TensorPlan:
+    """One tensor of the decoder.
+
+    Args:
+        sources: name and stored shape of each tensor of the checkpoint; joined along the output dimension.
+        transposed: the sources lie as [in, out].
+    """
+
+    sources: tuple[tuple[str, Shape], ...]
+    transposed: bool = False
+
+
+@attrs.define
+class _Planner:
+    """Collects the plans of one model."""
+
+    names: TensorNames
+    prefix: str
+    plans: dict[str, TensorPlan] = attrs.field(factory=dict)
+
+    def vector(self, ours: str, theirs: str, size: int, *, bias: bool = False) -> None:
+        """A norm's weight, and with `bias` its bias."""
+        for part in ("weight", "bias") if bias else ("weight",):
+            self.plans[f"{ours}.{part}"] = TensorPlan(((f"{theirs}.{part}", (size,)),))
+
+    def table(self, ours: str, theirs: str, rows: int, columns: int) -> None:
+        """A matrix that stays as it is: an embedding or a head."""
+        self.plans[f"{ours}.weight"] = TensorPlan(((f"{theirs}.weight", (rows, columns)),))
+
+    def linear(self, ours: str, theirs: tuple[str, ...], outs: Shape, size_in: int, *, bias: bool) -> None:
+        """A projection to `outs` side by side; a single name stands for all of them, merged already."""
+        if len(theirs) == 1:
+            outs = (sum(outs),)
+        flip = self.names.transposed
+        weights = tuple(
+            (f"{name}.weight", (size_in, out) if flip else (out, size_in))
+            for name, out in zip(theirs, outs, strict=True)
+        )
+        self.plans[f"{ours}.weight"] = TensorPlan(weights, transposed=flip)
+        if bias:
+            biases = tuple((f"{name}.bias", (out,)) for name, out in zip(theirs, outs, strict=True))
+            self.plans[f"{ours}.bias"] = TensorPlan(biases)
+
+
+def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, TensorPlan]:
+    """Say what the decoder needs, by its own names, such as `layers.0.qkv.weight`.
+
+    Args:
+        config: the model.
+        available: the checkpoint's names; decides whether they carry the family's prefix, and whether a tied
+            head has weights of its own.
+    """
+    names, hidden = config.names, config.hidden_size
+    prefix = "" if f"{names.final_norm}.weight" in available else names.prefix
+    planner = _Planner(names, prefix)
+    embedding, head = f"{prefix}{names.embedding}", names.head
+    has_embedding, has_head = f"{embedding}.weight" in available, f"{head}.weight" in available
+    if config.tied_head and has_head and not has_embedding:
+        embedding, has_head = head, False  # the two are one tensor, which may be stored under either name
+    planner.table("embedding", embedding, config.vocab_size, hidden)
+    if names.positions is not None:
+        planner.table("positions", f"{prefix}{names.positions}", config.max_position, hidden)
+    for index, layer in enumerate(config.layers):
+        _plan_layer(planner, config, layer, index)
+    planner.vector("final_norm", f"{prefix}{names.final_norm}", hidden, bias=config.norm.centered)
+    if has_head or not config.tied_head:
+        planner.table("head", head, config.vocab_size, hidden)
+    return planner.plans
+
+
+def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, index: int) -> None:
+    names, hidden = config.names, config.hidden_size
+    ours, theirs = f"layers.{index}.", planner.prefix + names.layer.format(layer=index)
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = tuple(theirs + name for name in names.qkv)
+    planner.vector(ours + "attention_norm", theirs + names.attention_norm, hidden, bias=config.norm.centered)
+    planner.linear(ours + "qkv", qkv, (queries, keys, keys), hidden, bias=config.qkv_bias)
+    if config.qk_norm:
+        planner.vector(ours + "query_norm", theirs + names.query_norm, config.head_dim)
+        planner.vector(ours + "key_norm", theirs + names.key_norm, config.head_dim)
+    attention_out = (theirs + names.attention_out,)
+    planner.linear(ours + "attention_out", attention_out, (hidden,), queries, bias=config.attention_out_bias)
+    if names.post_attention_norm:
+        planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
+    planner.vector(ours + "mlp_norm", theirs + names.mlp_norm, hidden, bias=config.norm.centered)
+    _plan_mlp(planner, config, layer, ours, theirs)
+    if names.post_mlp_norm:
+        planner.vector(ours + "post_mlp_norm", theirs + names.post_mlp_norm, hidden)
+
+
+def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str) -> None:
+    names, hidden, bias = config.names, config.hidden_size, config.mlp_bias
+    if layer.moe is None:
+        blocks = [("mlp", names.mlp_in, names.mlp_out, config.intermediate_size)]
+    else:
+        planner.linear(
+            ours + "router", (theirs + names.router,), (layer.moe.num_experts,), hidden, bias=False
+        )
+        blocks = [
+            (
+                f"experts.{expert}",
+                tuple(name.format(expert=expert) for name in names.expert_in),
+                names.expert_out.format(expert=expert),
+                layer.moe.intermediate_size,
+            )
+            for expert in range(layer.moe.num_experts)
+        ]
+    for name, names_in, name_out, size in blocks:
+        outs = (size, size) if config.gated else (size,)
+        project_in = tuple(theirs + each for each in names_in)
+        planner.linear(f"{ours}{name}.in", project_in, outs, hidden, bias=bias)
+        planner.linear(f"{ours}{name}.out", (theirs + name_out,), (hidden,), size, bias=bias)
+
+
+def check_fit(config: DecoderConfig, plans: dict[str, TensorPlan], checkpoint: Checkpoint) -> None:
+    """Compare plans and checkpoint, both ways.
+
+    Raises:
+        WeightsMismatch: with the names of all tensors that are missing, unused or misshapen.
+    """
+    wanted = dict(source for plan in plans.values() for source in plan.sources)
+    stored = checkpoint.tensors
+    missing = [name for name in wanted if name not in stored]
+    unused = [name for name in stored if name not in wanted and not name.endswith(config.names.ignored)]
+    misshapen = [
+        f"{name} must be {shape}; got {stored[name].shape}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    if missing or unused or misshapen:
+        raise WeightsMismatch(missing=missing, unused=sorted(unused), misshapen=misshapen)
+
+
+@attrs.define
+class WeightReader:
+    """Hands out the decoder's tensors by name, each read, joined and converted when it is asked for.
+
+    Args:
+        dtype: what they become.
+        device: where they go.
+        on_bytes: told (bytes read so far, bytes in all), in the checkpoint's own dtype.
+    """
+
+    _checkpoint: Checkpoint
+    _plans: dict[str, TensorPlan]
+    dtype: torch.dtype
+    device: torch.device
+    _on_bytes: Callable[[int, int], None] | None = None
+    _done_bytes: int = attrs.field(default=0, init=False)
+    _total_bytes: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._total_bytes = sum(map(self._bytes_of, self._plans.values()))
+
+    def _bytes_of(self, plan: TensorPlan) -> int:
+        return sum(self._checkpoint.tensors[name].num_bytes for name, _ in plan.sources)
+
+    def get(self, name: str) -> Tensor | None:
+        """The tensor, or None if this model has none of that name."""
+        return self[name] if name in self._plans else None
+
+    def __getitem__(self, name: str) -> Tensor:
+        plan = self._plans[name]
+        joined = self._read_transposed(plan) if plan.transposed else self._read(plan)
+        tensor = joined.to(self.device, self.dtype)
+        self._done_bytes += self._bytes_of(plan)
+        if self._on_bytes is not None:
+            self._on_bytes(self._done_bytes, self._total_bytes)
+        return tensor
+
+    def _read(self, plan: TensorPlan) -> Tensor:
+        """The sources one below the other, each read right into its place."""
+        names = [name for name, _ in plan.sources]
+        dtypes = {self._checkpoint.dtype_of(name) for name in names}
+        if len(dtypes) > 1:
+            return torch.cat([self._checkpoint.read(name) for name in names])
+        rows = [shape[0] for _, shape in plan.sources]
+        joined = torch.empty(sum(rows), *plan.sources[0][1][1:], dtype=dtypes.pop())
+        for name, part in zip(names, joined.split(rows), strict=True):
+            self._checkpoint.read(name, part)
+        return joined
+
+    def _read_transposed(self, plan: TensorPlan) -> Tensor:
+        return torch.cat([self._checkpoint.read(name) for name, _ in plan.sources], dim=1).T.contiguous()

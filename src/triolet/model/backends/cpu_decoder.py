@@ -1,0 +1,420 @@
+"""The native decoder on a CPU: a whole step as one call into C++, for the families that are like Llama.
+
+Loading makes a plan: every weight packed in the order in which the step reads it, and a struct per layer that says
+where. A step is then the addresses of its input tensors and one call, without the interpreter lock; what torch would
+spend on starting a dozen operations per layer is gone, and so is every copy between them. What the C++ step does not
+know (experts, layer norms, Gemma's norms and scales) stays with `triolet.model.backends.torch_decoder`, which is
+also the truth that
+this one is tested against.
+
+Each weight is read, packed and let go before the next is read: loading needs little more memory than running. A tied
+head serves as the embedding too, packed as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.cpu.decoder import (
+    LayerStruct,
+    ModelStruct,
+    RunStruct,
+    StepStruct,
+    addresses,
+)
+from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.packing import (
+    GROUP,
+    MODEL_DTYPES,
+    CppLinear,
+    CppScreen,
+    ScreenStruct,
+    pack_blocks,
+    pack_bytes,
+    pack_groups,
+    pack_linear,
+    pack_screen,
+    pointer,
+)
+from triolet.kernels.cpu.paged_attention import DTYPES
+from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig
+from triolet.model.architectures.rope import Rope
+from triolet.model.architectures.weight_map import WeightReader
+from triolet.model.backends.torch_decoder import decoder_facts
+from triolet.model.interface import GreedyStep, LayerCache, ModelSpec
+from triolet.model.memory.out_of_memory import trim_heap
+
+# --------------------
+# What greedy steps of the C++ decoder have found, while they run and after.
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """Where steps write down their likeliest tokens, and how long they took.
+
+    Args:
+        count: tokens of a step.
+        peaks: [steps, count], the largest logits.
+        best: [steps, count], the tokens that have them.
+        elapsed_s: [steps], seconds.
+    """
+
+    count: int
+    peaks: ctypes.Array[ctypes.c_float]
+    best: ctypes.Array[ctypes.c_int64]
+    elapsed_s: ctypes.Array[ctypes.c_float]
+
+    @classmethod
+    def of(cls, count: int, num_steps: int = 1) -> Found:
+        """Room for that many tokens of that many steps."""
+        size = count * num_steps
+        return cls(
+            count, (ctypes.c_float * size)(), (ctypes.c_int64 * size)(), (ctypes.c_float * num_steps)()
+        )
+
+    def addresses(self) -> dict[str, int]:
+        """For the fields of `StepStruct`."""
+        return {"peaks": ctypes.addressof(self.peaks), "best": ctypes.addressof(self.best)}
+
+    def step(self, index: int) -> GreedyStep:
+        """What one step has found; it must be over."""
+        place = slice(index * self.count, (index + 1) * self.count)
+        return GreedyStep(self.peaks[place], self.best[place], self.elapsed_s[index])
+
+
+@attrs.define(eq=False)
+class CpuRun:
+    """See `GreedyRun`.
+
+    Args:
+        step: with all it points at; read and written to its end.
+        run: likewise.
+        found: what the two write to.
+    """
+
+    _step: StepStruct
+    _run: RunStruct
+    _found: Found
+    _num_told: int = attrs.field(default=0, init=False)
+
+    def steps(self, count: int) -> list[GreedyStep]:
+        """See `GreedyRun`."""
+        first, self._num_told = self._num_told, self._num_told + count
+        return [self._found.step(index) for index in range(first, self._num_told)]
+
+    @property
+    def is_over(self) -> bool:
+        """See `GreedyRun`."""
+        return bool(self._run.num_done == -self._num_told)
+
+    def halt(self) -> None:
+        """See `GreedyRun`."""
+        self._run.is_halted = 1
+
+
+_GELU = {"silu": 0, "gelu_tanh": 1}
+
+
+def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this model's step can run as one call here."""
+    widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    return (
+        device.type == "cpu"
+        and dtype in MODEL_DTYPES
+        and _is_like_llama(config)
+        and not any(width % 2 for width in widths)  # bfloat16 is multiplied in pairs
+        and library() is not None
+    )
+
+
+_INPUTS_TOGETHER = {"int8": 4, "int4": GROUP}
+# Weights and head. The head stays bytes in int4: it decides between tokens that are nearly as likely, and a tied one
+# is the embedding, too.
+_PACKS = {
+    None: (pack_blocks, pack_linear),
+    "int8": (pack_bytes, pack_bytes),
+    "int4": (pack_groups, pack_bytes),
+}
+
+
+def can_quantise(config: DecoderConfig, quantization: str) -> bool:
+    """Whether the weights of a model that can be planned can be `int8`, multiplied in fours, or `int4`, in groups."""
+    widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    return not any(width % _INPUTS_TOGETHER[quantization] for width in widths)
+
+
+def _is_like_llama(config: DecoderConfig) -> bool:
+    names = config.names
+    return (
+        config.gated
+        and config.activation in _GELU
+        and not (config.norm.centered or config.norm.weight_offset)
+        and not (names.positions or names.post_attention_norm or names.post_mlp_norm)
+        and config.embedding_scale is None
+        and config.logit_soft_cap is None
+        and all(layer.rope is not None and layer.moe is None for layer in config.layers)
+    )
+
+
+class CpuDecoder:
+    """A causal language model over a paged cache; see `triolet.model.interface.CausalModel`.
+
+    Args:
+        spec: what it is.
+        model: the plan.
+        kept: what the plan's addresses point at.
+        cpp: the kernels.
+    """
+
+    def __init__(self, spec: ModelSpec, model: ModelStruct, kept: list[object], cpp: ctypes.CDLL) -> None:
+        self._spec = spec
+        self._model = model
+        self._kept = kept
+        self._cpp = cpp
+        self._cache: tuple[LayerCache, ...] = ()
+        self._cache_addresses = addresses(()), addresses(())
+        self._background: ctypes.c_void_p | None = None  # not before it is needed: most models do without
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the engine is built from."""
+        return self._spec
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights, packed, with norms and rotary tables."""
+        packed = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear | CppScreen)]
+        return sum(packed) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
+
+    def wake(self) -> None:
+        """A step is about to be asked for: its threads may wake up while its input is made."""
+        self._cpp.triolet_wake()
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> Tensor:
+        """See `CausalModel.forward`. All tensors contiguous, on the CPU, and of the dtypes given there."""
+        logits = torch.empty(len(logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
+        step = self._step(token_ids, positions, cache, attention, logits_indices, logits=logits.data_ptr())
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        return logits
+
+    def forward_greedy(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> tuple[list[float], list[int]]:
+        """See `GreedyModel.forward_greedy`: the logits are looked through as they come, and not written down."""
+        found = Found.of(len(logits_indices))
+        step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        step_done = found.step(0)
+        return step_done.peaks, step_done.best
+
+    def prepare(self) -> None:
+        """A step in the background is about to begin: its threads may wake up while its input is made."""
+        self._cpp.triolet_background_wake(self._background_thread())
+
+    def begin_greedy(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+        *,
+        num_steps: int,
+        done_fd: int,
+    ) -> CpuRun:
+        """See `BackgroundModel.begin_greedy`."""
+        found = Found.of(len(logits_indices), num_steps)
+        step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
+        run = RunStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
+        self._cpp.triolet_background_run(
+            self._background_thread(),
+            ctypes.byref(self._model),
+            ctypes.byref(step),
+            ctypes.byref(run),
+            done_fd,
+        )
+        return CpuRun(step, run, found)
+
+    def _background_thread(self) -> ctypes.c_void_p:
+        if self._background is None:
+            self._cpp.triolet_background_open.restype = ctypes.c_void_p
+            self._background = ctypes.c_void_p(self._cpp.triolet_background_open())
+            weakref.finalize(self, self._cpp.triolet_background_close, self._background)
+        return self._background
+
+    def _step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+        **outputs: int,
+    ) -> StepStruct:
+        keys, values = self._addresses_of(cache)
+        step = StepStruct(
+            token_ids=token_ids.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=attention.slot_mapping.data_ptr(),
+            logits_indices=logits_indices.data_ptr(),
+            cu_query_lens=attention.cu_query_lens.data_ptr(),
+            seq_lens=attention.seq_lens.data_ptr(),
+            block_tables=attention.block_tables.data_ptr(),
+            keys=ctypes.addressof(keys),
+            values=ctypes.addressof(values),
+            block_tables_stride=attention.block_tables.stride(0),
+            num_tokens=len(token_ids),
+            num_seqs=len(attention.query_lens_host),
+            num_logits=len(logits_indices),
+            block_size=cache[0].keys.shape[1],
+            num_threads=torch.get_num_threads(),
+            **outputs,
+        )
+        step.kept = token_ids, positions, attention, logits_indices, keys, values
+        return step
+
+    def _addresses_of(
+        self, cache: tuple[LayerCache, ...]
+    ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+        if cache is not self._cache:  # it is the same one for the life of an engine
+            self._cache_addresses = (
+                addresses([layer.keys for layer in cache]),
+                addresses([layer.values for layer in cache]),
+            )
+            self._cache = cache
+        return self._cache_addresses
+
+
+# ------------------------------------------------------------------------------- building from weights
+
+
+def build_cpu_decoder(
+    config: DecoderConfig,
+    weights: WeightReader,
+    *,
+    max_model_len: int | None = None,
+    quantization: str | None = None,
+) -> CpuDecoder:
+    """Read and pack the weights, tensor by tensor.
+
+    Args:
+        config: a model that `can_plan` said yes to.
+        weights: whose plans are those of `config`.
+        max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
+        quantization: `int8` or `int4`, as the model `can_quantise`, or None to keep the weights in the model's dtype.
+    """
+    cpp = library()
+    if cpp is None:
+        raise RuntimeError("there are no compiled kernels: ask can_plan first")
+    facts = decoder_facts(config, weights, max_model_len)
+    planner = _Planner(config, weights, cpp, facts.rope_tables, *_PACKS[quantization])
+    return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp)
+
+
+@attrs.define
+class _Planner:
+    """Fills in the structs, and keeps what they point at."""
+
+    config: DecoderConfig
+    weights: WeightReader
+    cpp: ctypes.CDLL
+    tables: dict[Rope, Tensor]
+    pack: Callable[..., CppLinear]
+    pack_head: Callable[..., CppLinear]
+    kept: list[object] = attrs.field(factory=list, init=False)
+
+    def model(self) -> ModelStruct:
+        config = self.config
+        head, screen, embedding = self._head_and_embedding()
+        layers = (LayerStruct * len(config.layers))(
+            *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
+        )
+        self.kept.append(layers)
+        return ModelStruct(
+            layers=ctypes.addressof(layers),
+            embedding=pointer(embedding),
+            final_norm=self._norm("final_norm"),
+            head=head.struct(),
+            screen=screen.struct() if screen else ScreenStruct(),
+            num_layers=len(config.layers),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=DTYPES[self.weights.dtype],
+            gelu=_GELU[config.activation],
+            eps=config.norm.eps,
+            attention_soft_cap=config.attention_soft_cap or 0.0,
+        )
+
+    def _head_and_embedding(self) -> tuple[CppLinear, CppScreen | None, Tensor | None]:
+        """The head, what finds its largest results, and the embedding where it has weights of its own."""
+        embedding = self.weights["embedding.weight"]
+        weight = self.weights.get("head.weight")
+        is_tied = weight is None
+        if weight is None:
+            weight = embedding
+        head = self.pack_head(self.cpp, weight)
+        screen = pack_screen(self.cpp, weight) if head.bits == 0 else None
+        self.kept += (head, screen)
+        if not is_tied:
+            self.kept.append(embedding)
+        del weight
+        trim_heap()
+        return head, screen, None if is_tied else embedding
+
+    def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
+        assert layer.rope is not None  # can_plan has seen to it
+        table = self.tables[layer.rope]
+        self.kept.append(table)
+        return LayerStruct(
+            qkv=self._linear(prefix + "qkv").struct(),
+            attention_out=self._linear(prefix + "attention_out").struct(),
+            gate_up=self._linear(prefix + "mlp.in", gated=True).struct(),
+            down=self._linear(prefix + "mlp.out").struct(),
+            attention_norm=self._norm(prefix + "attention_norm"),
+            query_norm=self._norm(prefix + "query_norm"),
+            key_norm=self._norm(prefix + "key_norm"),
+            mlp_norm=self._norm(prefix + "mlp_norm"),
+            cos_sin=table.data_ptr(),
+            rotary_dim=table.shape[1],
+            sliding_window=layer.sliding_window or 0,
+            scale=layer.attention_scale,
+        )
+
+    def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        linear = self.pack(self.cpp, weight, bias, gated=gated)
+        del weight, bias
+        trim_heap()
+        self.kept.append(linear)
+        return linear
+
+    def _norm(self, name: str) -> int | None:
+        weight = self.weights.get(f"{name}.weight")
+        if weight is None:
+            return None
+        wide = weight.float()
+        self.kept.append(wide)
+        return wide.data_ptr()

@@ -1,0 +1,265 @@
+"""Every causal language model that the native decoder does not know: transformers' code over our paged cache.
+
+The modelling code stays as it is; only its attention is exchanged, by the name in the model's config
+(`transformers_attention`). All chunks of a step run as one row, [1, num_tokens], with explicit positions,
+and only the rows whose logits are wanted reach the head. What can not work is refused while the model is
+loaded: by its config before any code runs or any weight is read, by its class before the weights are read,
+and by looking and measuring afterwards (`transformers_check`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
+from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.model.backends.transformers_attention import PAGED_ATTENTION, PagedStep, register_attention
+from triolet.model.backends.transformers_check import compare_with_own_attention, inspect_layers
+from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.folder.json_fields import Fields
+from triolet.model.interface import CausalModel, LayerCache, ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Layers that keep keys and values of every token, or nothing at all. Others keep something of another shape.
+_KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention", "dense", "sparse", "moe"})
+
+
+@attrs.frozen(eq=False)
+class TransformersModel:
+    """A transformers model behind the runner's interface (`CausalModel`).
+
+    Args:
+        spec: what the engine needs to know of it.
+        model: the model, in evaluation mode, with paged attention set.
+        layer_of: each attention module's index in the cache.
+    """
+
+    spec: ModelSpec
+    model: PreTrainedModel
+    layer_of: Mapping[nn.Module, int]
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: tuple[LayerCache, ...],
+        attention: AttentionMetadata,
+        logits_indices: Tensor,
+    ) -> Tensor:
+        """One step; see `CausalModel.forward`."""
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=token_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=logits_indices,
+                paged_step=PagedStep(cache, attention, self.layer_of),
+            )
+        logits: Tensor = output.logits[0]
+        return logits.to(self.spec.dtype)
+
+
+def load_transformers_model(
+    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, device: str, trust_remote_code: bool
+) -> CausalModel:
+    """Load a model folder with transformers' modelling code, and check it over a paged cache.
+
+    Args:
+        folder: with config.json and safetensors files.
+        config: the content of config.json.
+        dtype: of weights, activations and KV.
+        device: torch's name of it.
+        trust_remote_code: whether Python code in the folder may be run.
+
+    Returns:
+        The model, on `device`, ready for steps.
+
+    Raises:
+        RemoteCodeRefused: the model needs the folder's code and `trust_remote_code` is off; none of it ran.
+        UnsupportedModel: the architecture, or a feature of it, can not run over a paged cache.
+        ModelFileError: a weights file is missing, truncated or not safetensors.
+        WeightsMismatch: tensors are missing, left over or of another shape than the architecture's.
+    """
+    fields = Fields(folder / "config.json", config)
+    architecture = _architecture(fields)
+    model_class = _model_class(folder, fields, architecture, trust_remote_code)
+    model_config = _model_config(folder, model_class, trust_remote_code)
+    max_position = _max_position(model_config)
+    Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
+    register_attention()
+    model = _load_weights(folder, model_class, model_config, dtype)
+    nn.Module.to(model, device)
+    calls = inspect_layers(model, max_position)
+    spec = ModelSpec(
+        architecture=architecture,
+        backend="transformers",
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_position=max_position,
+        cache_layers=tuple(call.cache_spec() for call in calls.values()),
+        dtype=dtype,
+    )
+    paged = TransformersModel(spec, model, {module: index for index, module in enumerate(calls)})
+    compare_with_own_attention(model, paged)
+    return paged
+
+
+def _architecture(fields: Fields) -> str:
+    """The one architecture that the config names, if nothing else in it rules the model out."""
+    quantization = fields.section("quantization_config")
+    if quantization is not None and quantization.values:
+        method = quantization.text("quant_method", "")
+        raise UnsupportedModel(f"quantised checkpoints are not supported; got quant_method={method!r}")
+    if fields.flag("is_encoder_decoder", False):
+        raise UnsupportedModel("encoder-decoder models are not supported; got is_encoder_decoder=True")
+    architectures = fields.texts("architectures") or ()
+    if len(architectures) != 1:
+        raise UnsupportedModel(f"architectures must name one class; got {list(architectures)!r}")
+    return architectures[0]
+
+
+def _model_class(
+    folder: Path, fields: Fields, architecture: str, trust_remote_code: bool
+) -> type[PreTrainedModel]:
+    """The class of the model, once it is known to be a causal one that lets its attention be exchanged."""
+    auto_map = fields.section("auto_map")
+    remote = "" if auto_map is None else auto_map.text("AutoModelForCausalLM", "")
+    if remote and trust_remote_code:
+        model_class = _remote_class(folder, remote)
+    elif remote and not _is_in_library(architecture):
+        raise RemoteCodeRefused(
+            f"{architecture} runs only with the model's own code (auto_map names {remote!r}); "
+            "trust_remote_code must be true; got False"
+        )
+    else:
+        model_class = _library_class(fields.text("model_type", ""), architecture)
+    if not model_class._supports_attention_backend:
+        raise UnsupportedModel(f"{architecture} does not support transformers' attention interface")
+    if model_class._is_stateful:
+        raise UnsupportedModel(
+            f"{architecture} carries a state from token to token, which a paged cache does not hold"
+        )
+    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
+        raise UnsupportedModel(
+            f"{architecture} has no logits_to_keep: it computes the logits of all tokens or none"
+        )
+    return model_class
+
+
+def _is_in_library(architecture: str) -> bool:
+    import transformers
+
+    return hasattr(transformers, architecture)
+
+
+def _library_class(model_type: str, architecture: str) -> type[PreTrainedModel]:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
+    if architecture not in ((names,) if isinstance(names, str) else names):
+        raise UnsupportedModel(
+            f"{architecture} (model_type={model_type!r}) is no causal language model that "
+            f"transformers {transformers.__version__} knows"
+        )
+    model_class: type[PreTrainedModel] = getattr(transformers, architecture)
+    return model_class
+
+
+def _remote_class(folder: Path, reference: str) -> type[PreTrainedModel]:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    try:
+        model_class: type[PreTrainedModel] = get_class_from_dynamic_module(reference, folder)
+    except Exception as error:  # it is the model's code that runs here
+        raise ModelFileError(
+            folder, f"the code that config.json names ({reference}) can not be loaded: {error}"
+        ) from error
+    return model_class
+
+
+def _model_config(
+    folder: Path, model_class: type[PreTrainedModel], trust_remote_code: bool
+) -> PreTrainedConfig:
+    """The folder's config as transformers reads it, if every layer in it is of a kind that we can serve."""
+    from transformers import AutoConfig
+
+    try:
+        model_config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # a config class may raise whatever it likes
+        raise ModelFileError(folder / "config.json", f"transformers can not read it: {error}") from error
+    strange = set(getattr(model_config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
+    if strange:
+        raise UnsupportedModel(
+            f"{model_class.__name__} has layers that keep no plain keys and values: {sorted(strange)}"
+        )
+    # What a training script may have left on changes what the model returns.
+    model_config.return_dict = True
+    model_config.output_attentions = model_config.output_hidden_states = False
+    return model_config
+
+
+def _max_position(model_config: PreTrainedConfig) -> int:
+    """Longest sequence whose positions depend on nothing but themselves, tokens.
+
+    LongRoPE turns to other frequencies as soon as one sequence of a batch is longer than the original
+    context, for all of the batch and not for what is in the cache; so its original context is the end here.
+    """
+    text_config = model_config.get_text_config()
+    max_position = getattr(text_config, "max_position_embeddings", None)
+    if not isinstance(max_position, int):
+        raise UnsupportedModel(f"max_position_embeddings must be a whole number; got {max_position!r}")
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    for parameters in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
+        if parameters.get("rope_type") == "longrope":
+            max_position = min(max_position, parameters["original_max_position_embeddings"])
+    return max_position
+
+
+def _load_weights(
+    folder: Path, model_class: type[PreTrainedModel], model_config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Read the weights, one tensor at a time; every tensor must have its place and every place its tensor."""
+    loaded: Any  # a pair, with output_loading_info
+    try:
+        loaded = model_class.from_pretrained(
+            folder,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=PAGED_ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # so that the report names them all; none is let through
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # transformers' or the model's own, about a config or tensors without sense
+        raise ModelFileError(
+            folder, f"transformers can not build {model_class.__name__} from it: {error}"
+        ) from error
+    model: PreTrainedModel = loaded[0]
+    _check_loading_report(loaded[1])
+    model.eval().requires_grad_(False)
+    return model
+
+
+def _check_loading_report(report: Mapping[str, Any]) -> None:
+    """Transformers makes up what is missing and drops what is left over; we do neither."""
+    missing, unused = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+    misshapen = [
+        f"{name} must be {tuple(wanted)}; got {tuple(got)}"
+        for name, got, wanted in sorted(report["mismatched_keys"])
+    ]
+    if missing or unused or misshapen:
+        raise WeightsMismatch(missing=missing, unused=unused, misshapen=misshapen)

@@ -1,0 +1,168 @@
+"""Is a model that transformers brings right on our paged cache? Looked at and measured before it serves.
+
+Hundreds of architectures come this way and nobody has read them all, so nothing is taken on trust. First
+every attention layer is asked what it would compute (`inspect_layers`): what paged attention lacks, such as
+sinks, biases, chunks, and prefixes that see each other, is refused by name. Then a few random tokens are
+computed twice (`compare_with_own_attention`): by the model's own eager attention in one piece, and by ours
+in two chunks, in one row with another sequence. That finds what no inspection sees: layers that carry a
+state from token to token, and positions that are counted instead of taken from `position_ids`.
+
+The cost is four passes over at most seven tokens, each about as long as one decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from triolet.errors import TrioletError, UnsupportedModel
+from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.model.backends.transformers_attention import (
+    INSPECTED_ATTENTION,
+    PAGED_ATTENTION,
+    AttentionCall,
+    Inspection,
+    refuse_unsupported_call,
+)
+from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NUM_TOKENS: Final = 7  # of the sequence that is compared
+_FIRST_CHUNK: Final = 4
+_NUM_OTHER: Final = 3  # tokens of its neighbour, which stand before it in the first step's row
+_BLOCK_SIZE: Final = 2  # so small that a sequence takes several blocks
+_BLOCK_TABLES: Final = ((1, 3), (6, 0, 4, 2))  # the neighbour's, and the compared sequence's
+
+# Mean difference of the logits, in units of their standard deviation. Rounding came to 1e-6, 4e-3 and 3e-2 in random
+# models of 24 layers; a scale left out to 0.15, positions that are counted to 0.18. float32 leaves room for TF32.
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.12}
+
+
+def inspect_layers(model: PreTrainedModel, max_position: int) -> Mapping[nn.Module, AttentionCall]:
+    """Run two tokens through the model and collect what each attention layer asks for.
+
+    Args:
+        model: with its weights, in evaluation mode.
+        max_position: longest sequence, tokens.
+
+    Returns:
+        The attention modules in the order in which they attend, with their calls.
+
+    Raises:
+        UnsupportedModel: a layer asks for what paged attention does not offer, or none uses the interface.
+    """
+    inspection = Inspection()
+    model.set_attn_implementation(INSPECTED_ATTENTION)
+    tokens = torch.arange(2, device=model.device)
+    _own_logits(model, tokens, position_ids=tokens[None], inspection=inspection)
+    if not inspection.calls:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no layer that uses transformers' attention interface"
+        )
+    for module, call in inspection.calls.items():
+        refuse_unsupported_call(module, call, len(tokens), max_position)
+    return inspection.calls
+
+
+def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> float:
+    """Compute a few random tokens with the model's eager attention and with ours; leaves the model on ours.
+
+    Args:
+        model: with its weights, in evaluation mode.
+        paged: the same model behind our interface.
+
+    Returns:
+        The mean difference of the logits, in units of their standard deviation.
+
+    Raises:
+        UnsupportedModel: the two differ by more than the dtype's rounding explains.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(paged.spec.vocab_size, (_NUM_OTHER + _NUM_TOKENS,), generator=generator)
+    neighbour, sequence = tokens.to(model.device).split([_NUM_OTHER, _NUM_TOKENS])
+    model.set_attn_implementation("eager")
+    own = _own_logits(model, sequence)
+    model.set_attn_implementation(PAGED_ATTENTION)
+    with _failures_as_unsupported(model):
+        got = _paged_logits(paged, neighbour, sequence)
+    difference = _difference(got, own)
+    allowed = _TOLERANCE[paged.spec.dtype]
+    if not difference <= allowed:  # and not `>`: NaN must not pass
+        raise UnsupportedModel(
+            f"{type(model).__name__} computes other logits over the paged cache than by itself: they differ "
+            f"by {difference:.2g} standard deviations in the mean, and rounding explains at most {allowed:g}"
+        )
+    return difference
+
+
+def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tensor:
+    """One sequence from its start, [num_tokens] -> [num_tokens, vocab_size]."""
+    with _failures_as_unsupported(model), torch.inference_mode():
+        logits: Tensor = model(input_ids=tokens[None], use_cache=False, **options).logits[0]
+    return logits
+
+
+def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Tensor:
+    """The same for the sequence from two steps over a paged cache; in the first its neighbour stands before it."""
+    spec, device = paged.spec, sequence.device
+    num_blocks = sum(map(len, _BLOCK_TABLES)) + 1
+
+    def room(layer: LayerCacheSpec) -> Tensor:
+        shape = (num_blocks, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
+        return torch.zeros(shape, dtype=spec.dtype, device=device)
+
+    def step(tokens: Tensor, *chunks: tuple[int, int, int]) -> Tensor:
+        positions, metadata = _metadata(chunks, device)
+        return paged.forward(tokens, positions, cache, metadata, torch.arange(len(tokens), device=device))
+
+    cache = tuple(LayerCache(keys=room(layer), values=room(layer)) for layer in spec.cache_layers)
+    beginning = torch.cat((neighbour, sequence[:_FIRST_CHUNK]))
+    logits = step(beginning, (0, 0, _NUM_OTHER), (1, 0, _FIRST_CHUNK))[_NUM_OTHER:]
+    return torch.cat((logits, step(sequence[_FIRST_CHUNK:], (1, _FIRST_CHUNK, _NUM_TOKENS))))
+
+
+def _metadata(
+    chunks: tuple[tuple[int, int, int], ...], device: torch.device
+) -> tuple[Tensor, AttentionMetadata]:
+    """Positions and metadata of a step whose chunks are (row of `_BLOCK_TABLES`, first position, end)."""
+    lengths = [end - start for _, start, end in chunks]
+    places = [(row, position) for row, start, end in chunks for position in range(start, end)]
+    slots = [_BLOCK_TABLES[row][p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for row, p in places]
+    longest = max(len(_BLOCK_TABLES[row]) for row, _, _ in chunks)
+    tables = [(*_BLOCK_TABLES[row], *[-1] * (longest - len(_BLOCK_TABLES[row]))) for row, _, _ in chunks]
+
+    def ints(values: object, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return ints([position for _, position in places], torch.int64), AttentionMetadata(
+        cu_query_lens=nn.functional.pad(ints(lengths).cumsum(0, dtype=torch.int32), (1, 0)),
+        seq_lens=ints([end for _, _, end in chunks]),
+        block_tables=ints(tables),
+        slot_mapping=ints(slots, torch.int64),
+        query_lens_host=tuple(lengths),
+        seq_lens_host=tuple(end for _, _, end in chunks),
+    )
+
+
+def _difference(got: Tensor, wanted: Tensor) -> float:
+    got, wanted = got.float(), wanted.float()
+    return float((got - wanted).abs().mean() / wanted.std().clamp_min(torch.finfo(torch.float32).tiny))
+
+
+@contextmanager
+def _failures_as_unsupported(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever the modelling code stumbles over when it is run our way means that it can not be."""
+    try:
+        yield
+    except (TrioletError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} can not be run over a paged cache: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Model folders: from a hub id or path to configuration and tensors."""

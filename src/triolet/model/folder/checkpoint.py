@@ -1,0 +1,163 @@
+"""The safetensors files of a model folder: which tensors there are, and reading them one at a time.
+
+Tensors are read, not mapped: pages of a mapped file count as memory for as long as the file is open, so that a model
+that is packed while it is loaded would take twice its size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from triolet.errors import ModelFileError, UnsupportedModel
+from triolet.model.folder.json_fields import Fields, read_json_object
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LENGTH_BYTES = 8  # of the number that a file begins with: the length of its header
+
+
+@attrs.frozen
+class StoredTensor:
+    """One tensor of a checkpoint, not read yet.
+
+    Args:
+        shape: as stored.
+        dtype: in safetensors' words, such as `BF16`.
+        num_bytes: what it takes on disk.
+        path: of its file.
+        begin: where it begins there, bytes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    path: Path
+    begin: int
+
+
+@attrs.frozen(eq=False)
+class Checkpoint:
+    """The tensors of a model folder, by name.
+
+    Every file's header is read and checked when the checkpoint is opened; the tensors' bytes are not.
+    """
+
+    tensors: dict[str, StoredTensor]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Open all safetensors files of a model folder.
+
+        Raises:
+            ModelFileError: a file is missing, truncated or not what its name says.
+        """
+        tensors: dict[str, StoredTensor] = {}
+        for path, expected in _files_of(folder).items():
+            stored = _stored_in(path)
+            if lacking := sorted(expected - stored.keys()):
+                raise ModelFileError(path, f"lacks tensors that {_INDEX} places there: {', '.join(lacking)}")
+            tensors |= stored
+        return cls(tensors)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is stored as.
+
+        Raises:
+            UnsupportedModel: not float64, float32, float16 or bfloat16.
+        """
+        stored = self.tensors[name]
+        if stored.dtype not in _DTYPES:
+            raise UnsupportedModel(
+                f"tensor {name!r} must be of dtype {', '.join(_DTYPES)}; got {stored.dtype}: "
+                "quantised weights are not supported"
+            )
+        return _DTYPES[stored.dtype]
+
+    def read(self, name: str, out: Tensor | None = None) -> Tensor:
+        """One tensor, on the CPU, as stored.
+
+        Args:
+            name: of the tensor.
+            out: where to put it, contiguous, of its shape and dtype; by default memory of its own.
+
+        Raises:
+            UnsupportedModel: see `dtype_of`.
+            ModelFileError: the file has gone, or become shorter, since the checkpoint was opened.
+        """
+        stored = self.tensors[name]
+        tensor = torch.empty(stored.shape, dtype=self.dtype_of(name)) if out is None else out
+        left = memoryview((ctypes.c_char * stored.num_bytes).from_address(tensor.data_ptr()))
+        try:
+            with stored.path.open("rb", buffering=0) as file:
+                file.seek(stored.begin)
+                while left:
+                    if not (count := file.readinto(left)):
+                        raise ModelFileError(stored.path, f"is truncated: it ends within tensor {name!r}")
+                    left = left[count:]
+        except OSError as error:
+            raise _unreadable(stored.path, error) from error
+        return tensor
+
+
+def _files_of(folder: Path) -> dict[Path, set[str]]:
+    """Each weight file with the tensors that the index, if there is one, says it must hold."""
+    index = folder / _INDEX
+    if not index.exists():
+        if not (folder / _SINGLE).exists():
+            raise ModelFileError(folder / _SINGLE, f"is missing, and so is {_INDEX}{_what_else(folder)}")
+        return {folder / _SINGLE: set()}
+    files: dict[Path, set[str]] = {}
+    for tensor, file in _weight_map(index).items():
+        files.setdefault(folder / file, set()).add(tensor)
+    if missing := [path.name for path in files if not path.exists()]:
+        raise ModelFileError(index, f"names files that are missing: {', '.join(sorted(missing))}")
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    section = Fields(index, read_json_object(index)).section("weight_map")
+    if section is None or not section.values:
+        raise ModelFileError(index, "weight_map must say which file each tensor is in; got none")
+    for tensor in section.values:
+        file = section.text(tensor, "")
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise section.wrong(tensor, "the name of a safetensors file in the same folder")
+    return dict(section.values)
+
+
+def _what_else(folder: Path) -> str:
+    pickled: Iterable[Path] = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
+    names = ", ".join(sorted(path.name for path in pickled))
+    return f"; {names} will not be read: pickled weights can run code" if names else ""
+
+
+def _stored_in(path: Path) -> dict[str, StoredTensor]:
+    """What a file says it holds; safetensors itself has checked that it is so."""
+    try:
+        with safe_open(path, framework="pt", device="cpu"), path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header: dict[str, Any] = json.loads(file.read(header_bytes))
+    except SafetensorError as error:
+        raise ModelFileError(path, f"is truncated or not a safetensors file: {error}") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    header.pop("__metadata__", None)
+    return {name: _stored(path, entry, _LENGTH_BYTES + header_bytes) for name, entry in header.items()}
+
+
+def _unreadable(path: Path, error: OSError) -> ModelFileError:
+    return ModelFileError(path, f"can not be read: {error.strerror or error}")
+
+
+def _stored(path: Path, entry: dict[str, Any], data_begin: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    return StoredTensor(tuple(entry["shape"]), entry["dtype"], end - begin, path, data_begin + begin)

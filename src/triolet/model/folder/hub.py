@@ -1,0 +1,118 @@
+"""From what the user calls a model to a folder on this machine.
+
+A download that breaks off leaves what it has in the hub's cache, where the next one resumes it; only a
+complete snapshot is ever returned.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
+
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+_UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
+
+
+def resolve_folder(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Path:
+    """Find a model's folder, fetching it from the Hugging Face hub if `model` is no folder here.
+
+    Args:
+        model: path of a folder with a config.json, or a hub id such as `Qwen/Qwen3-0.6B`.
+        revision: branch, tag or commit on the hub; the main branch if None.
+        token: for private or gated models; the one of `hf auth login` or HF_TOKEN if None.
+        on_progress: told how many bytes have come; possibly from another thread.
+
+    Raises:
+        ModelNotFound: neither a folder nor a model that the hub knows (or lets us see), or no such revision.
+        ModelFileError: the folder has no config.json.
+        HubUnreachable: the hub does not answer, and the model is not completely in the local cache.
+    """
+    path = os.path.expanduser(model)  # os.path and not Path: it takes any text for what it is, however odd
+    folder = Path(path) if os.path.isdir(path) else _download(model, revision, token, on_progress)
+    if not (folder / "config.json").is_file():
+        raise ModelFileError(folder / "config.json", "is missing")
+    return folder
+
+
+def _download(model: str, revision: str | None, token: str | None, on_progress: OnProgress | None) -> Path:
+    if _is_plainly_a_path(model):
+        raise ModelNotFound(
+            f"model must be a folder with a config.json or a hub id; there is no folder {model!r}"
+        )
+    from huggingface_hub import snapshot_download  # here, because a local folder needs none of it
+
+    try:
+        folder = snapshot_download(
+            model,
+            revision=revision,
+            token=token,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=list(_UNWANTED),
+            tqdm_class=_reporting_bar(on_progress),
+        )
+    except Exception as error:  # its own, the system's, and whatever the transport of this version raises
+        raise _explained(error, model, revision) from error
+    return Path(folder)
+
+
+def _explained(error: Exception, model: str, revision: str | None) -> ModelError:
+    """What a failed download means for the model that was asked for."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.HFValidationError():
+            return ModelNotFound(f"model must be a folder with a config.json or a hub id; got {model!r}")
+        case errors.GatedRepoError():
+            return ModelNotFound(
+                f"model {model!r} is gated: ask for access on its page and give a token (HF_TOKEN)"
+            )
+        case errors.RepositoryNotFoundError():
+            return ModelNotFound(
+                f"model {model!r} is neither a folder here nor a model that the hub shows without a token for it"
+            )
+        case errors.RevisionNotFoundError():
+            return ModelNotFound(f"model {model!r} has no revision {revision!r}")
+        case errors.LocalEntryNotFoundError():
+            return HubUnreachable(
+                f"model {model!r} is not in the local cache, or not all of it, and the hub can not be reached: "
+                f"{error.__cause__ or error}"
+            )
+        case errors.HfHubHTTPError():
+            return HubUnreachable(f"the hub refused to send model {model!r}: {error}")
+        case OSError(errno=int()) if not isinstance(error, ConnectionError | TimeoutError):
+            return ModelError(f"model {model!r} can not be stored in the local cache: {error}")
+        case _:
+            return HubUnreachable(f"the download of model {model!r} broke off: {error}")
+
+
+def _is_plainly_a_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or "\\" in model or os.path.exists(model)
+
+
+def _reporting_bar(on_progress: OnProgress | None) -> type[Any]:
+    """A progress bar for huggingface_hub that draws nothing and reports the bytes of all files together."""
+    from huggingface_hub import utils
+
+    class Bar(utils.tqdm):  # type: ignore[name-defined,misc]
+        monitor_interval = 0  # no thread that only watches bars
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
+
+        def display(self, *args: Any, **kwargs: Any) -> bool:
+            if on_progress is not None and self.unit == "B" and self.total:
+                on_progress(LoadProgress("download", min(int(self.n), int(self.total)), int(self.total)))
+            return True
+
+    return Bar

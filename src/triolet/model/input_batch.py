@@ -1,0 +1,406 @@
+"""The runner's table of rows, one for each request that it is computing, and the input tensors of a step.
+
+The scheduler says only what changed; everything else is remembered here. A plan that contradicts what is remembered is
+a bug of ours and raises `InvariantViolated` before anything is computed: on a GPU a wrong index would poison the
+process, and on a CPU it would write into another request's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from triolet.core.step_plan import PlanRow, RowStart, StepPlan
+from triolet.errors import InvalidParams, InvariantViolated
+from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.model.sampling.logprobs import PromptShare
+from triolet.model.sampling.sampling_row import SamplingRow
+
+# --------------------
+# What the runner remembers of one request that it is computing: its tokens, and how far they are computed.
+
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Row:
+    """One request in the table.
+
+    Args:
+        start: the request.
+        vocab_size: of the model.
+    """
+
+    __slots__ = (
+        "_tokens",
+        "epoch",
+        "mask",
+        "num_blocks",
+        "num_computed_tokens",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "num_tokens",
+        "request_id",
+        "sampling",
+    )
+
+    def __init__(self, start: RowStart, vocab_size: int) -> None:
+        self.request_id = start.request_id
+        self.epoch = start.epoch
+        self._tokens: Int64s = np.array(start.prompt_token_ids + start.output_token_ids, dtype=np.int64)
+        self.num_tokens = len(self._tokens)
+        self.num_prompt_tokens = len(start.prompt_token_ids)
+        self.num_prompt_logprobs = start.params.prompt_logprobs if start.wants_prompt_logprobs else None
+        # None until the first step, whose start is behind whatever the prefix cache had.
+        self.num_computed_tokens: int | None = None
+        self.num_blocks = 0
+        self.mask: bytes | None = None  # of the step's token
+        self.sampling = SamplingRow(
+            params=start.params,
+            seed=start.seed,
+            vocab_size=vocab_size,
+            prompt_token_ids=start.prompt_token_ids,
+            output_token_ids=start.output_token_ids,
+            ending_token_ids=start.ending_token_ids,
+            bad_words_token_ids=start.bad_words_token_ids,
+        )
+
+    def tokens(self, start: int, end: int) -> Int64s:
+        """Tokens of prompt and answer."""
+        return self._tokens[start:end]
+
+    def prompt_share(self, start: int, end: int) -> PromptShare | None:
+        """What a step that computes `start : end` tells of the prompt, if that is wanted."""
+        end = min(end, self.num_prompt_tokens - 1)  # after the last one comes the answer
+        if self.num_prompt_logprobs is None or start >= end:
+            return None
+        token_ids = torch.from_numpy(self.tokens(start + 1, end + 1))
+        return PromptShare(self.epoch, start + 1, token_ids, self.num_prompt_logprobs)
+
+    def advance(self, planned: PlanRow) -> None:
+        """Take note of what a step computes of it; the draft is written where its tokens will be if they come true."""
+        self.num_computed_tokens, self.mask = planned.start + planned.num_tokens, planned.mask
+        if draft := planned.draft_token_ids:
+            self._make_room(len(draft))
+            self._tokens[self.num_tokens : self.num_tokens + len(draft)] = draft
+
+    def go_on(self) -> None:
+        """A run computes the token that it sampled last."""
+        self.num_computed_tokens = self.num_tokens
+
+    def token(self, position: int) -> int:
+        """One of them."""
+        return int(self._tokens[position])
+
+    def append(self, token_id: int) -> bool:
+        """Remember a token that was sampled.
+
+        Returns:
+            Whether it is what the draft said, so that the token after it was sampled, too. If it is not, what was
+            computed behind it counts for nothing.
+        """
+        place, num_computed = self.num_tokens, self.num_computed_tokens or 0
+        was_guessed = place < num_computed and int(self._tokens[place]) == token_id
+        self._make_room(1)
+        self._tokens[place] = token_id
+        self.num_tokens += 1
+        if not was_guessed:
+            self.num_computed_tokens = min(num_computed, place)
+        self.sampling.append(token_id)
+        return was_guessed
+
+    def _make_room(self, count: int) -> None:
+        if self.num_tokens + count > len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self.num_tokens + 16 + count)
+
+    def sampling_after(self, num_guessed: int) -> SamplingRow:
+        """What the sampler looks at after so many tokens of the draft: itself, as it will be if they come true."""
+        if not num_guessed:
+            return self.sampling
+        return self.sampling.after(self.tokens(self.num_tokens, self.num_tokens + num_guessed).tolist())
+
+
+@attrs.frozen(eq=False)
+class StepInput:
+    """A plan as tensors.
+
+    Args:
+        token_ids: [num_tokens] int64.
+        positions: [num_tokens] int64.
+        attention: where the sequences and their blocks are.
+        logits_indices: [num_logits] int64: the tokens after which something is sampled, then those of prompts after
+            which the next one is looked up.
+        sampled: the rows that the first of these belong to: each once, and once more for every token of its draft.
+        prompted: what the others are for.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionMetadata
+    logits_indices: Tensor
+    sampled: tuple[Row, ...]
+    prompted: tuple[PromptShare, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class Decoding:
+    """What stays the same from step to step while the same rows get a token each; see `StepInput`."""
+
+    rows: tuple[Row, ...]
+    row_ids: Int64s
+    places: Int64s
+    cu_query_lens: Tensor
+    logits_indices: Tensor
+    query_lens: tuple[int, ...]
+
+
+def _is_plain_decode(planned: PlanRow, row: Row) -> bool:
+    """Whether this row has one token to compute, a next one to be sampled, and nothing beside it."""
+    return (
+        planned.num_tokens == 1
+        and planned.sample
+        and not planned.draft_token_ids
+        and not row.prompt_share(planned.start, planned.start + 1)
+    )
+
+
+class RowTable:
+    """Rows by row id, and their block tables.
+
+    Args:
+        num_blocks: of the KV cache.
+        block_size: tokens in a block.
+        max_num_seqs: rows of the table.
+        max_model_len: longest sequence, tokens.
+        vocab_size: of the model.
+        device: where step inputs go.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._device = device
+        self.highest_block_id = -1  # of those that any row has had
+        self._rows: list[Row | None] = [None] * max_num_seqs
+        self._decoding = self._decoding_of((), ())
+        self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows = [None] * len(self._rows)
+
+    def decoded(self, plan: StepPlan) -> tuple[Row, ...]:
+        """The rows of a plan that lets each of them have one more token, any token, and does nothing beside it; none
+        if it is another one.
+        """
+        if plan.starts:
+            return ()
+        rows = []
+        for planned in plan.rows:
+            row = self._rows[self._checked(planned.row_id)]
+            if row is None or planned.mask is not None or not _is_plain_decode(planned, row):
+                return ()
+            rows.append(row)
+        return tuple(rows)
+
+    def take(self, plan: StepPlan) -> StepInput:
+        """Follow a plan: forget, fill, advance; then lay its tokens end to end.
+
+        Raises:
+            InvariantViolated: the plan contradicts the table, which may now hold half of it: `clear` it.
+        """
+        for row_id in plan.ended:
+            self._rows[self._checked(row_id)] = None
+        for start in plan.starts:
+            self._start(start)
+        if not plan.rows or len({row.row_id for row in plan.rows}) != len(plan.rows):
+            raise InvariantViolated(f"step {plan.step_id} must have rows, each once; got {plan.rows}")
+        further = plan.num_steps - 1
+        return self._input(plan.rows, [self._advance(planned, further) for planned in plan.rows], further)
+
+    def take_back(self, plan: StepPlan) -> None:
+        """The step that was taken last has not been computed: its rows have all they had, and no more."""
+        for planned in plan.rows:
+            if (row := self._rows[planned.row_id]) is not None:
+                row.num_computed_tokens = planned.start
+
+    def _checked(self, row_id: int) -> int:
+        if not 0 <= row_id < len(self._rows):
+            raise InvariantViolated(f"row_id must be in [0, {len(self._rows)}); got {row_id}")
+        return row_id
+
+    def _start(self, start: RowStart) -> None:
+        if (occupant := self._rows[self._checked(start.row_id)]) is not None:
+            raise InvariantViolated(f"row {start.row_id} is {occupant.request_id}'s; got {start.request_id}")
+        row = Row(start, self._vocab_size)
+        if not 0 < row.num_tokens <= self._max_model_len:
+            raise InvariantViolated(
+                f"{start.request_id} must have 1 to {self._max_model_len} tokens; got {row.num_tokens}"
+            )
+        self._check_vocabulary(start, row)
+        self._rows[start.row_id] = row
+
+    def _check_vocabulary(self, start: RowStart, row: Row) -> None:
+        try:
+            start.params.check_vocabulary(self._vocab_size)
+        except InvalidParams as error:
+            raise InvariantViolated(f"{start.request_id} was let in with {error}") from error
+        token_ids = row.tokens(0, row.num_tokens)
+        if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
+            raise InvariantViolated(
+                f"token ids of {start.request_id} must be in [0, {self._vocab_size}); "
+                f"got {token_ids.min()} to {token_ids.max()}"
+            )
+
+    def _advance(self, planned: PlanRow, further: int) -> Row:
+        """Check one row's share against the table, and note that it is computed and what blocks it got: enough for
+        `further` tokens that may follow in a run.
+        """
+        row = self._rows[self._checked(planned.row_id)]
+        if row is None:
+            raise InvariantViolated(f"row {planned.row_id} must have been started; got {planned}")
+        end = planned.start + planned.num_tokens
+        if planned.start < 0 or row.num_computed_tokens not in (None, planned.start):
+            raise InvariantViolated(
+                f"start must be {row.num_computed_tokens or 0} for {row.request_id}; got {planned}"
+            )
+        known_end = end - len(planned.draft_token_ids)
+        if not planned.start < known_end <= row.num_tokens or planned.sample != (known_end == row.num_tokens):
+            raise InvariantViolated(f"{row.request_id} has {row.num_tokens} tokens; got {planned}")
+        if planned.draft_token_ids:
+            self._check_draft(row, planned)
+        if planned.new_block_ids:
+            self._add_blocks(row, planned)
+        if row.num_blocks * self._block_size < end + further:
+            raise InvariantViolated(
+                f"{row.request_id} must have blocks for {end + further} tokens; "
+                f"got {row.num_blocks} of {self._block_size}"
+            )
+        row.advance(planned)
+        return row
+
+    def _check_draft(self, row: Row, planned: PlanRow) -> None:
+        draft = planned.draft_token_ids
+        if (
+            not planned.sample
+            or planned.mask is not None
+            or row.num_tokens + len(draft) > self._max_model_len
+        ):
+            raise InvariantViolated(f"{row.request_id} can not try anything out; got {planned}")
+        if not 0 <= min(draft) <= max(draft) < self._vocab_size:
+            raise InvariantViolated(
+                f"token ids of {row.request_id} must be in [0, {self._vocab_size}); got {planned}"
+            )
+
+    def _add_blocks(self, row: Row, planned: PlanRow) -> None:
+        block_ids = planned.new_block_ids
+        first, row.num_blocks = row.num_blocks, row.num_blocks + len(block_ids)
+        if row.num_blocks > self._block_tables.shape[1]:
+            raise InvariantViolated(
+                f"{row.request_id} must have at most {self._block_tables.shape[1]} blocks; got {row.num_blocks}"
+            )
+        if not 0 <= min(block_ids) <= max(block_ids) < self._num_blocks:
+            raise InvariantViolated(
+                f"block ids of {row.request_id} must be in [0, {self._num_blocks}); got {block_ids}"
+            )
+        self._block_tables[planned.row_id, first : row.num_blocks] = block_ids
+        self.highest_block_id = max(self.highest_block_id, *block_ids)
+
+    def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row], further: int) -> StepInput:
+        if all(map(_is_plain_decode, plan_rows, rows)):
+            return self._decode_input(plan_rows, tuple(rows), further)
+        query_lens = tuple(planned.num_tokens for planned in plan_rows)
+        seq_lens = tuple(planned.start + planned.num_tokens for planned in plan_rows)
+        ends = np.cumsum(query_lens, dtype=np.int64)
+        token_ids = np.concatenate(
+            [
+                row.tokens(planned.start, planned.start + planned.num_tokens)
+                for planned, row in zip(plan_rows, rows, strict=True)
+            ]
+        )
+        # A sequence's tokens stand at ends - query_len ... ends - 1 of the step, and end at position seq_len - 1.
+        positions = np.arange(ends[-1]) + np.repeat(np.array(seq_lens) - ends, query_lens)
+        row_ids = np.array([planned.row_id for planned in plan_rows])
+        num_blocks = -(-max(seq_lens) // self._block_size)
+        block_tables = self._block_tables[row_ids, :num_blocks]
+        block_ids = block_tables[np.repeat(np.arange(len(rows)), query_lens), positions // self._block_size]
+        slots = block_ids.astype(np.int64) * self._block_size + positions % self._block_size
+        num_sampled = [len(planned.draft_token_ids) + 1 if planned.sample else 0 for planned in plan_rows]
+        sampled_ends = np.cumsum(num_sampled)
+        # A row is sampled after its last tokens: the last one that is known, and those of its draft.
+        logits_indices = [np.arange(sampled_ends[-1]) + np.repeat(ends - sampled_ends, num_sampled)]
+        prompted = []
+        for planned, row, end in zip(plan_rows, rows, ends, strict=True):
+            if share := row.prompt_share(planned.start, planned.start + planned.num_tokens):
+                prompted.append(share)
+                logits_indices.append(end - planned.num_tokens + np.arange(len(share.token_ids)))
+        return StepInput(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            attention=AttentionMetadata(
+                cu_query_lens=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
+                seq_lens=self._tensor(np.array(seq_lens, dtype=np.int32)),
+                block_tables=self._tensor(block_tables),
+                slot_mapping=self._tensor(slots),
+                query_lens_host=query_lens,
+                seq_lens_host=seq_lens,
+            ),
+            logits_indices=self._tensor(np.concatenate(logits_indices)),
+            sampled=tuple(row for row, count in zip(rows, num_sampled, strict=True) for _ in range(count)),
+            prompted=tuple(prompted),
+        )
+
+    def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:
+        """The same for rows with one token each: the steps that there are most of, with most of it known before.
+
+        Block tables are long enough for `further` tokens.
+        """
+        if rows != self._decoding.rows:  # compared by identity
+            self._decoding = self._decoding_of(plan_rows, rows)
+        known, size = self._decoding, self._block_size
+        starts = [planned.start for planned in plan_rows]
+        token_ids = [row.token(start) for row, start in zip(rows, starts, strict=True)]
+        positions = np.array(starts)
+        block_tables = self._block_tables[known.row_ids, : (max(starts) + further) // size + 1]
+        slots = block_tables[known.places, positions // size].astype(np.int64) * size + positions % size
+        attention = AttentionMetadata(
+            cu_query_lens=known.cu_query_lens,
+            seq_lens=self._tensor((positions + 1).astype(np.int32)),
+            block_tables=self._tensor(block_tables),
+            slot_mapping=self._tensor(slots),
+            query_lens_host=known.query_lens,
+            seq_lens_host=tuple([start + 1 for start in starts]),
+        )
+        return StepInput(
+            self._tensor(np.array(token_ids)), self._tensor(positions), attention, known.logits_indices, rows
+        )
+
+    def _decoding_of(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...]) -> Decoding:
+        places = np.arange(len(rows))
+        return Decoding(
+            rows=rows,
+            row_ids=np.array([planned.row_id for planned in plan_rows]),
+            places=places,
+            cu_query_lens=self._tensor(np.arange(len(rows) + 1, dtype=np.int32)),
+            logits_indices=self._tensor(places),
+            query_lens=(1,) * len(rows),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

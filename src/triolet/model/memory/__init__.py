@@ -1,0 +1,1 @@
+"""KV tensors and the memory under them."""

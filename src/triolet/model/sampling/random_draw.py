@@ -1,0 +1,130 @@
+"""The random half of sampling: temperature, min_p, then a draw, with or without limits on what may be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.kernels.cpu.draw import can_choose
+from triolet.model.sampling.cpu_draw import CpuDraws, make_cpu_draws
+from triolet.model.sampling.logits_processors import NEVER
+from triolet.model.sampling.noise import answer_streams, exponential_noise, position_streams
+from triolet.model.sampling.sampling_row import SamplingRow
+from triolet.model.sampling.top_k_top_p import Limits, draw_within, is_limited, keep_within
+
+BLOCK_ENTRIES = 2**17  # of full rows handled at a time on a CPU: a few arrays of this size stay in the cache
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class RandomRows:
+    """Rows whose token is drawn, with their parameters on the device.
+
+    Args:
+        temperature: [num_rows, 1] float32, positive.
+        log_min_p: [num_rows, 1] float32, -inf where there is no min_p; None if no row has one.
+        answers: [num_rows] int64, where the noise of each answer begins; on the CPU, where positions come from.
+        open_rows: [num_open] int64, rows with neither top_k nor top_p: they meet the noise of the whole vocabulary.
+        limited_rows: [num_limited] int64, the others.
+        limits: of the limited rows.
+        vocabulary: [vocab_size] int64, all token ids.
+        on_cpu: draws them, where it can.
+    """
+
+    temperature: Tensor
+    log_min_p: Tensor | None
+    answers: Tensor
+    open_rows: Tensor
+    limited_rows: Tensor
+    limits: Limits
+    vocabulary: Tensor
+    on_cpu: CpuDraws | None
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> RandomRows:
+        """For rows none of which is greedy."""
+        params = [row.params for row in rows]
+        limited = [i for i, p in enumerate(params) if is_limited(p, vocab_size)]
+        opened = [i for i, p in enumerate(params) if not is_limited(p, vocab_size)]
+        log_min_p = None
+        if any(p.min_p for p in params):
+            log_min_p = (
+                torch.tensor([[p.min_p] for p in params], dtype=torch.float64).log().float().to(device)
+            )
+        answers = answer_streams(torch.tensor([row.seed for row in rows], dtype=torch.int64))
+        return cls(
+            temperature=torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=device),
+            log_min_p=log_min_p,
+            answers=answers,
+            open_rows=torch.tensor(opened, dtype=torch.int64, device=device),
+            limited_rows=torch.tensor(limited, dtype=torch.int64, device=device),
+            limits=Limits.of([params[i] for i in limited], vocab_size, device),
+            vocabulary=torch.arange(vocab_size, device=device),
+            on_cpu=make_cpu_draws(params, answers, vocab_size, device),
+        )
+
+    def draws_from(self, logits: Tensor) -> bool:
+        """Whether logits like these can be drawn from as they are, without being made float32."""
+        return self.on_cpu is not None and can_choose(logits)
+
+    def draw(self, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
+        """Draw a token for every row.
+
+        Args:
+            logits: [num_rows, vocab_size] float32, or what `draws_from` takes; overwritten.
+            peaks: [num_rows] float32, the largest of each row. A row whose peak is not finite gives any token.
+            positions: one per row, index in the answer of the token to be drawn.
+        Returns:
+            [num_rows] int64.
+        """
+        if self.on_cpu is not None and can_choose(logits):
+            return self.on_cpu.draw(logits, peaks, positions)
+        scaled, peaks = self._scale_(logits, peaks)
+        streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
+        if not len(self.open_rows):
+            return draw_within(self.limits, scaled, peaks, streams)
+        if not len(self.limited_rows):
+            return self._draw_open(scaled, peaks, streams)
+        tokens = torch.empty_like(streams)
+        opened, limited = self.open_rows, self.limited_rows
+        tokens[opened] = self._draw_open(scaled[opened], peaks[opened], streams[opened])
+        tokens[limited] = draw_within(self.limits, scaled[limited], peaks[limited], streams[limited])
+        return tokens
+
+    def _scale_(self, logits: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = logits.div_(self.temperature)
+        peaks = peaks[:, None] / self.temperature
+        if self.log_min_p is not None:
+            scaled.masked_fill_(scaled < peaks + self.log_min_p, NEVER)
+        return scaled, peaks
+
+    def filtered(self, logits: Tensor, peaks: Tensor) -> Tensor:
+        """What `draw` draws from: scaled logits, -inf where nothing is drawn. Slower than drawing.
+
+        Args:
+            logits: [num_rows, vocab_size] float32; stay as they are.
+            peaks: [num_rows] float32, the largest of each row.
+        Returns:
+            [num_rows, vocab_size] float32.
+        """
+        scaled, peaks = self._scale_(logits.clone(), peaks)
+        if len(limited := self.limited_rows):
+            scaled[limited] = keep_within(self.limits, scaled[limited], peaks[limited])
+        return scaled
+
+    def _draw_open(self, scaled: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
+        drawn = []
+        for block in _row_blocks(scaled):
+            weights = (scaled[block] - peaks[block]).exp_()
+            noise = exponential_noise(streams[block], self.vocabulary)
+            drawn.append(weights.div_(noise).max(dim=1).indices)
+        return torch.cat(drawn)
+
+
+def _row_blocks(scaled: Tensor) -> Iterator[slice]:
+    """The rows in blocks whose scratch arrays fit a CPU's cache; all at once on a GPU."""
+    num_rows, vocab_size = scaled.shape
+    step = num_rows if scaled.is_cuda else max(1, BLOCK_ENTRIES // vocab_size)
+    return (slice(first, first + step) for first in range(0, num_rows, step))

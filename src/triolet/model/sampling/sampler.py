@@ -1,0 +1,196 @@
+"""From logits to tokens, for a whole batch at once.
+
+The order is vLLM's, and users rely on it:
+
+    mask of a grammar -> raw log-probabilities (or logits) -> float32 -> allowed_token_ids -> bad_words -> min_tokens
+    -> logit_bias -> repetition -> frequency -> presence -> greedy rows take the largest
+    -> temperature -> min_p -> top_k -> top_p -> processed log-probabilities (or logits)
+    -> softmax and exponential noise
+
+The first of these has happened to the logits that come here (`triolet.model.sampling.logits_processors`).
+
+A row passes only through what it asks for: a batch of plain greedy rows is one `max`. Noise is a function of seed and
+position (`triolet.model.sampling.noise`), so a row's token depends on its own logits and parameters and on nothing
+beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.core.step_plan import TokenLogprobs
+from triolet.kernels.cpu.draw import largest
+from triolet.model.sampling.logits_processors import LogitEdits
+from triolet.model.sampling.logprobs import token_logprobs
+from triolet.model.sampling.random_draw import RandomRows
+from triolet.model.sampling.sampling_row import SamplingRow
+
+NOT_NUMBERS = "its logits are not finite numbers"
+NOTHING_ALLOWED = "no token is left to choose from: all are masked"
+
+
+@attrs.frozen
+class Samples:
+    """What a batch of rows got; indices are those of the rows.
+
+    Args:
+        token_ids: one per row; without meaning for a row that failed.
+        failures: why a row got no token.
+        logprobs: for the rows that asked and did not fail.
+    """
+
+    token_ids: list[int]
+    failures: dict[int, str]
+    logprobs: dict[int, TokenLogprobs]
+
+
+NO_SAMPLES = Samples([], {}, {})
+
+
+def likeliest(peaks: Sequence[float], token_ids: list[int]) -> Samples:
+    """The samples of rows that want nothing but their likeliest token.
+
+    Args:
+        peaks: each row's largest logit; NaN is larger than everything.
+        token_ids: the tokens that have them.
+    """
+    failures = {i: _problem(peak) for i, peak in enumerate(peaks) if not math.isfinite(peak)}
+    return Samples(token_ids, failures, {})
+
+
+class SamplingBatch:
+    """Rows that are sampled together, with everything about them that stays the same from step to step.
+
+    Making one costs more than using it, so it is kept while the rows are the same.
+
+    Args:
+        rows: in the order of the logits.
+        vocab_size: width of the logits.
+        device: where the logits are.
+        logprobs_mode: what log-probabilities are told of; see `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
+        self._rows = tuple(rows)
+        self._device = device
+        self._is_processed = logprobs_mode.startswith("processed")
+        self._is_normalised = logprobs_mode.endswith("logprobs")
+        self._with_logprobs = [i for i, row in enumerate(rows) if row.params.wants_logprobs]
+        self._worked = [i for i, row in enumerate(rows) if row.has_edits or not row.params.is_greedy]
+        edited = [(place, rows[i]) for place, i in enumerate(self._worked) if rows[i].has_edits]
+        self._edits = LogitEdits(edited, device) if edited else None
+        self._drawn = [place for place, i in enumerate(self._worked) if not rows[i].params.is_greedy]
+        self._random_rows = [rows[self._worked[place]] for place in self._drawn]
+        self._random = RandomRows.of(self._random_rows, vocab_size, device) if self._drawn else None
+        self._logprobs_index = self._index(self._with_logprobs)
+        both = [i for i in self._with_logprobs if i in self._worked] if self._is_processed else []
+        self._told_of_work = self._index([self._worked.index(i) for i in both])
+        self._told_places = self._index([self._with_logprobs.index(i) for i in both])
+        self._worked_index = self._index(self._worked)
+        self._drawn_index = self._index(self._drawn)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each row wants its likeliest token as the model has it, and no more: `likeliest` is enough."""
+        return not (self._worked or self._with_logprobs)
+
+    def _index(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+
+    def sample(self, logits: Tensor) -> Samples:
+        """Choose the next token of every row.
+
+        Args:
+            logits: [num_rows, vocab_size] of any floating dtype; may be overwritten.
+        Returns:
+            Tokens, failures and log-probabilities; the rows are not told (see `SamplingRow.append`).
+        """
+        peaks, tokens = largest(logits)  # NaN is larger than everything
+        told = self._raw(logits)
+        failures = {i: _problem(peak) for i, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)}
+        if self._worked:
+            worked_peaks, worked_tokens = self._draw_as_is(logits, peaks) or self._work(logits, told)
+            tokens[self._worked_index] = worked_tokens
+            for i, peak in zip(self._worked, worked_peaks.tolist(), strict=True):
+                if not math.isfinite(peak):
+                    failures.setdefault(i, _problem(peak))
+        return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
+
+    def _draw_as_is(self, logits: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What `_work` gives, without its copy, for rows that nothing is to be done with before they are drawn."""
+        work = _take(logits, self._worked_index)
+        if self._random is None or self._edits is not None or self._is_processed:
+            return None
+        if not self._random.draws_from(work):
+            return None
+        work_peaks = _take(peaks, self._worked_index)
+        return work_peaks, self._random.draw(work, work_peaks, self._positions())
+
+    def _positions(self) -> list[int]:
+        return [len(row.output_token_ids) for row in self._random_rows]
+
+    def _work(self, logits: Tensor, told: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Largest logit after the edits and chosen token of the rows that need work."""
+        work = _take(logits, self._worked_index).to(torch.float32)
+        if self._edits is not None:
+            self._edits.apply_(work)
+        peaks, tokens = largest(work)
+        if told is not None and len(self._told_places):
+            told[self._told_places] = self._processed(work, peaks)[self._told_of_work]
+        if self._random is not None:
+            drawn = self._drawn_index
+            tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), self._positions())
+        return peaks, tokens
+
+    def _raw(self, logits: Tensor) -> Tensor | None:
+        """What is told of the rows that want log-probabilities, as long as nothing has been processed; a copy."""
+        if not self._with_logprobs:
+            return None
+        raw = logits.index_select(0, self._logprobs_index).to(torch.float32)
+        return raw if self._is_processed or not self._is_normalised else raw.log_softmax(dim=1)
+
+    def _processed(self, work: Tensor, peaks: Tensor) -> Tensor:
+        """Logits that tokens are drawn from, or, of greedy rows, that the largest is taken of; a copy."""
+        processed = work.clone()
+        if self._random is not None:
+            drawn = self._drawn_index
+            processed[drawn] = self._random.filtered(_take(work, drawn), _take(peaks, drawn))
+        return processed
+
+    def _logprobs(
+        self, told: Tensor | None, tokens: Tensor, failures: dict[int, str]
+    ) -> dict[int, TokenLogprobs]:
+        if told is None:
+            return {}
+        if self._is_processed and self._is_normalised:
+            told = told.log_softmax(dim=1)
+        params = [self._rows[i].params for i in self._with_logprobs]
+        named = token_logprobs(
+            told,
+            _take(tokens, self._logprobs_index),
+            [p.logprobs or 0 for p in params],
+            [p.logprob_token_ids for p in params],
+        )
+        return {
+            i: logprobs for i, logprobs in zip(self._with_logprobs, named, strict=True) if i not in failures
+        }
+
+
+def _problem(peak: float) -> str:
+    return NOTHING_ALLOWED if peak == -math.inf else NOT_NUMBERS
+
+
+def _take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Those rows, which are in rising order; without a copy if they are all."""
+    return tensor if len(rows) == len(tensor) else tensor[rows]

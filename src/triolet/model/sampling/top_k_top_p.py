@@ -1,0 +1,177 @@
+"""Drawing within top_k and top_p.
+
+A vocabulary is long, and what top_k and top_p leave of it is short. So a row is not sorted: its likeliest few tokens
+are taken out, and it is seen whether they hold all that is kept. If not, the row tries again with more of them, at last
+with all. Noise is made for those tokens alone.
+
+Of equally likely tokens a top_p keeps those with lower ids, whatever the number that was taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.core.request.params import SamplingParams
+from triolet.model.sampling.logits_processors import NEVER
+from triolet.model.sampling.noise import exponential_noise
+
+# Probabilities are rounded, so a sum that is mathematically top_p may come out a little below it; close enough counts.
+# 1e-6 is above the error of float32 logits of ordinary size and below what anybody means by a top_p.
+TOP_P_TOLERANCE = 1e-6
+NO_TOP_P = 2.0  # a share that is never reached
+FIRST_WIDTH, SECOND_WIDTH = 128, 2048  # most nuclei have fewer than 100 tokens
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Limits:
+    """The top_k and top_p of some rows, each of which has one of them at least.
+
+    Args:
+        top_k: [num_rows, 1] int64; the vocabulary's size where there is none.
+        top_p: [num_rows, 1] float64; `NO_TOP_P` where there is none.
+        max_top_k: the largest top_k there is, 0 if none.
+        needs_totals: whether some row has a top_p and no top_k.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    max_top_k: int
+    needs_totals: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Limits:
+        """For rows with `is_limited`."""
+        top_k = [p.top_k if has_top_k(p, vocab_size) else vocab_size for p in params]
+        top_p = [p.top_p if p.top_p < 1.0 else NO_TOP_P for p in params]
+        return cls(
+            top_k=torch.tensor(top_k, dtype=torch.int64, device=device)[:, None],
+            top_p=torch.tensor(top_p, dtype=torch.float64, device=device)[:, None],
+            max_top_k=max((k for k in top_k if k < vocab_size), default=0),
+            needs_totals=any(k == vocab_size for k in top_k),
+        )
+
+    def widths(self, vocab_size: int) -> list[int]:
+        """How many candidates to look at: first, then, and in the worst case."""
+        # One more than top_k shows that nothing ties with the k-th; fewer than 16 are not faster.
+        first = max(FIRST_WIDTH if self.needs_totals else 16, self.max_top_k + 1)
+        return [*sorted(width for width in {first, SECOND_WIDTH} if first <= width < vocab_size), vocab_size]
+
+
+def has_top_k(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether the top_k leaves any token out."""
+    return 0 < params.top_k < vocab_size
+
+
+def is_limited(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether there is a top_k or top_p to observe."""
+    return has_top_k(params, vocab_size) or params.top_p < 1.0
+
+
+def draw_within(limits: Limits, logits: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
+    """Draw a token for each row from what its top_k and then its top_p leave.
+
+    Args:
+        limits: of each row.
+        logits: [num_rows, vocab_size] float32, after temperature.
+        peaks: [num_rows, 1] float32, each row's largest logit. A row whose peak is not finite gives any token.
+        streams: [num_rows] int64, where each row's noise begins.
+    Returns:
+        [num_rows] int64.
+    """
+    if limits.needs_totals:
+        totals = (logits - peaks).exp_().sum(dim=1, keepdim=True).double()
+    else:
+        totals = torch.zeros_like(limits.top_p)
+    rows = _Rows(logits, peaks, streams, limits.top_k, limits.top_p, totals)
+    return _draw(rows, limits.widths(logits.shape[1]))
+
+
+def keep_within(limits: Limits, logits: Tensor, peaks: Tensor) -> Tensor:
+    """The logits of what each row's top_k and then its top_p leave, -inf for the others.
+
+    Args:
+        limits: of each row.
+        logits: [num_rows, vocab_size] float32, after temperature.
+        peaks: [num_rows, 1] float32, each row's largest logit.
+    """
+    totals = (logits - peaks).exp_().sum(dim=1, keepdim=True).double()
+    rows = _Rows(logits, peaks, torch.zeros_like(logits[:, 0]), limits.top_k, limits.top_p, totals)
+    ordered, token_ids = _likeliest(logits, logits.shape[1])
+    weights, _ = _weigh(rows, ordered)
+    return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(weights == 0.0, NEVER))
+
+
+@attrs.frozen(eq=False)
+class _Rows:
+    """Rows that wait for a token; `totals` is the sum of exp(logit - peak), used where there is no top_k."""
+
+    logits: Tensor
+    peaks: Tensor
+    streams: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    totals: Tensor
+
+    def take(self, rows: Tensor) -> _Rows:
+        return _Rows(
+            self.logits[rows],
+            self.peaks[rows],
+            self.streams[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.totals[rows],
+        )
+
+
+def _draw(rows: _Rows, widths: Sequence[int]) -> Tensor:
+    width, *wider = widths
+    logits, token_ids = _likeliest(rows.logits, width)
+    weights, settled = _weigh(rows, logits)
+    best = weights.div_(exponential_noise(rows.streams, token_ids)).max(dim=1, keepdim=True).indices
+    tokens = token_ids.gather(1, best)[:, 0]
+    if wider and not settled.all():
+        rest = ~settled
+        tokens[rest] = _draw(rows.take(rest), wider)
+    return tokens
+
+
+def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Largest logits of each row in falling order, equal ones by rising token id, and their ids; [num_rows, width]."""
+    if width == logits.shape[1]:
+        ordered = torch.sort(logits, dim=1, descending=True, stable=True)
+        return ordered.values, ordered.indices
+    # topk leaves the order of equal entries open.
+    token_ids = logits.topk(width, dim=1, sorted=False).indices.sort(dim=1).values
+    values, order = torch.sort(logits.gather(1, token_ids), dim=1, descending=True, stable=True)
+    return values, token_ids.gather(1, order)
+
+
+def _weigh(rows: _Rows, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Weigh the candidates that top_k and then top_p leave.
+
+    Args:
+        rows: that they come from.
+        logits: [num_rows, width], of the candidates, in falling order.
+    Returns:
+        [num_rows, width] float64, probabilities up to a factor, 0 for what is dropped; and [num_rows] bool, whether
+        no token outside of the candidates would have been kept.
+    """
+    num_candidates, vocab_size = logits.shape[1], rows.logits.shape[1]
+    has_top_k = rows.top_k < vocab_size
+    weights = (logits.double() - rows.peaks).exp_()
+    kth = logits.gather(1, rows.top_k.clamp(max=num_candidates) - 1)
+    weights = weights.masked_fill_(logits < kth, 0.0)  # ties with the k-th stay
+    sums = weights.cumsum(dim=1)
+    totals = sums[:, -1:].where(has_top_k, rows.totals)
+    dropped = sums - weights >= rows.top_p * totals * (1.0 - TOP_P_TOLERANCE)
+    # What is not among the candidates is at most as likely as the last of them. A top_k is settled if its k-th is above
+    # that, for then the total is right, too; a top_p alone, if the last token it keeps is.
+    num_kept = num_candidates - dropped.sum(dim=1, keepdim=True)
+    least = kth.where(has_top_k, logits.gather(1, num_kept.clamp_(min=1) - 1))
+    last = logits[:, -1:]
+    settled = (least > last) | (last == NEVER)
+    return weights.masked_fill_(dropped, 0.0), settled[:, 0]

@@ -1,0 +1,70 @@
+"""Texts of tokens that are the same wherever they stand, but for the beginning of a text.
+
+Theory of operation. Most decoders put one token's text behind the other's, and take something away only where the text
+begins: `▁the` is ` the` but there. Then decoding a token twice shows it in both places. Of the decoders that
+`tokenizers` has, those are named here of which that is known; of all others (WordPiece, which moves spaces before
+punctuation, CTC, which drops what is repeated) nothing is.
+
+Not even these have a piece for each token: what a part of a character becomes depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import tokenizers
+
+from triolet.core.output.detokenizer import BROKEN, Piece, no_piece
+
+MAX_KEPT = 2**16
+"""Tokens whose piece is remembered, some 150 bytes each: the larger part of any vocabulary."""
+
+FUSING = ("ByteFallback", "Fuse", "Strip")
+"""What may follow the replacements of a sentencepiece decoder, in this order, each or none."""
+
+
+def token_pieces(backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> Piece:
+    """What is known of this tokenizer's tokens.
+
+    Args:
+        backend: nobody may change its decoder any more.
+        skip_special_tokens: whether special tokens have no text.
+    """
+    if not puts_side_by_side(backend):
+        return no_piece
+
+    def decode(*token_ids: int) -> str:
+        text: str = backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    @lru_cache(MAX_KEPT)
+    def piece(token_id: int) -> str | None:
+        at_beginning, twice = decode(token_id), decode(token_id, token_id)
+        if BROKEN in twice or not twice.startswith(at_beginning):
+            return None
+        return twice[len(at_beginning) :]
+
+    return piece
+
+
+def puts_side_by_side(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the decoder is one that takes tokens one by one, wherever the text does not begin."""
+    if backend.decoder is None:
+        return False
+    spec = json.loads(backend.decoder.__getstate__())
+    parts = spec["decoders"] if spec["type"] == "Sequence" else [spec]
+    if [part["type"] for part in parts] in (["ByteLevel"], ["Metaspace"]):
+        return True
+    while parts and _replaces_text(parts[0]):
+        parts = parts[1:]
+    kinds = [part["type"] for part in parts]
+    return kinds == [kind for kind in FUSING if kind in kinds] and all(
+        part.get("stop", 0) == 0 for part in parts
+    )
+
+
+def _replaces_text(part: Mapping[str, Any]) -> bool:
+    return part["type"] == "Replace" and "String" in part["pattern"]

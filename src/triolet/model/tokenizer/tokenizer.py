@@ -1,0 +1,252 @@
+"""Text to token ids and back, and chat messages to text.
+
+A tokenizer.json is read with `tokenizers` alone. Older folders, with a sentencepiece model or a vocabulary and
+merges, are converted by transformers, which is only imported for them. A folder without a tokenizer is no error: the
+engine then takes and gives token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tokenizers
+
+from triolet.core.chat_template import ChatTemplate
+from triolet.core.output.detokenizer import Piece
+from triolet.core.request.prompt import Conversation
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.model.tokenizer.context_free_tokens import token_pieces
+
+SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+LONG_TEXT_CHARS = 4096  # takes some 5 ms to encode
+
+
+@attrs.frozen(eq=False)
+class TextTokenizer:
+    """One model's tokenizer and chat template.
+
+    Args:
+        backend: does the work; its calls may run in any thread.
+        chat_template: None for a model that has none; the error, for one whose template can not be compiled.
+        template_tokens: special tokens by the names that templates know them by, such as `bos_token`.
+    """
+
+    backend: tokenizers.Tokenizer
+    chat_template: ChatTemplate | ChatTemplateError | None
+    template_tokens: Mapping[str, str] = attrs.field(factory=dict)
+    _pieces: Mapping[bool, Piece] = attrs.field(init=False)
+
+    @_pieces.default
+    def _make_pieces(self) -> Mapping[bool, Piece]:
+        return {skips: token_pieces(self.backend, skip_special_tokens=skips) for skips in (False, True)}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; with the special tokens that the model wants around a prompt, or without."""
+        if len(text) < LONG_TEXT_CHARS:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        else:  # `encode` holds the interpreter's lock for its whole length, and would stop everybody's tokens
+            [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids; ids that have no token (padding of the vocabulary) have no text."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def pieces(self, *, skip_special_tokens: bool) -> Piece:
+        """See `PieceCodec`."""
+        return self._pieces[skip_special_tokens]
+
+    def render(self, messages: Sequence[Mapping[str, Any]] | Conversation) -> str:
+        """The text of a conversation, up to where the assistant's next turn begins, or as the conversation says.
+
+        Raises:
+            UnsupportedFeature: the model has no chat template.
+            ChatTemplateError: the template refused the messages, or failed.
+        """
+        if not isinstance(messages, Conversation):
+            messages = Conversation(messages=messages)
+        template = self._template(messages.chat_template)
+        if messages.tools and not template.reads_tools:
+            raise UnsupportedFeature(
+                "tools must be empty: the model's chat template has no place for them", field="tools"
+            )
+        return template.render(
+            messages.messages,
+            add_generation_prompt=messages.add_generation_prompt,
+            continue_final_message=messages.continue_final_message,
+            tools=messages.tools,
+            **messages.chat_template_kwargs,
+        )
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        """Of that source, or the model's own."""
+        if source is not None:
+            return _compiled(source, self.template_tokens)
+        if self.chat_template is None:
+            raise UnsupportedFeature(
+                "prompt must be text or token ids: the model has no chat template", field="prompt"
+            )
+        if isinstance(self.chat_template, ChatTemplateError):
+            raise ChatTemplateError(*self.chat_template.args)
+        return self.chat_template
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        """See `TextCodec`. A conversation's template writes its special tokens; a plain text gets the model's."""
+        match message.prompt:
+            case None:
+                text, token_ids = None, []
+            case str(text):
+                _check_unicode("prompt", text)
+                token_ids = self.encode(text, add_special_tokens=True)
+            case messages:
+                text = self.render(messages)
+                _check_unicode("prompt", text)
+                token_ids = self.encode(text, add_special_tokens=False)
+        marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
+        return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words), marks)
+
+    @property
+    def template_source(self) -> str:
+        """See `core.tools.detection.TemplateOwner`."""
+        return self.chat_template.source if isinstance(self.chat_template, ChatTemplate) else ""
+
+    def tokenizer_json(self) -> str:
+        """See `SpelledCodec`."""
+        text: str = self.backend.to_str()
+        return text
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids that would write each word, at a beginning and after a space.
+
+        Raises:
+            InvalidPrompt: a word has no tokens.
+
+        Source: vLLM's `bad_words`: the variant with a space counts if it is a sequence of the same length with another
+            first token.
+        """
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            _check_unicode("bad_words", word)
+            bare = tuple(self.encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(self.encode(" " + word.lstrip(), add_special_tokens=False))
+            if not bare:
+                raise InvalidPrompt(
+                    f"bad_words entries must tokenize to at least one token, got {word!r}",
+                    field="bad_words",
+                    got=word,
+                )
+            sequences[bare] = None
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                sequences[spaced] = None
+        return tuple(sequences)
+
+
+def _check_unicode(field: str, text: str) -> None:
+    """Half a surrogate pair, which Python's strings may hold, is no character that a tokenizer could know."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise InvalidPrompt(
+            f"{field} must be Unicode text; got the lone surrogate {half!r} at {error.start}",
+            field=field,
+            got=half,
+        ) from None
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextTokenizer | None:
+    """Read the tokenizer of a model folder; None if it has none.
+
+    Raises:
+        ModelFileError: a file is there and can not be read.
+    """
+    backend = _load_backend(folder, trust_remote_code=trust_remote_code)
+    if backend is None:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    settings = _read_json(folder / "tokenizer_config.json")
+    template_tokens = _template_tokens(settings)
+    return TextTokenizer(backend, _load_chat_template(folder, settings, template_tokens), template_tokens)
+
+
+def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ModelFileError(path, f"is not a tokenizer: {error}") from error
+    if not any((folder / name).is_file() for name in SLOW_TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelFileError(folder, f"its tokenizer can not be converted: {error}") from error
+    if not getattr(converted, "is_fast", False):
+        raise ModelFileError(folder, "its tokenizer has no fast form")
+    backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    return backend
+
+
+def _template_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _compiled(source: str, tokens: Mapping[str, str]) -> ChatTemplate:
+    # The system clock is read here, and not in the core: a template may ask for today's date.
+    return ChatTemplate(source, special_tokens=tokens, strftime_now=time.strftime)
+
+
+def _load_chat_template(
+    folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]
+) -> ChatTemplate | ChatTemplateError | None:
+    """A template that is wrong fails the conversations that need it, and not the model: texts need none."""
+    source = _template_source(folder, settings)
+    if source is None:
+        return None
+    try:
+        return _compiled(source, tokens)
+    except ChatTemplateError as error:
+        return error
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(value: object) -> str | None:
+    """A special token is written as its text, or as an object with its `content`."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFileError(path, f"is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(path, "must hold one JSON object")
+    return content

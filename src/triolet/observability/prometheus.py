@@ -1,0 +1,309 @@
+"""Prometheus metrics of an engine: vLLM's names, labels and buckets, under a prefix of one's own.
+
+    metrics = Metrics(engine)  # from now on, and for what the engine has counted before
+    metrics.render()           # what /metrics answers
+
+`prefix="vllm:"` makes existing dashboards work unchanged. Two things are more than vLLM has: every ending is counted
+(`deadline`, `shutdown` and `rejected` are reasons too, and an `abort` is never forgotten), and so is every arrival, so
+that `requests_received_total` is the sum of `request_success_total` over all reasons whenever nothing is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.metrics.iteration_stats import REJECTED, FinishedRequest, IterationStats
+from triolet.core.request.status import FinishReason
+
+DEFAULT_PREFIX: Final = "triolet:"
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+LABELS: Final = ("model_name", "engine")
+
+_TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_ITL_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_LATENCY_BUCKETS = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+_ITERATION_BUCKETS = (1, *(2**exponent for exponent in range(3, 15)))
+_N_BUCKETS = (1, 2, 5, 10, 20)
+_PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+
+_GAUGES: Final = {
+    "num_requests_running": "Requests that are being computed.",
+    "num_requests_waiting": "Requests that wait to be computed.",
+    "kv_cache_usage_perc": "Share of the KV cache that is in use, 0 to 1.",
+    "longest_task_step_seconds": "How long a task has kept the event loop from all others at most.",
+}
+_COUNTERS: Final = {
+    "num_preemptions": "Times a request's blocks were taken back.",
+    "prompt_tokens": "Prompt tokens of requests that got a first token.",
+    "generation_tokens": "Tokens generated.",
+    "prompt_tokens_cached": "Prompt tokens whose KV was found in the prefix cache.",
+    "prefix_cache_queries": "Tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Times a request has tried tokens beyond its next one.",
+    "spec_decode_num_draft_tokens": "Tokens tried.",
+    "spec_decode_num_accepted_tokens": "Tokens tried that came true.",
+    "long_task_steps": "Times that a task has kept the event loop from all others for more than 10 ms.",
+    "requests_received": "Requests that were asked for; each of them ends for one reason.",
+}
+_SECONDS: Final = {
+    "time_to_first_token_seconds": ("From the arrival to the first token.", _TTFT_BUCKETS),
+    "inter_token_latency_seconds": ("From one token to the next.", _ITL_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Mean of a request's gaps between tokens; 0 if it has one.",
+        _ITL_BUCKETS,
+    ),
+    "e2e_request_latency_seconds": ("From the arrival to the end.", _LATENCY_BUCKETS),
+    "request_queue_time_seconds": ("From the arrival to the first step.", _LATENCY_BUCKETS),
+    "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY_BUCKETS),
+    "request_prefill_time_seconds": ("From the first step to the first token.", _LATENCY_BUCKETS),
+    "request_decode_time_seconds": ("From the first token to the last.", _LATENCY_BUCKETS),
+}
+_TOKENS: Final = {
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Tokens generated for a request.",
+    "request_max_num_generation_tokens": "Tokens of the longest of the n answers.",
+    "request_params_max_tokens": "Tokens that an answer might have had.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
+}
+_BLOCK_STATES: Final = ("free", "cached", "in_use", "quarantined")
+_REASONS: Final = (*FinishReason, REJECTED)
+_REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
+    "max_queued_requests": "max_num_queued_reqs",
+    "max_queued_tokens": "max_num_queued_tokens",
+}
+
+
+class Observed(Protocol):
+    """What is needed of an engine."""
+
+    @property
+    def model_name(self) -> str:
+        """The label `model_name`."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, tokens: where the buckets of token counts end."""
+        ...
+
+    def statistics(self) -> EngineStatistics:
+        """Counts, taken now."""
+        ...
+
+    def cache_config(self) -> Mapping[str, object]:
+        """The labels of `cache_config_info`."""
+        ...
+
+    def add_stat_logger(self, stat_logger: Metrics) -> None:
+        """Tell it of every step."""
+        ...
+
+    def tell_stat_loggers(self) -> None:
+        """Tell what has not been told yet."""
+        ...
+
+
+class Metrics:
+    """The registry of one engine, which it joins as a stat logger.
+
+    Args:
+        engine: a running engine.
+        prefix: of every name, colon included.
+    """
+
+    def __init__(self, engine: Observed, prefix: str = DEFAULT_PREFIX) -> None:
+        self.registry = CollectorRegistry()
+        self._engine, self._prefix = engine, prefix
+        self._labels = {"model_name": engine.model_name, "engine": "0"}
+        self._gauges = {name: self._make(Gauge, name, text) for name, text in _GAUGES.items()}
+        self._counters = {name: self._make(Counter, name, text) for name, text in _COUNTERS.items()}
+        self._histograms = self._make_histograms(engine.max_model_len)
+        self._waiting_by_reason = self._make_by(
+            Gauge, "num_requests_waiting_by_reason", "Requests that wait.", "reason", ("capacity", "deferred")
+        )
+        self._success = self._make_by(
+            Counter, "request_success", "Requests that have ended.", "finished_reason", _REASONS
+        )
+        self._rejections = self._make_by(
+            Counter,
+            "admission_rejections",
+            "Refused requests.",
+            "reason",
+            tuple(_REJECTION_LABELS.values()),
+            common=("model_name",),  # as in vLLM: it is the front that refuses, and not one of its engines
+        )
+        self._by_source = self._make_by(
+            Counter,
+            "prompt_tokens_by_source",
+            "Where the KV of prompts came from.",
+            "source",
+            ("local_compute", "local_cache_hit"),
+        )
+        self._cached_by_source = self._make_by(
+            Counter,
+            "prompt_tokens_cached_by_source",
+            "Tokens found in the prefix cache, by where it keeps them.",
+            "source",
+            ("device",),
+        )
+        self._blocks = self._make_by(Gauge, "kv_blocks", "Blocks of the KV cache.", "state", _BLOCK_STATES)
+        self._accepted = self._make_by(
+            Counter,
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Tokens tried that came true, by their place in the draft.",
+            "position",
+            tuple(map(str, range(len(engine.statistics().spec_decode_num_accepted_tokens_per_pos)))),
+        )
+        self._make_cache_info()
+        self._last: EngineStatistics | None = None
+        self._catch_up(engine.statistics())
+        engine.add_stat_logger(self)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads; its content type is `CONTENT_TYPE`."""
+        self._engine.tell_stat_loggers()
+        self._catch_up(self._engine.statistics())
+        return generate_latest(self.registry)
+
+    # ---------------------------------------------------------------------------------------- making
+
+    def _make(self, kind: Any, name: str, text: str, **more: Any) -> Any:
+        family = kind(self._prefix + name, text, LABELS, registry=self.registry, **more)
+        return family.labels(**self._labels)
+
+    def _make_by(
+        self,
+        kind: Any,
+        name: str,
+        text: str,
+        label: str,
+        values: tuple[str, ...],
+        common: tuple[str, ...] = LABELS,
+    ) -> dict[str, Any]:
+        """All values are there from the start: a rate over a series that begins at 1 misses the 1."""
+        family = kind(self._prefix + name, text, (*common, label), registry=self.registry)
+        labels = {name: self._labels[name] for name in common}
+        return {str(value): family.labels(**labels, **{label: str(value)}) for value in values}
+
+    def _make_histograms(self, max_model_len: int) -> dict[str, Any]:
+        token_buckets = one_two_five(max_model_len)
+        kinds: dict[str, tuple[str, tuple[float, ...]]] = {
+            **_SECONDS,
+            **{name: (text, token_buckets) for name, text in _TOKENS.items()},
+            "iteration_tokens_total": ("Tokens computed in a step.", _ITERATION_BUCKETS),
+            "request_params_n": ("Answers asked for.", _N_BUCKETS),
+            "request_num_preemptions": ("Times a request was preempted.", _PREEMPTION_BUCKETS),
+        }
+        return {
+            name: self._make(Histogram, name, text, buckets=buckets)
+            for name, (text, buckets) in kinds.items()
+        }
+
+    def _make_cache_info(self) -> None:
+        facts = {key: str(value) for key, value in self._engine.cache_config().items()}
+        info = Gauge(
+            self._prefix + "cache_config_info",
+            "How the KV cache is laid out.",
+            (*LABELS, *facts),
+            registry=self.registry,
+        )
+        info.labels(**self._labels, **facts).set(1)
+
+    # ------------------------------------------------------------------------------------- recording
+
+    def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
+        """Take in what has happened; called by the engine."""
+        self._counters["prompt_tokens"].inc(iteration.num_prompt_tokens)
+        self._counters["generation_tokens"].inc(iteration.num_generation_tokens)
+        self._counters["prompt_tokens_cached"].inc(iteration.num_cached_tokens)
+        self._by_source["local_cache_hit"].inc(iteration.num_cached_tokens)
+        self._by_source["local_compute"].inc(iteration.num_prompt_tokens - iteration.num_cached_tokens)
+        for name, values in (
+            ("iteration_tokens_total", iteration.step_tokens),
+            ("time_to_first_token_seconds", iteration.times_to_first_token),
+            ("inter_token_latency_seconds", iteration.inter_token_latencies),
+        ):
+            for value in values:
+                self._histograms[name].observe(value)
+        for finished in iteration.finished_requests:
+            self._record_finished(finished)
+        for limit, count in iteration.rejections.items():
+            if limit is not None:
+                self._rejections[_REJECTION_LABELS[limit]].inc(count)
+
+    def log(self) -> None:
+        """Nothing: Prometheus asks by itself."""
+
+    def _record_finished(self, finished: FinishedRequest) -> None:
+        metrics, num_tokens = finished.metrics, finished.metrics.num_generation_tokens
+        seen = {
+            "request_prompt_tokens": finished.num_prompt_tokens,
+            "request_generation_tokens": num_tokens,
+            "request_params_max_tokens": finished.max_tokens,
+            "request_num_preemptions": metrics.num_preemptions,
+            "request_prefill_kv_computed_tokens": finished.num_prompt_tokens - finished.num_cached_tokens,
+            "e2e_request_latency_seconds": finished.e2e_latency,
+        }
+        if finished.is_last:
+            longest = max(answer.metrics.num_generation_tokens for answer in finished.answers)
+            seen |= {"request_max_num_generation_tokens": longest, "request_params_n": finished.n}
+        if metrics.scheduled_ts:
+            seen["request_queue_time_seconds"] = metrics.queued_time
+        if num_tokens:
+            seen["request_prefill_time_seconds"] = metrics.prefill_time
+            seen["request_decode_time_seconds"] = metrics.decode_time
+            seen["request_inference_time_seconds"] = metrics.inference_time
+            seen["request_time_per_output_token_seconds"] = metrics.decode_time / max(1, num_tokens - 1)
+        for name, value in seen.items():
+            self._histograms[name].observe(value)
+
+    def _catch_up(self, now: EngineStatistics) -> None:
+        """Bring everything that the engine counts itself to its present value."""
+        self._gauges["num_requests_running"].set(now.num_requests_running)
+        self._gauges["num_requests_waiting"].set(now.num_requests_waiting)
+        self._waiting_by_reason["capacity"].set(now.num_requests_waiting)
+        for state, gauge in self._blocks.items():
+            gauge.set(getattr(now, f"kv_blocks_{state}"))
+        self._gauges["kv_cache_usage_perc"].set(now.kv_blocks_in_use / now.kv_blocks_total)
+        self._gauges["longest_task_step_seconds"].set(now.longest_task_step_s)
+        before = self._last
+        for name, field in (
+            ("num_preemptions", "num_preemptions"),
+            ("prefix_cache_queries", "prefix_cache_queries"),
+            ("prefix_cache_hits", "prefix_cache_hits"),
+            ("spec_decode_num_drafts", "spec_decode_num_drafts"),
+            ("spec_decode_num_draft_tokens", "spec_decode_num_draft_tokens"),
+            ("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens"),
+            ("requests_received", "num_requests_received"),
+            ("long_task_steps", "num_long_task_steps"),
+        ):
+            self._counters[name].inc(getattr(now, field) - (getattr(before, field) if before else 0))
+        num_hits = now.prefix_cache_hits - (before.prefix_cache_hits if before else 0)
+        self._cached_by_source["device"].inc(num_hits)
+        for reason, total in now.num_requests_ended.items():
+            self._success[str(reason)].inc(
+                total - (before.num_requests_ended.get(reason, 0) if before else 0)
+            )
+        for position, total in enumerate(now.spec_decode_num_accepted_tokens_per_pos):
+            self._accepted[str(position)].inc(
+                total - (before.spec_decode_num_accepted_tokens_per_pos[position] if before else 0)
+            )
+        self._last = now
+
+
+def one_two_five(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 and so on, up to `most`."""
+    buckets = [mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5)]
+    return tuple(bucket for bucket in buckets if bucket <= most)

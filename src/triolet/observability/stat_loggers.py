@@ -1,0 +1,142 @@
+"""Telling the stat loggers, and a line in the log every ten seconds of work.
+
+A logger is a guest: what it raises is logged once and it is not asked again, and no request notices. It is called in
+the engine's loop, after the next step has been sent on its way, so it must not take long.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.metrics.iteration_stats import IterationStats, Tally
+
+LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL
+
+LINE = (
+    "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
+    "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%"
+)
+DRAFTS = ", Draft acceptance rate: %.1f%% (%d of %d tokens)"
+
+logger = logging.getLogger("triolet.statistics")
+
+
+class StatLogger(Protocol):
+    """Somebody who wants to know."""
+
+    def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
+        """Something has happened: as a rule, a step has ended. Must not wait."""
+        ...
+
+    def log(self) -> None:
+        """Ten seconds with work have passed."""
+        ...
+
+
+class LogLine:
+    """The engine's own logger: one line about the last ten seconds."""
+
+    def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._num_prompt_tokens = self._num_generation_tokens = 0
+        self._drafted = 0, 0  # tokens that came true, and that were tried, up to the last line
+        self._statistics: EngineStatistics | None = None
+
+    def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
+        """See `StatLogger`."""
+        self._statistics = statistics
+        self._num_prompt_tokens += iteration.num_prompt_tokens
+        self._num_generation_tokens += iteration.num_generation_tokens
+
+    def log(self) -> None:
+        """See `StatLogger`."""
+        now = self._statistics
+        if now is None:
+            return
+        line, drafted = LINE, tuple[float, ...]()
+        if now.spec_decode_num_accepted_tokens_per_pos:
+            line, drafted = LINE + DRAFTS, self._take_drafted(now)
+        logger.info(
+            line,
+            self._num_prompt_tokens / self._interval_s,
+            self._num_generation_tokens / self._interval_s,
+            now.num_requests_running,
+            now.num_requests_waiting,
+            100 * now.kv_blocks_in_use / now.kv_blocks_total,
+            100 * now.prefix_cache_hits / max(1, now.prefix_cache_queries),
+            *drafted,
+        )
+        self._num_prompt_tokens = self._num_generation_tokens = 0
+
+    def _take_drafted(self, now: EngineStatistics) -> tuple[float, int, int]:
+        """What came of drafts since the last line: per cent that came true, and how many of how many that is."""
+        accepted, tried = now.spec_decode_num_accepted_tokens, now.spec_decode_num_draft_tokens
+        (accepted_before, tried_before), self._drafted = self._drafted, (accepted, tried)
+        num_accepted, num_tried = accepted - accepted_before, tried - tried_before
+        return 100 * num_accepted / max(1, num_tried), num_accepted, num_tried
+
+    def forget(self) -> None:
+        """There was no work for a while: the next line is about what comes."""
+        self._num_prompt_tokens = self._num_generation_tokens = 0
+
+
+class Reporting:
+    """The stat loggers of one engine.
+
+    Args:
+        tally: where what happened is taken from.
+        statistics: the engine's.
+        writes_log: whether there is a line every ten seconds.
+    """
+
+    def __init__(
+        self, tally: Tally, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
+    ) -> None:
+        self._tally, self._statistics = tally, statistics
+        self._line = LogLine()
+        self._loggers: list[StatLogger] = [self._line] if writes_log else []
+        self._idle_since_s: float | None = -math.inf
+        self._window_began_s = 0.0
+
+    def add(self, guest: StatLogger) -> None:
+        """Tell this one, too, from now on."""
+        if guest not in self._loggers:
+            self._loggers.append(guest)
+
+    def remove(self, guest: StatLogger) -> None:
+        """Tell this one no more; harmless if nobody did."""
+        if guest in self._loggers:
+            self._loggers.remove(guest)
+
+    def report(self, now_s: float) -> None:
+        """Tell what is new, and every ten seconds of work ask for a line.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        if (iteration := self._tally.take()) is None:
+            return
+        if self._idle_since_s is not None and now_s - self._idle_since_s >= LOG_INTERVAL_S:
+            self._line.forget()
+            self._window_began_s = now_s
+        statistics = self._statistics()
+        self._idle_since_s = None if statistics.num_requests_live else now_s
+        self._tell(lambda guest: guest.record(statistics, iteration))
+        if (passed_s := now_s - self._window_began_s) >= LOG_INTERVAL_S:
+            # A step longer than the interval costs lines; the ones after it do not come closer together.
+            self._window_began_s = now_s - passed_s % LOG_INTERVAL_S
+            self._tell(lambda guest: guest.log())
+
+    def _tell(self, call: Callable[[StatLogger], None]) -> None:
+        for guest in tuple(self._loggers):
+            try:
+                call(guest)
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException:  # a panic in foreign code is no Exception
+                self.remove(guest)
+                logger.exception("a stat logger has failed, and is asked no more")

@@ -1,0 +1,1 @@
+"""PURE. Bodies and events of the HTTP and WebSocket interfaces, without a socket."""

@@ -1,0 +1,1 @@
+"""The Responses protocol: sessions, turns, responses and their items."""

@@ -1,0 +1,207 @@
+"""The items of an answer, and the events of each: it is added, it grows, it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from triolet.protocol.json import Encoded
+
+Event = dict[str, Any]
+"""A server event, less its sequence number until `Answer` has given it one."""
+
+Logprobs = Encoded  # of positions: the longest thing that a response says, and it is said four times
+
+
+class OutputItem(Protocol):
+    """One item of an answer."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of it, in the order in which they were made."""
+        ...
+
+    def begin(self) -> list[Event]:
+        """It is added."""
+        ...
+
+    def end(self, status: str) -> list[Event]:
+        """It is done; `status` is `completed` or `incomplete`."""
+        ...
+
+    def item(self, status: str) -> dict[str, Any]:
+        """The item as it is now."""
+        ...
+
+
+@attrs.define(eq=False)
+class MessageOutput:
+    """What is said to the user."""
+
+    id: str
+    output_index: int
+    _pieces: list[str] = attrs.field(factory=list, init=False)
+    _logprobs: Logprobs = attrs.field(factory=Logprobs, init=False)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `OutputItem`."""
+        return (self.id,)
+
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self._pieces)
+
+    def begin(self) -> list[Event]:
+        """See `OutputItem`."""
+        item = {"id": self.id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return [
+            {"type": "response.output_item.added", "output_index": self.output_index, "item": item},
+            {"type": "response.content_part.added", **self._place(), "part": part},
+        ]
+
+    def add(self, text: str, logprobs: Logprobs) -> list[Event]:
+        """More of it."""
+        self._pieces.append(text)
+        self._logprobs.add(logprobs)
+        return [{"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": logprobs}]
+
+    def end(self, status: str) -> list[Event]:
+        """See `OutputItem`."""
+        item = self.item(status)
+        return [
+            {
+                "type": "response.output_text.done",
+                **self._place(),
+                "text": self.text,
+                "logprobs": self._logprobs,
+            },
+            {"type": "response.content_part.done", **self._place(), "part": item["content"][0]},
+            {"type": "response.output_item.done", "output_index": self.output_index, "item": item},
+        ]
+
+    def item(self, status: str) -> dict[str, Any]:
+        """See `OutputItem`."""
+        part = {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": [part]}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": self.output_index, "content_index": 0}
+
+
+@attrs.define(eq=False)
+class ReasoningOutput:
+    """What the model says to itself."""
+
+    id: str
+    output_index: int
+    _pieces: list[str] = attrs.field(factory=list, init=False)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `OutputItem`."""
+        return (self.id,)
+
+    def begin(self) -> list[Event]:
+        """See `OutputItem`."""
+        item = {**self.item("in_progress"), "content": []}
+        return [{"type": "response.output_item.added", "output_index": self.output_index, "item": item}]
+
+    def add(self, text: str) -> list[Event]:
+        """More of it."""
+        self._pieces.append(text)
+        return [{"type": "response.reasoning_text.delta", **self._place(), "delta": text}]
+
+    def end(self, status: str) -> list[Event]:
+        """See `OutputItem`."""
+        return [
+            {"type": "response.reasoning_text.done", **self._place(), "text": "".join(self._pieces)},
+            {
+                "type": "response.output_item.done",
+                "output_index": self.output_index,
+                "item": self.item(status),
+            },
+        ]
+
+    def item(self, status: str) -> dict[str, Any]:
+        """See `OutputItem`."""
+        content = [{"type": "reasoning_text", "text": "".join(self._pieces)}]
+        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": self.output_index, "content_index": 0}
+
+
+@attrs.define(eq=False)
+class CallOutput:
+    """A call of a tool."""
+
+    id: str
+    output_index: int
+    call_id: str
+    name: str
+    _pieces: list[str] = attrs.field(factory=list, init=False)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `OutputItem`."""
+        return self.call_id, self.id
+
+    def begin(self) -> list[Event]:
+        """See `OutputItem`."""
+        item = self.item("in_progress")
+        return [{"type": "response.output_item.added", "output_index": self.output_index, "item": item}]
+
+    def add(self, text: str) -> list[Event]:
+        """More of its arguments."""
+        self._pieces.append(text)
+        return [{"type": "response.function_call_arguments.delta", **self._place(), "delta": text}]
+
+    def end(self, status: str) -> list[Event]:
+        """See `OutputItem`."""
+        item = self.item(status)
+        return [
+            {
+                "type": "response.function_call_arguments.done",
+                **self._place(),
+                "name": self.name,
+                "arguments": item["arguments"],
+            },
+            {"type": "response.output_item.done", "output_index": self.output_index, "item": item},
+        ]
+
+    def item(self, status: str) -> dict[str, Any]:
+        """See `OutputItem`."""
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": "".join(self._pieces),
+            "status": status,
+        }
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": self.output_index}
+
+
+def messages_of(items: Sequence[OutputItem]) -> list[dict[str, Any]]:
+    """An answer as the assistant's message in a chat, for the next turn; no message, if it says nothing."""
+    texts = [item.text for item in items if isinstance(item, MessageOutput)]
+    calls = [
+        {
+            "id": item.call_id,
+            "type": "function",
+            "function": {"name": item.name, "arguments": item.item("completed")["arguments"]},
+        }
+        for item in items
+        if isinstance(item, CallOutput)
+    ]
+    if not texts and not calls:
+        return []
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    return [{**message, "tool_calls": calls}] if calls else [message]

@@ -1,0 +1,321 @@
+"""One response: outputs of the engine in, server events out, and exactly one ending.
+
+    state      what comes                          events                                            next
+    fresh      begin                               response.created, response.in_progress            running
+    running    output, not the last                items opened, deltas                              running
+    running    last output: stop                   open item done, response.completed                over
+    running    last output: length                 open item done, response.incomplete               over
+               (reason max_output_tokens)
+    running    last output: abort, deadline        open item done, response.incomplete               over
+               (status cancelled)
+    running    last output: error, shutdown        response.failed                                   over
+    running    last output: shutdown, of one       none                                              left over
+               that outlives the server
+    running    cancel                              open item done, response.incomplete               over
+               (status cancelled, or, of a steer, reason steered)
+    running    fail                                response.failed                                   over
+    fresh      cancel, fail                        those of begin, then as above                     over
+    over       anything                            none
+
+What is left over goes on in the next server, where it is replayed piece by piece: its events are the same ones.
+
+The same for WebSocket and HTTP; who sends the events adds what is the transport's, such as a `stream_id`. What goes
+beyond OpenAI's events are two keys of a response that is over: `finish_reason`, the engine's own word, and `metrics`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import attrs
+
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.status import FinishReason
+from triolet.core.tools import ToolPlan, plan_tools
+from triolet.protocol.errors import WireError
+from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.output_items import Event
+from triolet.protocol.responses.replay import History, Piece
+from triolet.protocol.responses.requests import CreateResponse
+from triolet.protocol.responses.response_items import AnswerItems, NewId
+from triolet.protocol.responses.store import StoredResponse
+
+
+class _State(enum.Enum):
+    FRESH = enum.auto()
+    RUNNING = enum.auto()
+    OVER = enum.auto()
+
+
+@attrs.define(eq=False, kw_only=True)
+class Answer:
+    """A response on its way; see the table at the head of this module.
+
+    Args:
+        response_id: such as `resp_...`.
+        request: what was asked for.
+        params: with what it is sampled.
+        model: name of the model.
+        created_at: seconds since the epoch.
+        new_id: names items.
+        plan: how it is read.
+        chat: what it answers, less its instructions: with its own messages, what later turns continue.
+        outlives_server: the next server goes on with it, if this one can not finish it.
+    """
+
+    response_id: str
+    request: CreateResponse
+    params: SamplingParams
+    model: str
+    created_at: int
+    new_id: NewId
+    plan: ToolPlan = attrs.field(factory=plan_tools)
+    chat: tuple[Message, ...] = ()
+    outlives_server: bool = False
+    is_left_over: bool = attrs.field(default=False, init=False)
+    _state: _State = attrs.field(default=_State.FRESH, init=False)
+    _num_events: int = attrs.field(default=0, init=False)
+    _items: AnswerItems = attrs.field(init=False)
+    _pieces: list[Piece] = attrs.field(factory=list, init=False)
+    _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
+    _last_output: RequestOutput | None = attrs.field(default=None, init=False)
+    _num_output_tokens: int = attrs.field(default=0, init=False)
+    _ending: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _log: list[Event] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._items = AnswerItems(self.new_id, self.plan)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its terminal event has been made."""
+        return self._state is _State.OVER
+
+    @property
+    def was_successful(self) -> bool:
+        """Whether it is over, and later turns can continue it."""
+        return self._ending.get("status") in ("completed", "incomplete", "cancelled")
+
+    # -------------------------------------------------------------------------------------- what comes
+
+    def begin(self) -> list[Event]:
+        """The request was admitted."""
+        if self._state is not _State.FRESH:
+            return []
+        self._state = _State.RUNNING
+        return [
+            self.numbered({"type": "response.created", "response": self.response()}),
+            self.numbered({"type": "response.in_progress", "response": self.response()}),
+        ]
+
+    def add(self, output: RequestOutput, now: int) -> list[Event]:
+        """The engine has something new.
+
+        Args:
+            output: of kind DELTA.
+            now: seconds since the epoch.
+        """
+        if self.is_over:
+            return []
+        completion = output.outputs[0]
+        if self.outlives_server and completion.finish_reason is FinishReason.SHUTDOWN:
+            self.is_left_over = True
+            return []
+        piece = Piece.of(completion, self.request.top_logprobs if self.request.wants_logprobs else None)
+        return self._take(piece, output, completion.finish_reason, now)
+
+    def replay(self, history: History) -> None:
+        """Become what another one was, whose events nobody is told again; `new_id` must give its items the same ids."""
+        self.begin()
+        for number, piece in enumerate(history.pieces, start=1):
+            assert history.output is not None, "a piece is a piece of an output"
+            reason = history.finish_reason if number == len(history.pieces) else None
+            self._take(piece, history.output, reason, history.completed_at)
+
+    def history(self) -> History | None:
+        """For `replay`, of a resumable response; None if it has not begun, or the engine did not end it."""
+        was_finished = self._finish_reason is not None and self.was_successful
+        if self._state is _State.FRESH or (self.is_over and not was_finished):
+            return None
+        return History(
+            pieces=tuple(self._pieces),
+            item_ids=self._items.ids,
+            output=self._last_output,
+            finish_reason=self._finish_reason,
+            completed_at=self._ending.get("completed_at", 0),
+        )
+
+    def _take(
+        self, piece: Piece, output: RequestOutput, reason: FinishReason | None, now: int
+    ) -> list[Event]:
+        events = self.begin()
+        self._last_output, self._finish_reason = output, reason
+        if self.request.resumable:
+            self._pieces.append(piece)
+        if self.request.generate:
+            self._num_output_tokens += piece.num_tokens
+            grown = self._items.add(piece, output.prompt, is_last=reason is not None)
+            events += map(self.numbered, grown)
+        if reason is not None:
+            events += self._finish(reason, now)
+        return events
+
+    def cancel(self, now: int, *, steered: bool = False) -> list[Event]:
+        """Somebody wants no more of it; it ends with what was sent so far."""
+        if self.is_over:
+            return []
+        ending: dict[str, Any] = {"status": "cancelled", "finish_reason": "abort"}
+        if steered:
+            ending |= {"status": "incomplete", "incomplete_details": {"reason": "steered"}}
+        return [*self.begin(), *self._end("response.incomplete", "incomplete", ending, now)]
+
+    def fail(self, error: WireError, now: int) -> list[Event]:
+        """It can not be finished."""
+        if self.is_over:
+            return []
+        return [*self.begin(), *self._fail(error, FinishReason.ERROR, now)]
+
+    # ------------------------------------------------------------------------------------- what it is
+
+    def response(self) -> dict[str, Any]:
+        """The response object as it is now; strict clients want every key."""
+        request, params = self.request, self.params
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.created_at,
+            "completed_at": None,
+            "status": "in_progress",
+            "model": self.model,
+            "output": self._items.as_they_are(),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "metadata": dict(request.metadata),
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": request.previous_response_id,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "top_logprobs": request.top_logprobs,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "tool_choice": request.tool_choice,
+            "tools": [
+                {"description": None, "parameters": {}, "strict": False, **tool} for tool in request.tools
+            ],
+            "text": _without_none(attrs.asdict(request.text, recurse=False)),
+            "truncation": request.truncation,
+            "reasoning": None if request.reasoning is None else attrs.asdict(request.reasoning),
+            "store": request.store,
+            "background": False,
+            "service_tier": request.service_tier or "default",
+            "user": request.user,
+            "safety_identifier": request.safety_identifier,
+            "prompt_cache_key": request.prompt_cache_key,
+            "usage": self._usage(),
+            **self._ending,
+        }
+
+    def messages(self) -> list[Message]:
+        """The answer as messages of a chat, for the next turn."""
+        return self._items.messages()
+
+    def stored(self, owner: str | None) -> StoredResponse:
+        """What is remembered of it once it is over."""
+        return StoredResponse(
+            response=self.response(),
+            messages=(*self.chat, *self.messages()),
+            num_input=len(self.chat),
+            owner=owner,
+        )
+
+    # ---------------------------------------------------------------------------------------- endings
+
+    def _finish(self, reason: FinishReason, now: int) -> list[Event]:
+        ending: dict[str, Any] = {"finish_reason": reason.value}
+        match reason:
+            case FinishReason.STOP:
+                return self._end("response.completed", "completed", {**ending, "status": "completed"}, now)
+            case FinishReason.LENGTH if not self.request.generate:  # its one token, which nobody gets
+                ending = {"finish_reason": "stop", "status": "completed"}
+                return self._end("response.completed", "completed", ending, now)
+            case FinishReason.LENGTH:
+                ending |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            case FinishReason.ABORT | FinishReason.DEADLINE:
+                ending["status"] = "cancelled"
+            case FinishReason.SHUTDOWN:
+                return self._fail(WireError("The server is shutting down.", code="server_error"), reason, now)
+            case _:
+                return self._fail(WireError("The server failed.", code="server_error"), reason, now)
+        return self._end("response.incomplete", "incomplete", ending, now)
+
+    def _end(self, kind: str, item_status: str, ending: dict[str, Any], now: int) -> list[Event]:
+        is_whole = kind == "response.completed" and self.request.generate
+        events = self._items.end(item_status, is_whole=is_whole)
+        return [*map(self.numbered, events), self._over(kind, ending, now)]
+
+    def _fail(self, error: WireError, reason: FinishReason, now: int) -> list[Event]:
+        code = error.code if error.code in ("rate_limit_exceeded", "invalid_prompt") else "server_error"
+        ending = {
+            "status": "failed",
+            "error": {"code": code, "message": error.message},
+            "finish_reason": reason.value,
+        }
+        self._items.end("incomplete", is_whole=False)  # nobody is told
+        return [self._over("response.failed", ending, now)]
+
+    def _over(self, kind: str, ending: dict[str, Any], now: int) -> Event:
+        self._state = _State.OVER
+        self._ending = {**ending, "metrics": self._metrics()}
+        if ending["status"] == "completed":
+            self._ending["completed_at"] = now
+        return self.numbered({"type": kind, "response": self.response()})
+
+    def numbered(self, event: Event) -> Event:
+        """Give an event the next number of this response."""
+        event["sequence_number"] = self._num_events
+        self._num_events += 1
+        if self.request.resumable:
+            self._log.append(event)
+        return event
+
+    def events_after(self, sequence_number: int) -> list[Event]:
+        """What a client has missed that has events up to this number; of a resumable response only."""
+        return self._log[max(sequence_number + 1, 0) :]
+
+    # ---------------------------------------------------------------------------------------- numbers
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self._last_output is None or not self._ending:
+            return None
+        num_input, num_output = len(self._last_output.prompt_token_ids), self._num_output_tokens
+        cached = self._last_output.num_cached_tokens
+        written = self._last_output.num_cache_creation_tokens
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": min(self._items.num_reasoning_tokens, num_output)},
+            "total_tokens": num_input + num_output,
+        }
+
+    def _metrics(self) -> dict[str, float] | None:
+        """Where the time went, in seconds; keys that are not known yet are left out."""
+        if self._last_output is None:
+            return None
+        metrics = self._last_output.metrics
+        times = {}
+        if metrics.scheduled_ts:
+            times["queue_s"] = metrics.scheduled_ts - metrics.queued_ts
+        if metrics.first_token_ts:
+            times["ttft_s"] = metrics.first_token_ts - metrics.queued_ts
+            times["decode_s"] = metrics.last_token_ts - metrics.first_token_ts
+        return {name: round(time, 6) for name, time in times.items()}
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,371 @@
+"""The conversation on one WebSocket, without the socket: client events in, effects out.
+
+A lane is a queue of turns. One turn of a lane is active at a time, lanes beside each other are independent, and of all
+active turns of a connection there are at most `max_active`; who waits for that, waits in order of arrival.
+
+    turn       what comes                      effects                                             turn next
+    -          response.create, it is right    none, or Start                                      queued, starting
+    -          response.create, it is wrong    its error, when the turns before it have ended      over
+    -          response.resume                 none, or Start                                      queued, starting
+    queued     the turn before it ends         Start, or the error of what it continues            starting, over
+    starting   told of its first events        Send of each                                        active
+    starting   refused by the engine           Send of an error                                    over
+    active     told of more                    Send of each                                        active
+    active     told of its terminal event      Send of each; it can be continued from now on       over
+    starting,  response.cancel                 Stop, Send of its ending                            over
+    active
+    active     response.steer                  Stop, Send of its ending; a successor in its place  over
+    any        an event that is wrong          Send of an error                                    same
+    queued     the server drains               Send of an error                                    over
+    starting,  the server ends it              Stop, Send of response.failed                       over
+    active
+    active     the server ends it, and the     Stop                                                over
+               next one goes on with it
+
+So every `response.create` has exactly one ending: one `error`, or one terminal event after `response.created`, if need
+be from the next server. Errors of a create wait for their place in the lane, since a client tells the turns of a lane
+apart by their order alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from triolet.core.request.params import SamplingParams
+from triolet.core.tools import ToolPlan
+from triolet.protocol.errors import WireError
+from triolet.protocol.responses.client_events import ClientEvent
+from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.output_items import Event
+from triolet.protocol.responses.requests import CancelResponse, CreateResponse, SteerResponse
+from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response_items import NewId
+from triolet.protocol.responses.store import ResponseStore, previous_messages, prompt_of
+from triolet.protocol.responses.turn_queues import Lanes
+from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
+
+TERMINAL_TYPES = ("response.completed", "response.failed", "response.incomplete")
+MAX_LOCAL_RESPONSES = 64
+MAX_LOCAL_BYTES = 16 * 2**20
+
+
+@attrs.frozen(kw_only=True)
+class Service:
+    """What a conversation must know of the server that it is held with.
+
+    Args:
+        models: names under which the model answers; the first is the one that it calls itself.
+        defaults: the model's own wishes.
+        store: of responses that are to outlive their connection.
+        find_resumable: the answer of that id that may be read on, for this owner.
+        new_id: makes ids.
+        tool_parser: the model's format of calls.
+        reasoning_parser: the model's marks of reasoning.
+        max_active: turns at the same time.
+        max_lanes: named lanes.
+        max_queued: turns that wait.
+        max_queued_bytes: how long what they were asked with may be together.
+        hands_over: the next server goes on with resumable responses that this one can not finish.
+    """
+
+    models: tuple[str, ...]
+    defaults: SamplingParams
+    store: ResponseStore
+    new_id: NewId
+    find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    max_active: int = 16
+    max_lanes: int = 32
+    max_queued: int = 256
+    max_queued_bytes: int = 64 * 2**20
+    hands_over: bool = False
+
+    def plan(self, request: CreateResponse) -> ToolPlan:
+        """What follows from the tools of a request, see there.
+
+        Raises:
+            WireError: they are wrong.
+        """
+        return request.plan(self.tool_parser, self.reasoning_parser)
+
+    def params(self, request: CreateResponse) -> SamplingParams:
+        """With what a request is sampled.
+
+        Raises:
+            WireError: something in it is wrong.
+        """
+        return request.sampling_params(self.defaults, self.plan(request))
+
+    def answer(
+        self, request: CreateResponse, params: SamplingParams, before: tuple[Message, ...], now: int
+    ) -> Answer:
+        """The answer to a request that has its place now, still without any event.
+
+        Args:
+            request: what is asked for.
+            params: with what it is sampled.
+            before: the chat that it continues, see `previous_messages`.
+            now: seconds since the epoch.
+        """
+        return Answer(
+            response_id=self.new_id("resp"),
+            request=request,
+            params=params,
+            model=self.models[0],
+            created_at=now,
+            new_id=self.new_id,
+            plan=self.plan(request),
+            chat=(*before, *request.input.messages()),
+            outlives_server=self.hands_over and request.resumable,
+        )
+
+
+class Conversation:
+    """See the table at the head of this module. `now` is always seconds since the epoch.
+
+    Args:
+        service: the server.
+        owner: whose key the connection was opened with; None where there are none.
+    """
+
+    def __init__(self, service: Service, owner: str | None = None) -> None:
+        self._service, self._owner = service, owner
+        self._lanes = Lanes(
+            max_active=service.max_active,
+            max_lanes=service.max_lanes,
+            max_queued=service.max_queued,
+            max_queued_bytes=service.max_queued_bytes,
+        )
+        self._is_draining = False
+        self._is_closed = False
+        self._local = ResponseStore(MAX_LOCAL_RESPONSES, MAX_LOCAL_BYTES)
+
+    @property
+    def active(self) -> list[Turn]:
+        """The turns that are starting or active."""
+        return self._lanes.active
+
+    # ---------------------------------------------------------------------------- what the client says
+
+    def receive(self, event: ClientEvent, now: int) -> list[Effect]:
+        """Take in what the client says."""
+        if self._is_closed:
+            return []
+        if event.type in ("response.create", "response.resume"):
+            return self._enqueue(event, now)
+        if event.type == "response.steer":
+            return self._steer(event, now)
+        if event.error is not None:
+            return [Send(event.error.event(event.stream_id))]
+        assert isinstance(event.body, CancelResponse), "there are four kinds of events"
+        return self._cancel(event.body, now)
+
+    def _cancel(self, wish: CancelResponse, now: int) -> list[Effect]:
+        turn = self._active_turn(wish)
+        if turn is None or turn.answer is None:
+            error = WireError(
+                "There is no such active response on this connection.",
+                code="response_not_found",
+                status=404,
+                param="response_id" if wish.response_id else "stream_id",
+            )
+            return [Send(error.event(wish.stream_id))]
+        return [Stop(turn), *self.tell(turn, turn.answer.cancel(now), now)]
+
+    def _active_turn(self, wish: CancelResponse) -> Turn | None:
+        if wish.response_id is not None:
+            return self._turn_of(wish.response_id)
+        return self._lanes.active_in(wish.stream_id)
+
+    def _turn_of(self, response_id: str) -> Turn | None:
+        turns = (turn for turn in self.active if turn.answer is not None)
+        return next((turn for turn in turns if turn.answer and turn.answer.response_id == response_id), None)
+
+    # ------------------------------------------------------------------------------------------- steer
+
+    def _steer(self, event: ClientEvent, now: int) -> list[Effect]:
+        steer = event.body
+        if not isinstance(steer, SteerResponse):
+            message = event.error.message if event.error else ""
+            return [_steer_failed(event, None, "invalid_input", message)]
+        turn = self._turn_of(steer.previous_response_id)
+        if not steer.input.is_of_user:
+            return [_steer_failed(event, turn, "invalid_input", "input must be messages of the user")]
+        if self._is_draining:
+            return [_steer_failed(event, turn, "successor_creation_failed", shutting_down().message)]
+        if turn is None or turn.answer is None or turn.request is None:
+            return [_steer_failed(event, turn, *self._why_not_active(steer.previous_response_id))]
+        return self._steered(turn, turn.answer, turn.request, steer, now)
+
+    def _why_not_active(self, response_id: str) -> tuple[str, str]:
+        for store in (self._local, self._service.store):
+            if store.get(response_id, self._owner) is not None:
+                return "response_already_completed", "the response is over"
+        return "response_not_found", "there is no such active response on this connection"
+
+    def _steered(
+        self, turn: Turn, answer: Answer, request: CreateResponse, steer: SteerResponse, now: int
+    ) -> list[Effect]:
+        successor = attrs.evolve(
+            request, input=steer.input, previous_response_id=answer.response_id, generate=True
+        )
+        params = self._service.params(successor)
+        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, params=params))
+        events = answer.begin()
+        named = {"id": self._service.new_id("steer"), "previous_response_id": answer.response_id}
+        events.append(answer.numbered({"type": "response.steer.accepted", "steer": named}))
+        return [Stop(turn), *self.tell(turn, [*events, *answer.cancel(now, steered=True)], now)]
+
+    # ------------------------------------------------------------------------- what comes of the turns
+
+    def tell(self, turn: Turn, events: Sequence[Event], now: int) -> list[Effect]:
+        """There is news of a turn; of one that is not active any more there is none."""
+        if not self._lanes.is_active(turn):
+            return []
+        effects: list[Effect] = []
+        assert turn.answer is not None, "an active turn has an answer"
+        for event in events:
+            turn.was_told = True
+            effects.append(Send(_in_lane(event, turn.stream_id)))
+            if event["type"] in TERMINAL_TYPES:
+                self._keep(turn.answer)
+                effects += self._ended(turn, now)
+        return effects
+
+    def refuse(self, turn: Turn, error: WireError, now: int) -> list[Effect]:
+        """The engine does not take a turn, or can not finish it."""
+        if not self._lanes.is_active(turn):
+            return []
+        if turn.was_told and turn.answer is not None:
+            return self.tell(turn, turn.answer.fail(error, now), now)
+        return [Send(error.event(turn.stream_id)), *self._ended(turn, now)]
+
+    # ------------------------------------------------------------------------------------ the way down
+
+    def drain(self, now: int) -> list[Effect]:
+        """Take nothing new; what is active may finish, and then the connection closes."""
+        self._is_draining = True
+        effects: list[Effect] = [
+            Send(shutting_down().event(turn.stream_id)) for turn in self._lanes.take_queued()
+        ]
+        return effects + self._closed_if_idle()
+
+    def end(self, now: int) -> list[Effect]:
+        """End everything now: the server ends."""
+        effects = self.drain(now)
+        for turn in self.active:
+            goes_on = turn.was_told and turn.answer is not None and turn.answer.outlives_server
+            effects += [Stop(turn), *(self._ended(turn, now) if goes_on else self._failed(turn, now))]
+        return effects + self._closed_if_idle()
+
+    def _failed(self, turn: Turn, now: int) -> list[Effect]:
+        return self.refuse(turn, shutting_down(), now)
+
+    def expire(self, now: int) -> list[Effect]:
+        """The connection has lived long enough."""
+        error = WireError(
+            "This connection has reached its longest lifetime; open another one.",
+            code="websocket_connection_limit_reached",
+        )
+        if self._is_closed:
+            return []
+        effects = [Send(error.event()), *self.drain(now)]
+        for turn in self.active:
+            effects += [Stop(turn), *self._failed(turn, now)]
+        return effects + self._closed_if_idle()
+
+    def abandon(self) -> list[Effect]:
+        """The client is given up: nothing can be said to it any more."""
+        self._is_draining = self._is_closed = True
+        self._lanes.take_queued()
+        return [Stop(turn) for turn in self.active]
+
+    def _closed_if_idle(self) -> list[Effect]:
+        if self._lanes.num_active or not self._is_draining or self._is_closed:
+            return []
+        self._is_closed = True
+        return [Close(1001, "the server is going away")]
+
+    # ------------------------------------------------------------------------------------------- turns
+
+    def _enqueue(self, event: ClientEvent, now: int) -> list[Effect]:
+        turn = Turn.of(event)
+        try:
+            if self._is_draining:
+                raise shutting_down()
+            self._lanes.add(turn)
+        except WireError as error:
+            return [Send(error.event(turn.stream_id))]
+        return self._start_waiting(now)
+
+    def _start_waiting(self, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        while (turn := self._lanes.take_next()) is not None:
+            try:
+                self._prepare(turn, now)
+            except WireError as error:
+                self._lanes.end(turn)
+                effects.append(Send(error.event(turn.stream_id)))
+            else:
+                effects.append(Start(turn))
+        return effects
+
+    def _prepare(self, turn: Turn, now: int) -> None:
+        """What could not be known before the turns before it had ended.
+
+        Raises:
+            WireError: there can be no answer.
+        """
+        if turn.error is not None:
+            raise turn.error
+        if turn.resume is not None:
+            turn.answer = self._service.find_resumable(turn.resume.response_id, self._owner)
+            if turn.answer is None:
+                raise WireError(
+                    "There is no response of that id that could be resumed.",
+                    code="response_not_found",
+                    status=404,
+                    param="response_id",
+                )
+            return
+        request, params = turn.request, turn.params
+        assert request is not None and params is not None, "a turn without an error has a request"
+        stores = (self._local, self._service.store)
+        before = previous_messages(request.previous_response_id, self._owner, *stores)
+        turn.answer = self._service.answer(request, params, before, now)
+        turn.messages = prompt_of(request.instructions, turn.answer.chat)
+
+    def _ended(self, turn: Turn, now: int) -> list[Effect]:
+        self._lanes.end(turn)
+        return self._start_waiting(now) or self._closed_if_idle()
+
+    def _keep(self, answer: Answer) -> None:
+        """An answer that is over can be continued."""
+        if answer.was_successful:
+            store = self._service.store if answer.request.store else self._local
+            store.put(answer.stored(self._owner))
+
+
+def shutting_down() -> WireError:
+    """Nothing new is taken."""
+    return WireError(
+        "The server is shutting down.", code="service_unavailable", status=503, type="server_error"
+    )
+
+
+def _in_lane(event: Event, stream_id: str | None) -> Event:
+    return event if stream_id is None else {**event, "stream_id": stream_id}
+
+
+def _steer_failed(event: ClientEvent, turn: Turn | None, code: str, message: str) -> Send:
+    steer = {name: event.payload.get(name) for name in ("previous_response_id", "input")}
+    failed: Event = {
+        "type": "response.steer.failed",
+        "sequence_number": 0,
+        "error": {"type": "invalid_request_error", "code": code, "message": message},
+        "steer": {name: "" if value is None else value for name, value in steer.items()},
+    }
+    return Send(_in_lane(failed, None if turn is None else turn.stream_id))

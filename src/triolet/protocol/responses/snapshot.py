@@ -1,0 +1,285 @@
+"""Resumable responses as lines of text, and back: what one server leaves to the next one.
+
+The first line says what this is, its version, and how many lines follow. Each of those is a response: its request, and
+the pieces that it has grown by. The next server makes the same events of them, with the same numbers, and has its
+engine go on where the last one was; what that one knew of the request is a text that means nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.errors import InvalidRequest, SnapshotError
+from triolet.protocol.errors import WireError
+from triolet.protocol.json import Encoded
+from triolet.protocol.responses.input_items import Input
+from triolet.protocol.responses.replay import History, Piece
+from triolet.protocol.responses.requests import CreateResponse
+from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response_items import NewId
+from triolet.protocol.responses.session import Service
+from triolet.protocol.structuring import CONVERTER, Wrong, structure
+
+FORMAT: Final = "triolet resumable responses"
+VERSION: Final = 1
+MAX_BYTES: Final = 2**28  # a thousand responses of 256 KiB: longer than most chats
+
+
+@attrs.frozen(kw_only=True)
+class KeptOutput:
+    """Of an answer's last output what is not in its pieces; see `RequestOutput`."""
+
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    num_cache_creation_tokens: int
+    metrics: RequestMetrics
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> KeptOutput:
+        """What is kept of an output."""
+        return cls(**{field.name: getattr(output, field.name) for field in attrs.fields(cls)})
+
+    def output(self, response_id: str) -> RequestOutput:
+        """An output of which it would be the same."""
+        fields = {field.name: getattr(self, field.name) for field in attrs.fields(KeptOutput)}
+        nothing = CompletionOutput(index=0, text="", token_ids=())
+        return RequestOutput(request_id=response_id, outputs=(nothing,), finished=False, **fields)
+
+
+@attrs.frozen(kw_only=True)
+class KeptAnswer:
+    """One response.
+
+    Args:
+        response_id: its id.
+        owner: who may read it.
+        request: the fields of its request, less its input.
+        model: name of the model.
+        created_at: seconds since the epoch.
+        chat: what it answers.
+        pieces: see `History`, as the next three.
+        item_ids: likewise.
+        finish_reason: likewise.
+        completed_at: likewise.
+        output: of the last one.
+        engine: what the engine knows of it, if it has not ended.
+    """
+
+    response_id: str
+    owner: str | None = None
+    request: Mapping[str, Any]
+    model: str
+    created_at: int
+    chat: tuple[Mapping[str, Any], ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    item_ids: tuple[str, ...] = ()
+    finish_reason: str | None = None
+    completed_at: int = 0
+    output: KeptOutput | None = None
+    engine: str | None = None
+
+    @classmethod
+    def of(cls, answer: Answer, history: History, owner: str | None, engine: str | None) -> KeptAnswer:
+        """What is kept of an answer.
+
+        Args:
+            answer: it.
+            history: its own.
+            owner: who may read it.
+            engine: what the engine knows of it, if it has not ended.
+        """
+        return cls(
+            response_id=answer.response_id,
+            owner=owner,
+            request=_fields(answer.request),
+            model=answer.model,
+            created_at=answer.created_at,
+            chat=answer.chat,
+            pieces=history.pieces,
+            item_ids=history.item_ids,
+            finish_reason=history.finish_reason,
+            completed_at=history.completed_at,
+            output=None if history.output is None else KeptOutput.of(history.output),
+            engine=engine,
+        )
+
+    def history(self) -> History:
+        """The reverse of that."""
+        return History(
+            pieces=self.pieces,
+            item_ids=self.item_ids,
+            output=None if self.output is None else self.output.output(self.response_id),
+            finish_reason=None if self.finish_reason is None else FinishReason(self.finish_reason),
+            completed_at=self.completed_at,
+        )
+
+    def answer(self, service: Service) -> Answer:
+        """The answer as it was.
+
+        Raises:
+            SnapshotError: it could not be one of this server's.
+        """
+        try:
+            return self._answer(service)
+        except (WireError, InvalidRequest, ValueError) as error:
+            raise SnapshotError(
+                f"response {self.response_id[:80]} can not be one of this server's: {error}"
+            ) from error
+
+    def _answer(self, service: Service) -> Answer:
+        request = CreateResponse.of({**self.request, "input": []})
+        history = self.history()
+        if (history.finish_reason is None) != (self.engine is not None):
+            raise ValueError("either it has ended, or an engine knows of it")
+        if history.pieces and history.output is None:
+            raise ValueError("it has pieces, and no output that they are of")
+        answer = Answer(
+            response_id=self.response_id,
+            request=request,
+            params=service.params(request),
+            model=self.model,
+            created_at=self.created_at,
+            new_id=_first(self.item_ids, service.new_id),
+            plan=service.plan(request),
+            chat=tuple(map(dict, self.chat)),
+            outlives_server=service.hands_over,
+        )
+        answer.replay(history)
+        return answer
+
+
+def _fields(request: CreateResponse) -> dict[str, Any]:
+    """A request as a client would write it, for its messages, which a chat has already."""
+    fields = attrs.asdict(attrs.evolve(request, input=Input(()), client_metadata=None), recurse=False)
+    fields["stop"] = None if request.stop is None else request.stop.values
+    for name in ("text", "reasoning"):
+        fields[name] = None if fields[name] is None else attrs.asdict(fields[name])
+    return {name: value for name, value in fields.items() if name != "input" and value is not None}
+
+
+def _first(ids: Iterable[str], new_id: NewId) -> NewId:
+    rest = iter(ids)
+    return lambda prefix: next(rest, None) or new_id(prefix)
+
+
+# ------------------------------------------------------------------------------------------------ text
+
+
+def to_bytes(answers: Iterable[KeptAnswer], max_bytes: int = MAX_BYTES) -> tuple[bytes, int]:
+    """Lines for a file.
+
+    Args:
+        answers: the most important first.
+        max_bytes: how much they may be; what is left out is what would make them more.
+    Returns:
+        The lines, and the number of answers in them.
+    """
+    lines: list[bytes] = []
+    room = max_bytes - len(_head(10**9))
+    for answer in answers:
+        line = _line(answer)
+        if len(line) <= room:
+            room -= len(line)
+            lines.append(line)
+    return b"".join([_head(len(lines)), *lines]), len(lines)
+
+
+def from_bytes(data: bytes) -> tuple[KeptAnswer, ...]:
+    """The reverse of `to_bytes`.
+
+    Raises:
+        SnapshotError: with what is wrong.
+    """
+    head, *lines = data.split(b"\n")
+    known = _read(head)
+    if known.get("format") != FORMAT:
+        raise SnapshotError(
+            f"it must be what a server wrote at its end; got {len(data)} bytes of something else"
+        )
+    if known.get("version") != VERSION:
+        raise SnapshotError(f"it must be of version {VERSION}; got {str(known.get('version'))[:20]}")
+    if lines[-1:] != [b""] or len(lines) - 1 != known.get("num_responses"):
+        raise SnapshotError(
+            f"it must hold {str(known.get('num_responses'))[:20]} whole lines; got {len(lines) - 1}"
+        )
+    try:
+        answers = tuple(structure(_read(line), KeptAnswer) for line in lines[:-1])
+    except WireError as error:
+        raise SnapshotError(f"it must hold responses as they were kept: {error.message}") from error
+    if len({answer.response_id for answer in answers}) < len(answers):
+        raise SnapshotError("it must hold every response once")
+    return answers
+
+
+def _head(num_responses: int) -> bytes:
+    head = {"format": FORMAT, "version": VERSION, "num_responses": num_responses}
+    return json.dumps(head).encode() + b"\n"
+
+
+def _line(answer: KeptAnswer) -> bytes:
+    return json.dumps(attrs.asdict(answer), separators=(",", ":")).encode() + b"\n"
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise SnapshotError("it must be lines of JSON objects")
+    return value
+
+
+def _logprobs(value: Any, _: Any) -> Encoded:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise Wrong("a list of objects", value)
+    return Encoded(value)
+
+
+CONVERTER.register_structure_hook(Encoded, _logprobs)
+
+
+# ------------------------------------------------------------------------------------------- going on
+
+
+@attrs.define
+class Rest:
+    """What an engine that goes on tells beyond what had been told: its first output brings all of it once more.
+
+    Args:
+        num_chars: that were told.
+        num_tokens: likewise.
+    """
+
+    num_chars: int
+    num_tokens: int
+
+    @classmethod
+    def after(cls, history: History) -> Rest:
+        """What comes after that."""
+        return cls(history.num_chars, history.num_tokens)
+
+    def of(self, output: RequestOutput) -> RequestOutput | None:
+        """What is new in the next output; None if nothing is."""
+        [completion] = output.outputs
+        num_chars = min(self.num_chars, len(completion.text))
+        num_tokens = min(self.num_tokens, len(completion.token_ids))
+        self.num_chars -= num_chars
+        self.num_tokens -= num_tokens
+        logprobs = completion.logprobs
+        new = attrs.evolve(
+            completion,
+            text=completion.text[num_chars:],
+            token_ids=completion.token_ids[num_tokens:],
+            logprobs=None if logprobs is None else logprobs[num_tokens:],
+        )
+        if not (new.text or new.token_ids or new.finish_reason):
+            return None
+        return attrs.evolve(output, outputs=(new,))

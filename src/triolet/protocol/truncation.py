@@ -1,0 +1,35 @@
+"""A chat that is longer than the model can read, without its oldest messages."""
+
+from __future__ import annotations
+
+from triolet.errors import PromptTooLong
+from triolet.protocol.responses.input_items import Message
+
+
+def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Message]:
+    """Leave out as many of the oldest messages as the chat is too long by, and one at least.
+
+    System messages at the beginning stay, and so does the last message. A tool's result does not stay without the call
+    that it belongs to.
+
+    Args:
+        messages: of the chat.
+        error: says how long it is, and how long it may be.
+    Raises:
+        PromptTooLong: the same, if there is nothing left to leave out.
+    """
+    num_kept = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    first, rest = messages[:num_kept], messages[num_kept:]
+    if len(rest) < 2:
+        raise error
+    excess = 1 - (error.max_model_len - 1) / error.num_prompt_tokens
+    to_drop = excess * sum(map(_num_chars, messages))
+    dropped, place = 0, 0
+    while place < len(rest) - 1 and (place == 0 or dropped < to_drop or rest[place]["role"] == "tool"):
+        dropped += _num_chars(rest[place])
+        place += 1
+    return [*first, *rest[place:]]
+
+
+def _num_chars(message: Message) -> int:
+    return len(message["content"] or "") + 1

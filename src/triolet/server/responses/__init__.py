@@ -1,0 +1,1 @@
+"""The Responses service: sessions over WebSocket, answers that can be resumed."""

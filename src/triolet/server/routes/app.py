@@ -1,0 +1,83 @@
+"""The app: its routes, and what stands in front of them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from triolet.config.server import GatewayConfig
+from triolet.engine.engine import Engine
+from triolet.errors import TrioletError
+from triolet.observability.prometheus import Metrics
+from triolet.server.responses.generate import RunningAnswers, answering
+from triolet.server.responses.service import Gateway
+from triolet.server.routes.app_context import Service
+from triolet.server.routes.chat_completions import chat_completions
+from triolet.server.routes.completions import completions
+from triolet.server.routes.errors import answer_error, answer_http_error
+from triolet.server.routes.guard import Guard
+from triolet.server.routes.operations import health, metrics, model, models, requests, version
+from triolet.server.routes.page import page, static
+from triolet.server.routes.responses import (
+    cancel_response,
+    delete_response,
+    get_response,
+    list_input_items,
+    no_websocket,
+    responses,
+)
+from triolet.server.routes.tokenize import detokenize, embeddings, tokenize
+
+
+def create_app(
+    engine: Engine,
+    config: GatewayConfig | None = None,
+    *,
+    gateway: Gateway | None = None,
+) -> Starlette:
+    """An ASGI app that serves an engine; it must run in the engine's Trio thread.
+
+    Args:
+        engine: a running engine. It must go on running while the app does.
+        config: keys, origins, hosts and limits; what is about listening is its server's business.
+        gateway: what the app shares its responses and its limits per key with; without one the app has responses of its
+            own, no limits per key, and no response can be resumed.
+    """
+    config = config or GatewayConfig()
+    service = Service(
+        engine=engine,
+        config=config,
+        answering=gateway.service if gateway is not None else answering(engine, config),
+        running=gateway.running if gateway is not None else RunningAnswers(),
+        gateway=gateway,
+        metrics=Metrics(engine, config.metrics_prefix),
+    )
+    app = Starlette(
+        routes=[
+            Route("/", page),
+            Route("/static/{name}", static),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/version", version),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/v1/requests", requests),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses", no_websocket, methods=["GET"]),
+            Route("/v1/responses/{id}", get_response, methods=["GET"]),
+            Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", list_input_items, methods=["GET"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
+        ],
+        middleware=[Middleware(Guard, service=service)],
+        exception_handlers={TrioletError: answer_error, HTTPException: answer_http_error},
+    )
+    app.state.service = service
+    return app

@@ -1,0 +1,117 @@
+"""What every handler works with: the engine, the rules of the server, and who is asking."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+import trio
+from starlette.requests import Request
+
+from triolet.config.server import GatewayConfig
+from triolet.engine.engine import Engine
+from triolet.observability.prometheus import Metrics
+from triolet.protocol.access import Access
+from triolet.protocol.errors import model_not_found, wrong
+from triolet.protocol.generation import GenerationRequest
+from triolet.protocol.responses.session import Service as Answering
+from triolet.server.responses.generate import RunningAnswers, access_to, salt_of
+from triolet.server.responses.service import Gateway
+
+TIMEOUT_HEADER = "x-request-timeout"
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Service:
+    """One app's.
+
+    Args:
+        engine: what answers.
+        config: of the server.
+        answering: how responses are made, and where they are remembered.
+        running: responses that are being made.
+        gateway: of the server that the app is part of, if it is.
+        metrics: of the engine.
+        began_at: when the app was made, seconds since the epoch.
+    """
+
+    engine: Engine
+    config: GatewayConfig
+    answering: Answering
+    running: RunningAnswers
+    gateway: Gateway | None
+    metrics: Metrics
+    began_at: int = attrs.field(factory=lambda: int(time.time()))
+
+    @property
+    def access(self) -> Access:
+        """Who may enter."""
+        return access_to(self.engine, self.config)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that the model is asked for by; the first is the one that it answers with."""
+        return self.answering.models
+
+    def check_model(self, name: str) -> None:
+        """Hold the name of a model to those that are served.
+
+        Raises:
+            WireError: there is none of that name.
+        """
+        if name not in self.model_names:
+            raise model_not_found(name)
+
+    def place(self, owner: str | None) -> AbstractContextManager[None]:
+        """Hold one of the responses that a key may have at the same time.
+
+        Raises:
+            WireError: it has as many as it may.
+        """
+        return nullcontext() if self.gateway is None else self.gateway.place(owner)
+
+    def arguments(self, request: Request, body: GenerationRequest) -> dict[str, Any]:
+        """What `Engine.generate` is told beside prompt and parameters."""
+        return {
+            "priority": body.priority,
+            "client": body.client or owner_of(request),
+            "cache_salt": salt_of(body.cache_salt, owner_of(request)),
+            "deadline": deadline_of(request, body.timeout),
+            "trace_headers": request.headers,
+            "owner": owner_of(request),
+        }
+
+
+def service_of(request: Request) -> Service:
+    """The app's."""
+    service: Service = request.app.state.service
+    return service
+
+
+def owner_of(request: Request) -> str | None:
+    """Whose request it is, where there are keys."""
+    owner: str | None = request.scope["state"].get("owner")
+    return owner
+
+
+def deadline_of(request: Request, timeout_s: float | None) -> float | None:
+    """When the answer ends with what there is, by the body or by the header, whichever is sooner.
+
+    Raises:
+        WireError: the header holds no number of seconds.
+    """
+    texts = request.headers.getlist(TIMEOUT_HEADER)
+    seconds = [] if timeout_s is None else [timeout_s]
+    for text in texts:
+        try:
+            seconds.append(float(text))
+        except ValueError:
+            raise wrong(TIMEOUT_HEADER, "a number of seconds", text) from None
+    if not seconds:
+        return None
+    if not min(seconds) > 0:  # NaN is not, either
+        raise wrong(TIMEOUT_HEADER, "above 0 seconds", min(seconds))
+    arrived_s: float = request.scope["state"].get("arrived_s", trio.current_time())
+    return arrived_s + min(seconds)

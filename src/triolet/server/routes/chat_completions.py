@@ -1,0 +1,95 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.tools import ToolPlan
+from triolet.engine.token_stream import TokenStream
+from triolet.protocol.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
+from triolet.server.responses.generate import new_id
+from triolet.server.routes.app_context import service_of
+from triolet.server.routes.errors import refusals
+from triolet.server.routes.generation_route import Generated
+from triolet.server.routes.request_body import read_json
+from triolet.server.routes.sse import Events
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a chat, whole or in chunks."""
+    service = service_of(request)
+    body = await read_json(request, ChatRequest.of)
+    service.check_model(body.model)
+    plan = body.plan(service.engine.tool_parser, service.engine.reasoning_parser)
+    params = body.params(service.engine.default_sampling_params(), plan)
+    if service.engine.reasoning_parser is not None:  # whose tokens can only be counted as they come
+        params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
+    return await _Answer.to(request, service, body, params, plan=plan).response(request)
+
+
+@attrs.define(eq=False)
+class _Answer(Generated[ChatRequest]):
+    ID_PREFIX = "chatcmpl"
+
+    plan: ToolPlan = attrs.field(kw_only=True)
+
+    async def whole(self) -> dict[str, Any]:
+        choices: list[ChatChoice] = []
+        async with self._answered() as stream:
+            async for output in stream:
+                choices = choices or self._choices(output)
+                self._add(choices, output)
+        return chat_completion(
+            **self.frame, choices=[choice.whole() for choice in choices], usage=self._usage(choices)
+        )
+
+    async def stream(self, events: Events) -> None:
+        choices: list[ChatChoice] = []
+        async with self._answered() as stream:
+            await events.start()
+            async for output in stream:
+                if not choices:
+                    choices = self._choices(output)
+                    await events.send(self._chunk([choice.begin() for choice in choices]))
+                for piece in self._add(choices, output):
+                    await events.send(self._chunk([piece]))
+        if self.body.includes_usage:
+            await events.send({**self._chunk([]), "usage": self._usage(choices)})
+
+    @asynccontextmanager
+    async def _answered(self) -> AsyncGenerator[TokenStream]:
+        engine = self.service.engine
+        prompt = self.body.prompt(self.plan, engine.reasoning_parser)
+        with refusals(self.body), self.service.place(self.owner):
+            async with engine.generate(prompt, self.params, **self.arguments) as stream:
+                yield stream
+
+    def _choices(self, output: RequestOutput) -> list[ChatChoice]:
+        self.usage.add_prompt(output)
+        num_top = self.body.num_logprobs()
+        return [
+            ChatChoice(index=index, parser=self.plan.parser(output.prompt), num_top=num_top, new_id=new_id)
+            for index in range(self.body.n)
+        ]
+
+    def _add(self, choices: list[ChatChoice], output: RequestOutput) -> list[Piece]:
+        self.usage.add(output)
+        return [piece for one in output.outputs for piece in choices[one.index].add(one)]
+
+    def _usage(self, choices: list[ChatChoice]) -> dict[str, Any]:
+        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
+        return {
+            **self.usage.body(),
+            "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return chat_chunk(**self.frame, choices=choices)

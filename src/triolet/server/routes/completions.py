@@ -1,0 +1,114 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import attrs
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from triolet.core.output.outputs import RequestOutput
+from triolet.engine.token_stream import TokenStream
+from triolet.protocol.completions import CompletionRequest, TextChoice, text_completion
+from triolet.server.routes.app_context import service_of
+from triolet.server.routes.errors import refusals
+from triolet.server.routes.generation_route import Generated
+from triolet.server.routes.request_body import read_json
+from triolet.server.routes.sse import Events
+
+
+async def completions(request: Request) -> Response:
+    """Continue a text, or several at once."""
+    service = service_of(request)
+    body = await read_json(request, CompletionRequest.of)
+    service.check_model(body.model)
+    params = body.params(service.engine.default_sampling_params())
+    return await _Answer.to(request, service, body, params).response(request)
+
+
+@attrs.define(eq=False)
+class _Answer(Generated[CompletionRequest]):
+    ID_PREFIX = "cmpl"
+
+    choices: dict[int, TextChoice] = attrs.field(factory=dict, init=False)
+
+    async def whole(self) -> dict[str, Any]:
+        choices = []
+        with refusals(self.body), self.service.place(self.owner):
+            async with AsyncExitStack() as stack:
+                for place, stream in enumerate(await self._enter(stack)):
+                    async for output in stream:
+                        choices += self._add(place, output)
+        return text_completion(**self.frame, choices=choices, usage=self.usage.body())
+
+    async def stream(self, events: Events) -> None:
+        with refusals(self.body), self.service.place(self.owner):
+            async with AsyncExitStack() as stack:
+                streams = await self._enter(stack)
+                await events.start()
+                if len(streams) == 1:
+                    async for output in streams[0]:
+                        await self._send(events, 0, output)
+                else:
+                    await self._send_all(events, streams)
+        if self.body.includes_usage:
+            await events.send(text_completion(**self.frame, choices=[], usage=self.usage.body()))
+
+    async def _enter(self, stack: AsyncExitStack) -> list[TokenStream]:
+        """One stream per prompt; all of them are admitted, or none."""
+        generate = self.service.engine.generate
+        return [
+            await stack.enter_async_context(generate(prompt, self.params, **self.arguments))
+            for prompt in self.body.prompt.prompts
+        ]
+
+    async def _send_all(self, events: Events, streams: list[TokenStream]) -> None:
+        """Several prompts, whose chunks come as they come; only one task sends."""
+        sending, receiving = trio.open_memory_channel[tuple[int, RequestOutput]](0)
+        failed: list[Exception] = []
+
+        async def read(place: int, nursery: trio.Nursery) -> None:
+            try:
+                async for output in streams[place]:
+                    await sending.send((place, output))
+            except Exception as error:  # raised again below, without the nursery's group around it
+                failed.append(error)
+                nursery.cancel_scope.cancel()
+
+        async def read_all() -> None:
+            with sending:
+                async with trio.open_nursery() as readers:  # one of its own: what is being sent is sent whole
+                    for place in range(len(streams)):
+                        readers.start_soon(read, place, readers)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_all)
+            async for place, output in receiving:
+                await self._send(events, place, output)
+        if failed:
+            raise failed[0]
+
+    async def _send(self, events: Events, place: int, output: RequestOutput) -> None:
+        for choice in self._add(place, output):
+            await events.send(text_completion(**self.frame, choices=[choice]))
+
+    def _add(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
+        """The choices that have something new."""
+        n = self.body.n
+        if place * n not in self.choices:
+            self.usage.add_prompt(output)
+            echo = self._prompt_text(output) if self.body.echo else ""
+            num_top = self.body.num_logprobs()
+            for index in range(place * n, place * n + n):
+                self.choices[index] = TextChoice(index=index, num_top=num_top, echo=echo)
+        self.usage.add(output)
+        return [self.choices[place * n + completion.index].add(completion) for completion in output.outputs]
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        tokenizer = self.service.engine.tokenizer
+        if output.prompt is not None or tokenizer is None:
+            return output.prompt or ""
+        return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)

@@ -1,0 +1,72 @@
+"""Errors as HTTP knows them: a status, the body that OpenAI's clients read, and when to come back."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.errors import TrioletError
+from triolet.protocol.errors import WireError, of_exception
+from triolet.protocol.generation import GenerationRequest
+
+RETRY_AFTER_S = 5.0  # of a server that shuts down: about how long until another one has taken its place
+
+log = logging.getLogger("triolet.http")
+
+
+def error_response(error: WireError) -> Response:
+    """The response that says it."""
+    headers = {}
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status == 503:
+        retry_after_s = RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["retry-after"] = str(max(math.ceil(retry_after_s), 1))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": error.body()}, error.status, headers)
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """What was raised on purpose, as a response; an engine's failure is logged with its cause."""
+    said = of_exception(error)
+    if said.status == 500:
+        log_failure(request, error)
+    return error_response(said)
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """What the router raises: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    sentence = {
+        404: f"There is nothing at {request.url.path}",
+        405: f"{request.method} is not possible at {request.url.path}",
+    }.get(error.status_code, error.detail)
+    said = WireError(sentence, code=codes.get(error.status_code, "invalid_request"), status=error.status_code)
+    response = error_response(said)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def log_failure(request: Request, error: BaseException) -> None:
+    """For the operator: what the client is not told, under the id that the client has."""
+    request_id = request.scope.get("state", {}).get("request_id", "?")
+    log.error("request %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error)
+
+
+@contextmanager
+def refusals(body: GenerationRequest) -> Iterator[None]:
+    """Let errors of the engine name the fields of this body."""
+    try:
+        yield
+    except WireError:
+        raise
+    except TrioletError as error:
+        raise body.refusal(error) from error

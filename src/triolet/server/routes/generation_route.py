@@ -1,0 +1,58 @@
+"""What answers of `/v1/chat/completions` and `/v1/completions` have in common over HTTP: whole, or in chunks."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.core.request.params import SamplingParams
+from triolet.protocol.generation import GenerationRequest, Usage
+from triolet.server.responses.generate import new_id
+from triolet.server.routes.app_context import Service, owner_of
+from triolet.server.routes.request_body import until_gone
+from triolet.server.routes.sse import Events, EventStream
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+
+@attrs.define(eq=False)
+class Generated(ABC, Generic[Body]):
+    """One answer on its way to one client."""
+
+    ID_PREFIX: ClassVar[str]
+
+    service: Service
+    body: Body
+    params: SamplingParams
+    arguments: dict[str, Any]
+    owner: str | None
+    usage: Usage = attrs.field(factory=Usage, init=False)
+    frame: dict[str, Any] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        model = self.service.engine.model_name
+        self.frame = {"answer_id": new_id(self.ID_PREFIX), "created": int(time.time()), "model": model}
+
+    @classmethod
+    def to(cls, request: Request, service: Service, body: Body, params: SamplingParams, **more: Any) -> Self:
+        """The answer to a request."""
+        return cls(service, body, params, service.arguments(request, body), owner_of(request), **more)
+
+    async def response(self, request: Request) -> Response:
+        """As the body wants it: in chunks, or whole if the client waits that long."""
+        if self.body.stream:
+            return EventStream(self.stream)
+        return JSONResponse(await until_gone(request.receive, self.whole))
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]:
+        """The answer, once it is over."""
+
+    @abstractmethod
+    async def stream(self, events: Events) -> None:
+        """Send it as it comes."""

@@ -1,0 +1,136 @@
+"""What holds before any handler runs: an id for every request, who may enter, which pages may, and no exception text.
+
+A plain ASGI middleware, so that nothing stands between a handler and its client's going.
+"""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+import trio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triolet.protocol.access import ANY
+from triolet.protocol.errors import WireError
+from triolet.server.responses.generate import new_id
+from triolet.server.routes.app_context import Service
+from triolet.server.routes.errors import answer_error, error_response
+from triolet.server.routes.request_body import Gone
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+METHODS = "GET, POST, DELETE, OPTIONS"
+SHOWN_HEADERS = "x-request-id, retry-after"
+PREFLIGHT_S = "600"
+
+# What anybody may see: load balancers and Prometheus bring no keys, and the page asks for one itself.
+OPEN_PATHS = frozenset(("/", "/health", "/metrics", "/version"))
+OPEN_FOLDER = "/static/"
+
+
+@attrs.frozen(eq=False)
+class Guard:
+    """Stands in front of the app.
+
+    Args:
+        app: what is guarded.
+        service: has the rules.
+    """
+
+    app: ASGIApp
+    service: Service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or say why not."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        request = Request(scope, receive)
+        state = scope.setdefault("state", {})
+        state["request_id"] = _request_id(request.headers)
+        state["arrived_s"] = trio.current_time()
+        answer = _Answer(send, state["request_id"], self._cross_origin_headers(request.headers))
+        try:
+            refusal = self._refusal(request)
+            if refusal is not None:
+                await refusal(scope, receive, answer.send)
+            else:
+                await self.app(scope, receive, answer.send)
+        except Gone:
+            pass  # and with it everybody who could be told
+        except Exception as error:
+            if answer.has_started:
+                raise  # half an answer is out: the server closes the connection
+            await (await answer_error(request, error))(scope, receive, answer.send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        access, headers = self.service.access, request.headers
+        path = _path(request.scope)
+        try:
+            access.check_host(headers.get("host"))
+            access.check_origin(headers.get("origin"), headers.get("host"))
+            if request.method == "OPTIONS" and "access-control-request-method" in headers:
+                return _preflight(headers)
+            if path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
+                request.scope["state"]["owner"] = access.owner(headers.get("authorization"))
+        except WireError as error:
+            return error_response(error)
+        return None
+
+    def _cross_origin_headers(self, headers: Headers) -> dict[str, str]:
+        """What lets a page of another origin read the answer, if it may."""
+        origin, access = headers.get("origin"), self.service.access
+        if origin is None or not access.is_allowed_origin(origin, headers.get("host")):
+            return {}
+        allowed = ANY if ANY in access.allowed_origins else origin
+        return {
+            "access-control-allow-origin": allowed,
+            "access-control-expose-headers": SHOWN_HEADERS,
+            "vary": "Origin",
+        }
+
+
+@attrs.define(eq=False)
+class _Answer:
+    """An answer on its way out, with the headers that all of them have."""
+
+    _send: Send
+    _request_id: str
+    _more: dict[str, str]
+    has_started: bool = attrs.field(default=False, init=False)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            headers["x-request-id"] = self._request_id
+            headers["x-content-type-options"] = "nosniff"
+            headers.update(self._more)
+            message = {**message, "headers": headers.raw}
+        await self._send(message)
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own, if it is one."""
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else new_id("req")
+
+
+def _path(scope: Scope) -> str:
+    """The path below where the app is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
+
+
+def _preflight(headers: Headers) -> Response:
+    """A browser asks whether it may ask; its page's origin was found to be allowed."""
+    return Response(
+        status_code=204,
+        headers={
+            "access-control-allow-methods": METHODS,
+            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
+            "access-control-max-age": PREFLIGHT_S,
+        },
+    )

@@ -1,0 +1,75 @@
+"""What operators and their tools ask: health, metrics, version, and which models there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import triolet
+from triolet.errors import EngineDead, EngineUnhealthy
+from triolet.observability.prometheus import CONTENT_TYPE
+from triolet.protocol.errors import WireError, model_not_found
+from triolet.server.routes.app_context import Service, owner_of, service_of
+
+
+async def health(request: Request) -> Response:
+    """200 while steps are made, or nothing is waiting for one."""
+    try:
+        service_of(request).engine.check_health()
+    except (EngineUnhealthy, EngineDead) as error:
+        sentence = (
+            str(error) if isinstance(error, EngineUnhealthy) else "The engine has given up."
+        )  # what killed it may speak of files
+        raise WireError(sentence, code="unhealthy", status=503, type="server_error") from None
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """What Prometheus reads."""
+    return Response(service_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def version(request: Request) -> Response:
+    """Of triolet."""
+    return JSONResponse({"version": triolet.__version__})
+
+
+async def requests(request: Request) -> Response:
+    """What waits and runs; with keys, what was asked for with this one."""
+    service = service_of(request)
+    live = service.engine.requests(owner_of(request))
+    return JSONResponse(
+        {"object": "list", "data": [{"object": "request", **attrs.asdict(one)} for one in live]}
+    )
+
+
+async def models(request: Request) -> Response:
+    """The one model that is served, under all its names."""
+    service = service_of(request)
+    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.model_names]})
+
+
+async def model(request: Request) -> Response:
+    """One of its names."""
+    service = service_of(request)
+    name: str = request.path_params["name"]
+    if not name:  # a slash at the end
+        return await models(request)
+    if name not in service.model_names:
+        raise model_not_found(name)
+    return JSONResponse(_card(service, name))
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.began_at,
+        "owned_by": "triolet",
+        "root": service.engine.model_name,
+        "parent": None,
+        "max_model_len": service.engine.max_model_len,
+    }

@@ -1,0 +1,106 @@
+"""Server-sent events: headers once the request is admitted, then events as they come, comments while none come."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from triolet.protocol.errors import of_exception
+from triolet.protocol.json import encode
+from triolet.server.routes.errors import log_failure
+from triolet.server.routes.request_body import Gone, until_gone
+
+KEEP_ALIVE_S = 15.0  # below the idle limit of every proxy
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect them
+]
+DONE = b"data: [DONE]\n\n"
+
+
+class Events:
+    """The sending side. `start` says that all is well: before it an error is an HTTP error, afterwards an event."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._lock = trio.Lock()
+        self._sent_s = trio.current_time()
+        self.has_started = False
+
+    async def start(self) -> None:
+        """Send the headers."""
+        self.has_started = True
+        async with self._lock:
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send({"type": "http.response.body", "body": b"", "more_body": True})
+
+    async def send(self, data: Mapping[str, Any], event: str | None = None) -> None:
+        """Send an event."""
+        name = f"event: {event}\n" if event is not None else ""
+        await self._write(f"{name}data: {encode(data)}\n\n".encode())
+
+    async def end(self) -> None:
+        """Send the last event and end the response."""
+        async with self._lock:
+            await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def keep_alive(self) -> None:
+        """Send comments while nothing else is sent."""
+        while True:
+            await trio.sleep_until(self._sent_s + KEEP_ALIVE_S)
+            if self.has_started and trio.current_time() >= self._sent_s + KEEP_ALIVE_S:
+                await self._write(b": keep-alive\n\n")
+            elif not self.has_started:
+                self._sent_s = trio.current_time()
+
+    async def _write(self, text: bytes) -> None:
+        async with self._lock:
+            await self._send({"type": "http.response.body", "body": text, "more_body": True})
+            self._sent_s = trio.current_time()
+
+
+class EventStream(Response):
+    """A response of events.
+
+    Args:
+        write: sends them; what it raises before `Events.start` becomes an HTTP error.
+    """
+
+    def __init__(self, write: Callable[[Events], Awaitable[None]]) -> None:
+        super().__init__()
+        self._write = write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as an ASGI app."""
+        events = Events(send)
+        with suppress(Gone):
+            await until_gone(receive, lambda: self._run(events, scope))
+            await events.end()  # some servers say that the client has gone as soon as the response has ended
+
+    async def _run(self, events: Events, scope: Scope) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(events.keep_alive)
+            failure = await self._try_to_write(events)
+            async with events._lock:  # a comment is not left half said
+                nursery.cancel_scope.cancel()
+        if failure is not None and not events.has_started:
+            raise failure
+        if failure is not None:
+            error = of_exception(failure)
+            if error.status == 500:
+                log_failure(Request(scope), failure)
+            await events.send({"error": error.body()})
+
+    async def _try_to_write(self, events: Events) -> Exception | None:
+        try:
+            await self._write(events)
+        except Exception as error:
+            return error
+        return None

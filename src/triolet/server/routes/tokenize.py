@@ -1,0 +1,172 @@
+"""`POST /tokenize` and `/detokenize`, after vLLM's, and `/v1/embeddings`, which this engine can not answer yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.core.request.prompt import Conversation
+from triolet.core.request.tokenizer_interface import TextCodec, Tokenize
+from triolet.errors import InvalidPrompt
+from triolet.protocol.chat_completions import ChatMessages
+from triolet.protocol.completions import Prompts
+from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
+from triolet.protocol.structuring import structure
+from triolet.server.routes.app_context import Service, service_of
+from triolet.server.routes.request_body import read_json
+
+MAX_THREADS = 2  # of one app: however many ask, the engine's own work goes on
+ENCODINGS = ("float", "base64")
+_NOT_OFFERED: Mapping[str, Any] = {
+    "add_special_tokens": True,
+    "chat_template": None,
+    "mm_processor_kwargs": None,
+}
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeRequest:
+    """A text, or the messages of a chat, of which the tokens are wanted; for the rest see `ChatRequest`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: ChatMessages | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> TokenizeRequest:
+        """Structure a body.
+
+        Raises:
+            WireError: names the field, the rule and what came.
+        """
+        for name, harmless in _NOT_OFFERED.items():
+            if payload.get(name) not in (None, harmless):
+                raise unsupported(name, f"{name} is not supported by this server")
+        return structure(payload, cls)
+
+    def content(self) -> str | Conversation:
+        """What the tokenizer is asked.
+
+        Raises:
+            WireError: neither a text nor a chat, or both, or a chat that no template could be given.
+        """
+        if self.prompt is not None and self.messages is None:
+            return self.prompt
+        if self.prompt is not None or self.messages is None:
+            raise missing("prompt or messages")
+        chat = {
+            "messages": list(self.messages.messages),
+            "tools": list(self.tools) or None,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+        }
+        try:
+            return Conversation.parse(chat)
+        except InvalidPrompt as error:
+            raise of_exception(error) from None
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeRequest:
+    """Tokens whose text is wanted."""
+
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsRequest:
+    """Texts whose vectors are wanted."""
+
+    model: str
+    input: Prompts
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+async def tokenize(request: Request) -> Response:
+    """The tokens that a prompt becomes, the chat template's included."""
+    service = service_of(request)
+    body = await read_json(request, TokenizeRequest.of)
+    codec = _codec(service, body.model)
+    content = body.content()
+    try:
+        tokenized = await _in_thread(partial(codec.tokenize, Tokenize(content)))
+    except Exception as error:
+        said = of_exception(error)
+        said.param = "messages" if body.messages is not None else "prompt"
+        raise said from error
+    answer: dict[str, Any] = {
+        "count": len(tokenized.token_ids),
+        "max_model_len": service.engine.max_model_len,
+        "tokens": tokenized.token_ids,
+        "token_strs": None,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = await _in_thread(partial(_strings, codec, tokenized.token_ids))
+    return JSONResponse(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of tokens."""
+    service = service_of(request)
+    body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
+    codec, vocab_size = _codec(service, body.model), service.engine.model_info.vocab_size
+    for token_id in body.tokens:
+        if not 0 <= token_id < vocab_size:
+            raise wrong("tokens", f"in [0, {vocab_size})", token_id)
+    text = await _in_thread(partial(codec.decode, body.tokens, skip_special_tokens=False))
+    return JSONResponse({"prompt": text})
+
+
+async def embeddings(request: Request) -> Response:
+    """No vectors yet: the request is checked, and refused for what it is."""
+    body = await read_json(request, lambda payload: structure(payload, EmbeddingsRequest))
+    service_of(request).check_model(body.model)
+    if body.encoding_format not in ENCODINGS:
+        raise wrong("encoding_format", " or ".join(ENCODINGS), body.encoding_format)
+    if body.dimensions is not None and body.dimensions < 1:
+        raise wrong("dimensions", "at least 1", body.dimensions)
+    raise WireError(
+        "This model generates text; embeddings are not supported by this server.",
+        code="unsupported_model",
+        param="model",
+    )
+
+
+def _codec(service: Service, model: str | None) -> TextCodec:
+    if model is not None:
+        service.check_model(model)
+    if service.engine.tokenizer is None:
+        raise WireError("The model has no tokenizer.", code="unsupported_model", param="model")
+    return service.engine.tokenizer
+
+
+def _strings(codec: TextCodec, token_ids: tuple[int, ...]) -> list[str]:
+    return [codec.decode((token_id,), skip_special_tokens=False) for token_id in token_ids]
+
+
+_threads = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of /tokenize")
+
+
+async def _in_thread(work: Any) -> Any:
+    """Away from the event loop: a text of a megabyte takes its time."""
+    try:
+        limiter = _threads.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(MAX_THREADS)
+        _threads.set(limiter)
+    return await trio.to_thread.run_sync(work, limiter=limiter)

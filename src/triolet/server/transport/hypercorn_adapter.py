@@ -1,0 +1,305 @@
+"""HTTP by hypercorn: the one module that knows its insides, which are no public interface (hence the exact pin).
+
+hypercorn speaks HTTP/1.1 and calls the ASGI app. Five things are different here, each of them a fault once:
+
+* A send that nobody takes ends (`ClientStream`), and is cancelled with everything else: hypercorn shields it, without a
+  limit, and then no SIGTERM ends the server.
+* It reads on while a request is being answered: bytes of a next request would otherwise hide that the client has gone.
+* An upgrade to a WebSocket is given back to the caller, bytes and all, whatever requests came before it on the same
+  connection. Every other upgrade is answered as if it had not been asked for, h2c too.
+* A head has to be complete within a few seconds, however slowly its bytes drip.
+* A connection that is closed by the server with something unread lingers a moment: a reset would destroy the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import h11
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState, H11SendableEvent
+from hypercorn.utils import parse_socket_addr
+
+from triolet.server.transport.client_stream import ClientStream
+
+MAX_HEAD_BYTES = 32 * 2**10
+KEEP_ALIVE_S = 75.0  # longer than the idle limit of the usual proxies, so that it is they who close
+LINGER_S = 1.0
+READ_AHEAD_BYTES = 2**18  # read while h11 has no use for them
+
+log = logging.getLogger("triolet.http")
+
+
+class HttpServer:
+    """What all HTTP connections of a front have in common.
+
+    Args:
+        app: the ASGI app.
+        is_upgrade: whether a request of this method and path, which asks for a WebSocket, gets one.
+        head_timeout: seconds that a client has for the head of a request.
+    """
+
+    def __init__(
+        self, app: Callable[..., Any], is_upgrade: Callable[[str, str], bool], head_timeout: float
+    ) -> None:
+        self.app = ASGIWrapper(app)
+        self.is_upgrade = is_upgrade
+        self.head_timeout = head_timeout
+        self.context = WorkerContext(None)
+        self.config = Config()
+        self.config.h11_max_incomplete_size = MAX_HEAD_BYTES
+        self.config.include_server_header = False
+        self.config.accesslog = None
+        self.config.errorlog = log
+
+    async def stop(self) -> None:
+        """Close idle connections now, and the others after their answer."""
+        await self.context.terminated.set()
+
+    async def serve(self, stream: ClientStream) -> bool:
+        """Answer the requests of one connection.
+
+        Args:
+            stream: the connection; closed afterwards, unless this returns True.
+        Returns:
+            Whether it wants to become a WebSocket: the request for that is unread in the stream.
+        """
+        connection = _Connection(self, stream)
+        try:
+            await connection.run()
+        finally:
+            if not connection.is_upgraded:
+                await trio.aclose_forcefully(stream)
+        return connection.is_upgraded
+
+
+class _Connection(TCPServer):
+    """hypercorn's connection, with the differences above."""
+
+    def __init__(self, server: HttpServer, client: ClientStream) -> None:
+        super().__init__(server.app, server.config, server.context, {}, client)  # type: ignore[arg-type]
+        self.is_upgraded = False
+        self.is_torn = False
+        self._server, self._client = server, client
+        self._patience_s = server.head_timeout
+        self._idling = trio.CancelScope()
+        self._ahead = bytearray()
+        self._news, self._room = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
+        self._is_closing = False
+        self._was_closed = trio.Event()
+
+    async def run(self) -> None:
+        """Serve until one side has had enough."""
+        socket = self._client.socket
+        try:
+            peers = parse_socket_addr(socket.family, socket.getpeername())
+            own = parse_socket_addr(socket.family, socket.getsockname())
+        except OSError:
+            return  # gone before it began
+        async with trio.open_nursery() as nursery:
+            self._task_group = TaskGroup()
+            self._task_group._nursery = nursery
+            self.protocol = _Http11(self, self._server, self._client.is_tls, peers, own)  # type: ignore[assignment]
+            await self.idle_task.restart(self._task_group, self._idle_timeout)
+            nursery.start_soon(self._feed)
+            await self._read_data()
+            nursery.cancel_scope.cancel()
+
+    # ---------------------------------------------------------------------------------------- reading
+
+    async def _read_data(self) -> None:
+        """Read on, whatever the request before is doing, until the client goes."""
+        while True:
+            while len(self._ahead) > READ_AHEAD_BYTES and not self._is_closing:
+                await self._room.park()
+            try:
+                data = await self._client.receive_some(MAX_RECV)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                break
+            if not self._is_closing:
+                self._ahead += data
+                self._news.unpark_all()
+        self._was_closed.set()
+        with trio.move_on_after(LINGER_S):  # the handler is told; if it does not take that, it is cancelled
+            await self.protocol.handle(Closed())
+
+    async def _feed(self) -> None:
+        """Give hypercorn what was read, as it comes to take it."""
+        while True:
+            while not self._ahead:
+                await self._news.park()
+            data = bytes(self._ahead)
+            self._ahead.clear()
+            self._room.unpark_all()
+            began_by = trio.current_time() + self._server.head_timeout
+            self._idling.deadline = min(self._idling.deadline, began_by)
+            try:
+                await self.protocol.handle(RawData(data))
+            except _WebSocketWanted as wanted:
+                self._client.unread(wanted.head + bytes(self._ahead))
+                self.is_upgraded = True
+                self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
+
+    async def _idle_timeout(self) -> None:
+        """Wait for a request, not for ever; for the first one less long than between two."""
+        patience_s, self._patience_s = self._patience_s, KEEP_ALIVE_S
+        with trio.move_on_after(patience_s) as self._idling:
+            await self.context.terminated.wait()
+        await self._close()
+
+    # ---------------------------------------------------------------------------------------- writing
+
+    async def protocol_send(self, event: Event) -> None:
+        """Send, or do what else hypercorn wants."""
+        if isinstance(event, RawData):
+            async with self.send_lock:
+                try:
+                    await self._client.send_all(event.data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self.protocol.handle(Closed())
+                except trio.Cancelled:
+                    self.is_torn = True  # who was cancelled may still want to say something: it is too late
+                    raise
+        elif isinstance(event, Closed):
+            await self._close()
+            await self.protocol.handle(Closed())
+        else:
+            await super().protocol_send(event)
+
+    async def _close(self) -> None:
+        """Close from this side; not in the caller's task, which may be an app's, and cancelled any moment."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._room.unpark_all()
+            self.start_soon(self._say_goodbye)
+
+    async def _say_goodbye(self) -> None:
+        """Say that nothing follows, give the client a moment to read, and go."""
+        if self._client.can_half_close:
+            with suppress(
+                trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError
+            ):
+                await self._client.send_eof()
+                with trio.move_on_after(LINGER_S):
+                    await self._was_closed.wait()
+        else:
+            with suppress(trio.BrokenResourceError, OSError), trio.move_on_after(LINGER_S):
+                await self._client.aclose()
+        self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
+
+    def start_soon(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have something done that belongs to the connection."""
+        self._task_group._nursery.start_soon(work)  # type: ignore[union-attr]
+
+
+class _WebSocketWanted(Exception):
+    """An upgrade that is granted; carries all of its bytes so far."""
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__()
+        self.head = head
+
+
+class _Http11(H11Protocol):
+    """hypercorn's HTTP/1.1, which gives upgrades away."""
+
+    def __init__(
+        self,
+        connection: _Connection,
+        server: HttpServer,
+        is_tls: bool,
+        client: tuple[str, int] | None,
+        own: tuple[str, int] | None,
+    ) -> None:
+        super().__init__(
+            server.app,
+            server.config,
+            server.context,
+            connection._task_group,
+            ConnectionState({}),
+            is_tls,
+            client,
+            own,
+            connection.protocol_send,
+        )
+        self._is_upgrade = server.is_upgrade
+        self._connection = connection
+        self._ended: object = None
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """No h2c: nobody needs it on this port, and whoever could open it would be past the checks of HTTP/1.1."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        if request.http_version not in (b"1.0", b"1.1"):
+            await self._send_error_response(505)
+            await self.send(Closed())
+            return
+        path = request.target.partition(b"?")[0].decode("ascii")
+        if _asks_for_websocket(request) and self._is_upgrade(request.method.decode("ascii"), path):
+            raise _WebSocketWanted(_head(request) + self.connection.trailing_data[0])
+        others = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
+        plain = h11.Request(
+            method=request.method, target=request.target, headers=others, http_version=request.http_version
+        )
+        await super()._create_stream(plain)
+
+    async def _maybe_recycle(self) -> None:
+        """The response has ended. An app that is told of it may cancel its own task, and nothing here may depend on
+        that one.
+        """
+        if self.stream is not None and self.stream is not self._ended:
+            self._ended = self.stream
+            self._connection.start_soon(super()._maybe_recycle)
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        if not self._connection.is_torn:
+            await super()._send_h11_event(event)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """What h11 could not read; not even then without a body that says what kind of error it was."""
+        code, sentence = _UNREADABLE.get(status_code, _UNREADABLE[400])
+        body = b'{"error":{"type":"invalid_request_error","code":"%s","message":"%s","param":null}}' % (
+            code,
+            sentence,
+        )
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+_UNREADABLE = {
+    400: (b"invalid_http", b"This is not a valid HTTP request."),
+    505: (b"http_version_not_supported", b"The server speaks HTTP/1.1."),
+    431: (b"head_too_large", b"The head of the request must be at most %d bytes." % MAX_HEAD_BYTES),
+}
+
+
+def _asks_for_websocket(request: h11.Request) -> bool:
+    wanted = {name: value.lower() for name, value in request.headers}
+    tokens = [token.strip() for token in wanted.get(b"connection", b"").split(b",")]
+    return b"upgrade" in tokens and wanted.get(b"upgrade") == b"websocket"
+
+
+def _head(request: h11.Request) -> bytes:
+    """A head as it came, for the next reader of the stream."""
+    lines = [b"%s %s HTTP/%s" % (request.method, request.target, request.http_version)]
+    lines += [b"%s: %s" % (name, value) for name, value in request.headers.raw_items()]
+    return b"\r\n".join(lines) + b"\r\n\r\n"

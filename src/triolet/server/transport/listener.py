@@ -1,0 +1,214 @@
+"""The front door: one port for HTTP and WebSockets, and what holds before either is spoken.
+
+Every connection begins as HTTP (`http.py`), and is handed to the gateway when a request on it asks for the WebSocket.
+So a head is read by one parser, and it does not matter whether it is the first on its connection.
+
+A connection is a task that nothing else depends on: what goes wrong in it is logged and ends with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from triolet.config.server import GatewayConfig
+from triolet.errors import ConfigError
+from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.hypercorn_adapter import HttpServer
+
+WEBSOCKET_PATH = "/v1/responses"
+MAX_PORT = 65_535
+FULL_TIMEOUT_S = 1.0  # for telling a client that there is no room for it
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%s"
+)
+FULL_BODY = (
+    b'{"error":{"type":"server_error","code":"too_many_connections",'
+    b'"message":"The server has no room for another connection.","param":null}}'
+)
+# What a client that goes away looks like from here.
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, ssl.SSLError, ConnectionError)
+
+ServeWebSocket = Callable[[ClientStream], Awaitable[None]]
+log = logging.getLogger("triolet.front")
+
+
+class Front:
+    """Listens, and gives every connection to who speaks its language.
+
+    Args:
+        config: where to listen, and the limits.
+        app: the ASGI app for HTTP.
+        serve_websocket: speaks the WebSocket, from its handshake on; the stream is closed when it returns.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, app: Callable[..., Any], serve_websocket: ServeWebSocket
+    ) -> None:
+        self.config = config
+        self._serve_websocket = serve_websocket
+        self._http = HttpServer(app, is_websocket, config.handshake_timeout)
+        self._tls = tls_context(config)
+        self._by_address: Counter[str] = Counter()
+        self._num_connections = 0
+        self._all_gone = trio.lowlevel.ParkingLot()
+        self._listening = trio.CancelScope()
+        self._connections = trio.CancelScope()
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open now."""
+        return self._num_connections
+
+    async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until `stop`, or until cancelled; reports its URL when it can be connected to.
+
+        Raises:
+            ConfigError: it can not listen there.
+        """
+        listeners = await open_listeners(self.config)
+        with self._connections:
+            async with trio.open_nursery() as connections:
+                with self._listening:
+                    serve = trio.serve_listeners
+                    async with trio.open_nursery() as listening:
+                        await listening.start(
+                            lambda task_status: serve(
+                                self._receive, listeners, handler_nursery=connections, task_status=task_status
+                            )
+                        )
+                        task_status.started(self._url(listeners[0]))
+
+    async def stop(self, deadline: float) -> None:
+        """Take no more connections, and let the requests of those that are open end.
+
+        Args:
+            deadline: absolute `trio.current_time()`; what is still open then is closed.
+        """
+        self._listening.cancel()
+        await self._http.stop()
+        with trio.move_on_at(deadline):
+            while self._num_connections:
+                await self._all_gone.park()
+        self._connections.cancel()
+
+    def _url(self, listener: trio.SocketListener) -> str:
+        host, port = listener.socket.getsockname()[:2]
+        return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    # ------------------------------------------------------------------------------- one connection
+
+    async def _receive(self, socket_stream: trio.SocketStream) -> None:
+        """One connection, from the limits to the end; no exception leaves it but Trio's own."""
+        try:
+            address = str(socket_stream.socket.getpeername()[0])
+        except OSError:
+            return await trio.aclose_forcefully(socket_stream)
+        if self._is_full(address):
+            return await self._turn_away(socket_stream)
+        self._num_connections += 1
+        self._by_address[address] += 1
+        try:
+            await self._serve(socket_stream)
+        except* GONE:
+            pass
+        except* Exception:
+            log.exception("a connection failed")
+        finally:
+            self._count_out(address)
+            await trio.aclose_forcefully(socket_stream)
+
+    async def _serve(self, socket_stream: trio.SocketStream) -> None:
+        stream = ClientStream(await self._secured(socket_stream), self.config.write_timeout)
+        if await self._http.serve(stream):
+            await self._serve_websocket(stream)
+
+    async def _secured(
+        self, socket_stream: trio.SocketStream
+    ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        if self._tls is None:
+            return socket_stream
+        stream = trio.SSLStream(socket_stream, self._tls, server_side=True, https_compatible=True)
+        with trio.fail_after(self.config.handshake_timeout):
+            await stream.do_handshake()
+        return stream
+
+    def _is_full(self, address: str) -> bool:
+        limit = self.config.max_connections_per_address
+        if limit is not None and self._by_address[address] >= limit:
+            return True
+        return self._num_connections >= self.config.max_connections
+
+    async def _turn_away(self, socket_stream: trio.SocketStream) -> None:
+        with trio.move_on_after(FULL_TIMEOUT_S):
+            try:
+                if self._tls is None:  # a handshake would cost what there is none of
+                    await socket_stream.send_all(FULL % (len(FULL_BODY), FULL_BODY))
+                    await socket_stream.send_eof()
+                    await socket_stream.receive_some(
+                        2**16
+                    )  # closing with something unread would take it back
+            except (trio.BrokenResourceError, OSError):
+                pass
+        await trio.aclose_forcefully(socket_stream)
+
+    def _count_out(self, address: str) -> None:
+        self._num_connections -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+        if not self._num_connections:
+            self._all_gone.unpark_all()
+
+
+def is_websocket(method: str, path: str) -> bool:
+    """Whether this request may become a WebSocket."""
+    return method == "GET" and path == WEBSOCKET_PATH
+
+
+def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    """What TLS needs, if it is wanted.
+
+    Raises:
+        ConfigError: the certificate or its key can not be used.
+    """
+    if config.certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(config.certfile, config.keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            "certfile", f"a certificate chain that fits its key ({error})", config.certfile
+        ) from None
+    return context
+
+
+async def open_listeners(config: GatewayConfig) -> list[trio.SocketListener]:
+    """Open the port.
+
+    Raises:
+        ConfigError: it is taken, or the address is not one of this machine.
+    """
+    if config.port > MAX_PORT:  # the system would take the rest of it by 65536
+        raise ConfigError("port", f"at most {MAX_PORT}", config.port)
+    try:
+        listeners = await trio.open_tcp_listeners(config.port, host=config.host)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError("port", "free; another program listens there", config.port) from None
+        raise ConfigError("host", f"an address of this machine ({error})", config.host) from None
+    if config.port == 0:  # a name with two addresses would get two ports, of which one could be told
+        for listener in listeners[1:]:
+            await trio.aclose_forcefully(listener)
+        return listeners[:1]
+    return listeners

@@ -1,0 +1,118 @@
+"""From `StructuredOutputsParams` to the grammar that llguidance compiles."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.structured_outputs.ascii_regex import ascii_classes
+from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, mark_rule, opening_rules
+from triolet.structured_outputs.tool_call_grammar import tool_calls_source
+
+# As people and programs write it. A model may go on for ever where any amount is allowed.
+WHITESPACE_PATTERN = r"[ ]|\r?\n[ \t]{0,16}"
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+
+
+def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken) -> str:
+    """The grammar in llguidance's own notation.
+
+    Args:
+        params: what it says.
+        special_token: the id of a text that is one special token, or None.
+    Raises:
+        ValueError: a grammar in a notation that can not be read.
+    """
+    match params.kind:
+        case "json":
+            assert params.json is not None
+            schema = json.loads(params.json)
+            if params.disable_additional_properties:
+                schema = closed(schema)
+            return _json_source(schema, params)
+        case "structural_tag":
+            return _tagged_source(json.loads(params.structural_tag or ""), params, special_token)
+        case "tool_calls":
+            calls = json.loads(params.tool_calls or "")
+            json_rule = partial(_json_rule, params=params)
+            return LLMatcher.grammar_from_lark(tool_calls_source(calls, json_rule, special_token))
+        case "json_object":
+            return _json_source({"type": "object"}, params)
+        case "regex":
+            return LLMatcher.grammar_from_regex(ascii_classes(params.regex or ""))
+        case "choice":
+            lines = " | ".join(json.dumps(choice) for choice in params.choice or ())
+            return LLMatcher.grammar_from_lark(f"start: {lines}")
+        case _:
+            return LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+
+
+def _json_options(params: StructuredOutputsParams) -> JsonCompileOptions:
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
+
+
+def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
+    if not isinstance(schema, dict):  # true and false are schemas, too; options can not be written into them
+        schema = {"anyOf": [schema]}
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_json_options(params))
+
+
+def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: SpecialToken) -> str:
+    """Text, and where it says a trigger, a structure. What begins a structure may be one token, trigger and all."""
+    lines = ["%llguidance {}", "start: tagged* TEXT", TEXT]
+    names = []
+    for place, trigger in enumerate(tag["triggers"]):
+        structures = [one for one in tag["structures"] if one["begin"].startswith(trigger)]
+        if not structures:
+            continue
+        names.append(f"tag_{place}")
+        bodies = (_structure(one, one["begin"][len(trigger) :], params, special_token) for one in structures)
+        lines += opening_rules(f"trigger_{place}", trigger, special_token)
+        ways = [f"trigger_{place} ({' | '.join(bodies)})"]
+        for one in structures:
+            if one["begin"] != trigger and (token_id := special_token(one["begin"])) is not None:
+                ways.append(f"TEXT <[{token_id}]> {_structure(one, '', params, special_token)}")
+        lines.append(f"tag_{place}: " + " | ".join(ways))
+    lines.append("tagged: " + " | ".join(names))
+    return LLMatcher.grammar_from_lark("\n".join(lines))
+
+
+def _structure(
+    structure: Any, begin: str, params: StructuredOutputsParams, special_token: SpecialToken
+) -> str:
+    """What is left of how it begins, its JSON, and how it ends."""
+    marks = [mark_rule(mark, special_token) if mark else "" for mark in (begin, structure["end"])]
+    return f"{marks[0]} {_json_rule(structure['schema'], params)} {marks[1]}"
+
+
+def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _json_options(params)})
+
+
+def closed(schema: Any) -> Any:
+    """The schema, each of whose objects holds no properties but those that it names."""
+    if not isinstance(schema, dict):
+        return schema
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            changed[keyword] = {name: closed(inner) for name, inner in value.items()}
+        elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            changed[keyword] = [closed(inner) for inner in value]
+        elif keyword in ("items", "additionalProperties", "if", "then", "else", "not"):
+            changed[keyword] = closed(value)
+    if schema.get("type") == "object" or isinstance(schema.get("properties"), dict):
+        changed.setdefault("additionalProperties", False)
+    return changed

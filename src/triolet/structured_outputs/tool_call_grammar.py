@@ -1,0 +1,130 @@
+"""Grammars of answers that may call tools: text as the model likes, and calls that follow their schemas.
+
+Each format is the one of `triolet.core.tools.formats` that reads the answer afterwards. What is a call there must be
+one here: so a mark opens a call whether it is one token or spelled from several, and where a call needs no mark, no
+text may look like the beginning of one. With a form for what is no call there is no text: the answer is calls, or that.
+
+    hermes       text <tool_call> call </tool_call> text ...
+    llama3_json  an answer that begins with { is a call, and so is what follows <|python_tag|>
+    mistral      text [TOOL_CALLS] and a list of calls, or a name, perhaps [CALL_ID] or [ARGS], and arguments; text ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, mark_rule, opening_rules
+
+SPACE = r"SPACE: /[ \t\r\n]{1,16}/"
+BETWEEN = r"BETWEEN: /[; \t\r\n]{1,16}/"
+
+
+def tool_calls_source(
+    calls: Mapping[str, Any], json_rule: Callable[[Any], str], special_token: SpecialToken
+) -> str:
+    """The grammar, in llguidance's dialect of Lark.
+
+    Args:
+        calls: see `StructuredOutputsParams.tool_calls`.
+        json_rule: what stands for a schema in such a grammar.
+        special_token: the id of a text that is one special token, or None.
+    """
+    writer = _Writer(calls["tools"], calls["parallel"], calls.get("form"), json_rule, special_token)
+    lines = {"hermes": writer.hermes, "llama3_json": writer.llama3_json, "mistral": writer.mistral}
+    return "\n".join(["%llguidance {}", *lines[calls["format"]](), SPACE])
+
+
+@attrs.frozen
+class _Writer:
+    tools: list[Any]
+    parallel: bool
+    form: dict[str, Any] | None
+    json_rule: Callable[[Any], str]
+    special_token: SpecialToken
+
+    def hermes(self) -> list[str]:
+        more = "tool_call* TEXT" if self.parallel else "tool_call | TEXT"
+        only = "(tool_call SPACE?)+" if self.parallel else "tool_call"
+        return [
+            *self._start(more, only),
+            f"tool_call: opening SPACE? call SPACE? {self._mark('</tool_call>')}",
+            self._call("arguments"),
+            *self._opening("<tool_call>"),
+        ]
+
+    def llama3_json(self) -> list[str]:
+        more = "BETWEEN? calls? TEXT (opening BETWEEN? calls TEXT)*"
+        only = "(opening BETWEEN?)? calls (opening BETWEEN? calls)*"
+        if not self.parallel:
+            more, only = "BETWEEN? (TEXT | call | opening BETWEEN? call)", "(opening BETWEEN?)? call"
+        return [
+            *self._start(more, only, self.form and _unlike_calls(self.form)),
+            "calls: call (BETWEEN call)* BETWEEN?",
+            self._call("parameters"),
+            *self._opening("<|python_tag|>", r"TEXT: /([^{; \t\r\n](.|\n)*)?/"),
+            BETWEEN,
+        ]
+
+    def mistral(self) -> list[str]:
+        marks = f"({self._mark('[CALL_ID]')} CALL_ID)? ({self._mark('[ARGS]')} SPACE?)?"
+        named = (
+            f"{json.dumps(tool['name'])} {marks} {self.json_rule(tool['parameters'])}" for tool in self.tools
+        )
+        more, tail = ('(SPACE? "," SPACE? call)*', "(opening SPACE? named)*") if self.parallel else ("", "")
+        last = f"opening SPACE? {'list' if self.parallel else '(list | named)'}"
+        ahead = "(opening SPACE? named SPACE?)"
+        # What follows a list is read as more of it, so nothing does.
+        return [
+            *self._start(f"{tail} (TEXT | {last})", f"{ahead}+ | {ahead}* {last}" if self.parallel else last),
+            f'list: "[" SPACE? call {more} SPACE? "]"',
+            "named: " + " | ".join(named),
+            self._call("arguments"),
+            *self._opening("[TOOL_CALLS]"),
+            "CALL_ID: /[a-zA-Z0-9]{1,64}/",
+        ]
+
+    def _start(self, more: str, only: str, form: dict[str, Any] | None = None) -> Iterable[str]:
+        """The whole answer: calls amid text, or, with a form, either nothing but calls or that."""
+        if self.form is None:
+            yield f"start: {more}"
+        else:
+            yield f"start: SPACE? (form | {only})"
+            yield f"form: {self.json_rule(form or self.form)}"
+
+    def _call(self, arguments: str) -> str:
+        return "call: " + " | ".join(self.json_rule(_call_schema(tool, arguments)) for tool in self.tools)
+
+    def _opening(self, mark: str, text: str = TEXT) -> Iterable[str]:
+        """Text up to a mark that opens a call; with a form there is none."""
+        if self.form is not None:
+            yield f"opening: {self._mark(mark)}"
+        else:
+            yield from opening_rules("opening", mark, self.special_token)
+            yield text
+
+    def _mark(self, mark: str) -> str:
+        return mark_rule(mark, self.special_token)
+
+
+def _unlike_calls(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The form without the objects that would be read as calls, unless it speaks of their keys itself."""
+    named = {*form.get("properties", ()), *form.get("required", ())}
+    free = {key: False for key in ("arguments", "parameters") if key not in named}
+    return {**form, "allOf": [*form.get("allOf", ()), {"properties": free}]} if free else dict(form)
+
+
+def _call_schema(tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+    """A call as an object; definitions that the parameters refer to as `#/$defs/...` move to its top."""
+    parameters = dict(tool["parameters"])
+    definitions = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
+    return {
+        **definitions,
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, arguments: parameters},
+        "required": ["name", arguments],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,1 @@
+"""Programs that run in child processes of the engine."""

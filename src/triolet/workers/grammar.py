@@ -1,0 +1,127 @@
+"""The processes of grammars: `python -m triolet.workers.grammar FD`, started by `actors.executors.grammar_process`.
+
+The first one reads the vocabulary, once, and then does nothing but split: for each grammar a copy of it is made (fork),
+which shares the vocabulary's memory and serves that one grammar until its socket is closed. A grammar that takes too
+long is killed, and one that takes too much memory dies of its limit, both without any other grammar noticing.
+
+FD is a Unix socket: first a `Vocabulary`, answered with a `GrammarState`, then one byte for each copy that is wanted,
+with the socket that the copy is to serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from triolet.ipc.grammar import (
+    GRAMMAR_REPLIES,
+    GRAMMAR_REQUESTS,
+    GrammarReply,
+    GrammarRequest,
+    GrammarState,
+    GuidedSteps,
+    GuideSteps,
+    OpenGrammar,
+    Vocabulary,
+)
+from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
+
+READ_BYTES = 2**16
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+def main(connection: socket.socket) -> NoReturn:
+    """Read the vocabulary, then split whenever asked to, until nobody is left to ask."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies: the system buries them
+    tokens = _read_vocabulary(connection)
+    while True:
+        wish, fds, _, _ = socket.recv_fds(connection, 1, 1)
+        if not wish:
+            os._exit(0)
+        if os.fork() == 0:
+            _die_with_parent()
+            connection.close()
+            _serve(tokens, socket.socket(fileno=fds[0]))
+        for fd in fds:
+            os.close(fd)
+
+
+def _read_vocabulary(connection: socket.socket) -> Tokens:
+    vocabulary = next(_requests(connection))
+    if not isinstance(vocabulary, Vocabulary):
+        raise TypeError(f"the first word must be a Vocabulary; got a {type(vocabulary).__name__}")
+    try:
+        tokens = Tokens(vocabulary)
+    except ValueError as error:
+        _reply(connection, GrammarState(os.getpid(), str(error)))
+        os._exit(0)
+    _reply(connection, GrammarState(os.getpid(), ""))
+    return tokens
+
+
+def _serve(tokens: Tokens, connection: socket.socket) -> NoReturn:
+    """One grammar, from its compilation to its last answer."""
+    grammar: Grammar | None = None
+    try:
+        _reply(connection, GrammarState(os.getpid(), ""))
+        for request in _requests(connection):
+            if isinstance(request, OpenGrammar):
+                grammar, problem = _compile(tokens, request)
+                _reply(connection, GrammarState(os.getpid(), problem))
+            elif isinstance(request, GuideSteps) and grammar is not None:
+                grammar.forget(request.ended)
+                guided = tuple(map(grammar.guide, request.steps))
+                _reply(connection, GuidedSteps(guided, os.getpid()))
+            else:
+                break
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # nobody listens any more
+    finally:
+        os._exit(0)
+
+
+def _compile(tokens: Tokens, request: OpenGrammar) -> tuple[Grammar | None, str]:
+    if request.memory_bytes:
+        _limit_memory(request.memory_bytes)
+    try:
+        return Grammar(tokens, request.params), ""
+    except WrongGrammar as error:
+        return None, str(error)
+    except MemoryError:
+        return None, f"it takes more than {request.memory_bytes} bytes of memory"
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """From here on this process may take so much more; a limit on what it maps is one on what it uses."""
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            num_mapped = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (num_mapped + num_bytes, num_mapped + num_bytes))
+
+
+def _requests(connection: socket.socket) -> Iterator[GrammarRequest]:
+    reader = GRAMMAR_REQUESTS.reader()
+    while data := connection.recv(READ_BYTES):
+        reader.feed(data)
+        yield from GRAMMAR_REQUESTS.messages(reader)
+
+
+def _reply(connection: socket.socket, reply: GrammarReply) -> None:
+    connection.sendall(GRAMMAR_REPLIES.pack(reply))
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

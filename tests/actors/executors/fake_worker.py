@@ -1,0 +1,134 @@
+"""A process like that of the model runner, with the fake model, that misbehaves when told to.
+
+    python -m tests.actors.executors.fake_worker [WHAT WHEN MARK]
+
+WHEN is `load`, the number of a step of its life, `always`, or `poison`: each step that computes a prompt beginning with
+POISON.
+Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.core.fake_model import FakeModel
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepPlan, StepResult
+from triolet.errors import ConfigError, InvariantViolated
+from triolet.ipc.messages import REPLIES
+from triolet.workers.runner import Runner, serve
+
+NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
+POISON = 13
+REPLIES_FD = 4  # where `serve` puts them: 3 is for the requests
+
+
+def fail_with(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def say(data: bytes) -> None:
+    os.write(REPLIES_FD, data)
+
+
+def speak_rubbish_and_live() -> None:
+    say(b"Segmentation fault? No, but no frame either.\n")
+    time.sleep(60)
+
+
+def say_half_a_frame() -> None:
+    say(REPLIES.pack(StepResult(1, ()))[:-1])
+    os._exit(0)
+
+
+def leave_a_child_with_the_pipes() -> None:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"], pass_fds=[2, REPLIES_FD])
+    os._exit(7)
+
+
+def close_the_replies_and_live() -> None:
+    os.close(REPLIES_FD)
+    time.sleep(60)
+
+
+def print_much() -> None:
+    print("a stray line")
+    print("not ended", end="", flush=True)
+    sys.stderr.write("x" * 100_000 + "\nthe last line\n")
+    sys.stderr.flush()
+
+
+MISDEEDS: dict[str, Callable[[], None]] = {
+    "raise": fail_with(ValueError("planted")),
+    "break_an_invariant": fail_with(InvariantViolated("planted")),
+    "refuse": fail_with(ConfigError("max_model_len", "at most 256", 512)),
+    "exit": lambda: os._exit(3),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "hang": lambda: time.sleep(60),
+    "rubbish": speak_rubbish_and_live,
+    "half_a_frame": say_half_a_frame,
+    "another_step": lambda: say(REPLIES.pack(StepResult(999, ()))),
+    "progress": lambda: say(REPLIES.pack(LoadProgress("weights", 0, 0))),
+    "leave_a_child": leave_a_child_with_the_pipes,
+    "close": close_the_replies_and_live,
+    "print": print_much,
+    "dawdle": lambda: time.sleep(0.05),
+}
+
+
+class Misbehaving:
+    """A runner over the fake model."""
+
+    def __init__(self) -> None:
+        self.what, self.when, self.mark = [*sys.argv[1:], "", "", ""][:3]
+        self.model = FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
+        self.num_steps = 0
+
+    def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+        on_progress(LoadProgress("weights", 0, 2))
+        self._misbehave("load")
+        on_progress(LoadProgress("weights", 2, 2))
+        return self, ModelInfo(
+            folder=str(config.model),
+            architecture="Fake",
+            backend="native",
+            vocab_size=VOCAB,
+            max_position=4096,
+            max_model_len=NUM_BLOCKS * BLOCK_SIZE,
+            num_kv_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            dtype="float32",
+            device="cpu",
+        )
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.num_steps += 1
+        self._misbehave(str(self.num_steps))
+        self._misbehave("always")
+        result = self.model.execute(plan)
+        if any(self.model.rows[row.row_id].start.prompt_token_ids[0] == POISON for row in plan.rows):
+            self._misbehave("poison")
+        return result
+
+    def _misbehave(self, when: str) -> None:
+        if when != self.when or (self.mark and Path(self.mark).exists()):
+            return
+        if self.mark:
+            Path(self.mark).touch()
+        MISDEEDS[self.what]()
+
+
+if __name__ == "__main__":
+    serve(Misbehaving().load)

@@ -1,0 +1,246 @@
+"""Grammars in processes of their own: what becomes of those when clients leave, and of answers when processes die."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.actors.test_structured_outputs import JSON, SLOW, check_json, ending, first, opened, params
+from tests.model.tiny import make_model
+from triolet import Engine, RequestOutputKind
+from triolet.actors.executors import grammar_process
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama-plain", tmp_path_factory.mktemp("models") / "tiny", with_tokenizer=True)
+
+
+def grammar_processes() -> list[int]:
+    """Processes of grammars that this one has started, and their copies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"triolet.workers.grammar" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def children_of(parent: int) -> list[int]:
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            children.append(int(path.parent.name))
+    return children
+
+
+def own_originals() -> list[int]:
+    return [pid for pid in grammar_processes() if pid in children_of(os.getpid())]
+
+
+async def comes_true(condition: Callable[[], bool]) -> None:
+    """Wait for what the system does; it tells nobody."""
+    with trio.fail_after(60):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+# ----------------------------------------------------------------------------------- clients that leave
+
+
+@needs_proc
+async def test_a_client_that_leaves_while_its_form_is_compiled_leaves_nothing(folder: Path) -> None:
+    async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=60.0) as engine:
+        await engine.complete([1], params(JSON))
+        [original] = own_originals()
+        [copy] = children_of(original)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.complete, [1, 2], params(SLOW))
+            await comes_true(lambda: len(children_of(original)) == 2)
+            nursery.cancel_scope.cancel()
+        assert engine.statistics().num_requests_live == 0
+        await comes_true(lambda: children_of(original) == [copy])
+        check_json((await engine.complete([1, 2], params(JSON))).text)
+
+
+class LeavesAt(trio.abc.Instrument):
+    """Cancels a scope when the task that has entered it stops for the n-th time."""
+
+    def __init__(self, nth: int, scope: trio.CancelScope) -> None:
+        self.num_left, self.scope, self.task = nth, scope, trio.lowlevel.current_task()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.num_left -= task is self.task
+        if not self.num_left:
+            self.scope.cancel()
+
+
+async def leaves(engine: Engine, nth: int) -> bool:
+    """Whether a client could leave when it stopped for the n-th time; the engine goes on."""
+    with trio.CancelScope() as scope:
+        leaving = LeavesAt(nth, scope)
+        trio.lowlevel.add_instrument(leaving)
+        try:
+            await engine.complete([1, 2], params(StructuredOutputsParams(choice=[f"word {nth}"])))
+        finally:
+            trio.lowlevel.remove_instrument(leaving)
+    gc.collect()  # a socket that nobody closed is an error in these tests
+    check_json((await engine.complete([1, 2], params(JSON))).text)
+    return scope.cancelled_caught
+
+
+async def test_a_client_may_leave_wherever_it_waits_for_its_form(folder: Path) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(JSON))
+        nth = 1
+        while await leaves(engine, nth):
+            nth += 1
+    assert nth > 5
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+async def test_a_client_may_leave_wherever_it_waits_for_the_process_of_grammars(
+    folder: Path, nth: int
+) -> None:
+    async with opened(folder) as engine:
+        assert await leaves(engine, nth)
+
+
+def test_a_late_question_about_a_shorter_answer_has_nothing_told_twice() -> None:
+    ours, _theirs = trio.testing.memory_stream_pair()
+    process: Any = grammar_process.GrammarProcess(ours)  # type: ignore[arg-type]
+    told = [grammar_process._step(process, 1, token_ids) for token_ids in ((5, 6), (5,), (5, 6, 7))]
+    assert [(step.start, step.token_ids) for step in told] == [(0, (5, 6)), (2, ()), (2, (7,))]
+
+
+# ----------------------------------------------------------------------------------- deaths of grammars
+
+
+@needs_proc
+@pytest.mark.parametrize("victims", ["copies", "original"])
+async def test_answers_survive_the_death_of_their_grammars(folder: Path, victims: str) -> None:
+    async with opened(folder, runner="inline") as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+    async with opened(folder) as engine:
+        text, num_outputs = "", 0
+        async with engine.generate([1, 2, 3], params(JSON, 5, output_kind=RequestOutputKind.DELTA)) as stream:
+            async for output in stream:
+                text += output.text
+                num_outputs += 1
+                if num_outputs == 4:
+                    [original] = own_originals()
+                    for victim in children_of(original) if victims == "copies" else [original]:
+                        os.kill(victim, signal.SIGKILL)
+        assert (text, output.finish_reason) == undisturbed
+        check_json((await engine.complete([1], params(JSON, 6))).text)
+
+
+@needs_proc
+async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(folder: Path) -> None:
+    deltas = params(JSON, 5, output_kind=RequestOutputKind.DELTA)
+    async with opened(folder, grammar_timeout=2.0) as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        text, num_free = "", 0
+        async with engine.generate([1, 2, 3], deltas) as bound:
+            async for output in bound:
+                text += output.text
+                if len(text) == 4:
+                    break
+            [original] = own_originals()
+            [copy] = children_of(original)
+            os.kill(copy, signal.SIGSTOP)
+            with trio.fail_after(1.8):  # less than the time that the other one may take
+                async with engine.generate([1], params(None, max_tokens=20, ignore_eos=True)) as free:
+                    async for _ in free:
+                        num_free += 1
+            async for output in bound:
+                text += output.text
+        assert num_free > 3
+        assert (text, output.finish_reason) == undisturbed
+
+
+@needs_proc
+async def test_a_new_form_is_compiled_when_all_grammars_have_died(folder: Path) -> None:
+    async with opened(folder) as engine:
+        for word in ("ab", "cd", "ef"):
+            output = await engine.complete([1], params(StructuredOutputsParams(choice=[word])))
+            assert output.text == word
+            [original] = own_originals()
+            os.kill(original, signal.SIGKILL)
+        assert engine.statistics().num_restarts >= 1
+
+
+@needs_proc
+async def test_processes_of_grammars_that_split_no_more_are_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(JSON))
+        [original] = own_originals()
+        monkeypatch.setattr(grammar_process, "SPLIT_S", 0.05)
+        os.kill(original, signal.SIGSTOP)
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                output = await engine.complete([1], params(StructuredOutputsParams(choice=["ab"])))
+                assert output.text == "ab"
+
+            nursery.start_soon(ask)
+            await comes_true(lambda: own_originals() not in ([original], []))
+            monkeypatch.undo()
+        check_json((await engine.complete([1], params(JSON))).text)
+
+
+@needs_proc
+async def test_a_form_is_not_blamed_for_the_death_of_what_compiles_it(folder: Path) -> None:
+    endings: list[str] = []
+    async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=30.0, max_grammars=1) as engine:
+        await engine.complete([1], params(JSON))
+
+        async def ask(form: StructuredOutputsParams) -> None:
+            endings.append(await ending(engine, form))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, SLOW)  # compiles for a second or so, and the others wait for its place
+            nursery.start_soon(ask, StructuredOutputsParams(choice=["ab"]))
+            await trio.sleep(0.3)
+            os.kill(own_originals()[0], signal.SIGKILL)
+        check_json((await engine.complete([1, 2], params(JSON))).text)
+    assert "answer" in endings
+    assert not any("crashes" in text for text in endings)
+
+
+@needs_proc
+async def test_no_process_of_a_grammar_outlives_its_engine(folder: Path) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(JSON))
+        [original] = own_originals()
+        processes = {original, *children_of(original)}
+        assert len(processes) == 2
+    with trio.fail_after(5):
+        while processes & set(grammar_processes()):  # noqa: ASYNC110 - the system tells nobody of their ends
+            await trio.sleep(0.01)
+    assert own_originals() == []
+
+
+async def test_an_engine_that_is_asked_for_no_form_starts_no_process(folder: Path) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(None, max_tokens=3))
+        assert own_originals() == []

@@ -1,0 +1,611 @@
+"""The executor whose model lives in a process: the contract of the others, and every way in which a process may go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.actors.executors.fake_worker import NUM_BLOCKS
+from tests.actors.harness import LetterCodec, answer_of, assert_all_blocks_back, unexpected
+from tests.source_tree import ROOT, SRC
+from triolet import SamplingParams
+from triolet.actors.executors import process as process_runner
+from triolet.actors.executors.process import GRACE_S, MAX_LINE_BYTES, ProcessExecutor
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.engine.engine import Engine
+from triolet.engine.open_engine import run_engine
+from triolet.errors import (
+    ConfigError,
+    EngineUnhealthy,
+    InvariantViolated,
+    ModelError,
+    RunnerDied,
+    RunnerFailed,
+)
+from triolet.ipc.messages import REQUESTS, Request
+
+SOON_S = 5.0  # on a machine that is busy with other things
+
+
+def executor_that(*misdeed: object, step_timeout: float | None = 30.0) -> ProcessExecutor:
+    command = [sys.executable, "-P", "-m", "tests.actors.executors.fake_worker", *map(str, misdeed)]
+    return ProcessExecutor(
+        EngineConfig(model="nowhere", runner="process", step_timeout=step_timeout), command
+    )
+
+
+def first_step(prompt: tuple[int, ...] = (1, 2, 3)) -> StepPlan:
+    start = RowStart(
+        row_id=0,
+        request_id="r",
+        epoch=1,
+        prompt_token_ids=prompt,
+        output_token_ids=(),
+        params=SamplingParams(),
+        seed=5,
+        ending_token_ids=frozenset(),
+    )
+    return StepPlan(1, (), (start,), (PlanRow(0, 0, len(prompt), (0, 1), sample=True),))
+
+
+def second_step() -> StepPlan:
+    return StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
+
+
+def ignore(progress: LoadProgress) -> None:
+    pass
+
+
+def process_of(info: ModelInfo) -> int:
+    assert info.process_id is not None
+    return info.process_id
+
+
+def exists(process_id: int) -> bool:
+    """Also true of a zombie."""
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def is_running(process_id: int) -> bool:
+    """Not so of a zombie, which waits for nothing but its parent, or for whoever takes in orphans."""
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(process_id)], capture_output=True, text=True, check=False
+    )
+    return state.stdout.strip()[:1] not in ("", "Z")
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = open_files()
+    yield
+    assert open_files() == before
+
+
+async def life(executor: ProcessExecutor, *plans: StepPlan) -> list[StepResult]:
+    async with executor.running():
+        await executor.start(ignore)
+        return [await executor.execute(plan, unexpected) for plan in plans]
+
+
+async def death_of(executor: ProcessExecutor, *plans: StepPlan) -> RunnerDied:
+    """The death that this life must end with."""
+    with pytest.raises(RunnerDied) as caught:
+        await life(executor, *plans)
+    return caught.value
+
+
+# ------------------------------------------------------------------------------ the executors' contract
+
+
+def run_of(num_steps: int, first: int) -> StepPlan:
+    """What follows a first step: token after token, from one position on."""
+    return StepPlan(2, (), (), (PlanRow(0, first, 1, tuple(range(2, 20)), sample=True),), num_steps)
+
+
+async def test_a_run_gives_a_result_for_each_step_as_it_comes() -> None:
+    executor, told = executor_that(), list[StepResult]()
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+        told.append(await executor.execute(run_of(5, 3), told.append))
+    assert [result.is_last for result in told] == [False] * 4 + [True]
+    assert (
+        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 6)[1:]
+    )
+
+
+async def test_a_run_that_is_halted_ends_and_the_process_computes_the_next_plan() -> None:
+    executor, told = executor_that("dawdle", "always"), list[StepResult]()
+
+    def halt(result: StepResult) -> None:
+        told.append(result)
+        executor.halt()
+
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+        told.append(await executor.execute(run_of(64, 3), halt))
+        num_steps = len(told)
+        again = StepPlan(3, (), (), (PlanRow(0, 3 + num_steps, 1, (), sample=True),))
+        told.append(await executor.execute(again, unexpected))
+    assert num_steps < 64
+    expected = answer_of([1, 2, 3], 5, 2 + num_steps)[1:]
+    assert tuple(token.token_id for result in told for token in result.tokens) == expected
+
+
+async def test_a_process_loads_computes_and_is_gone_afterwards() -> None:
+    executor = executor_that()
+    files = open_files()
+    async with executor.running():
+        info = await executor.start(ignore)
+        result = await executor.execute(first_step(), unexpected)
+        assert exists(process_of(info))
+    assert (info.folder, info.num_kv_blocks) == ("nowhere", NUM_BLOCKS)
+    assert [token.token_id for token in result.tokens] == list(answer_of([1, 2, 3], 5, 1))
+    assert process_of(info) != os.getpid()
+    assert not exists(process_of(info))
+    assert open_files() == files
+
+
+async def test_progress_is_told_in_order_in_the_trio_thread_of_the_first_load_only() -> None:
+    told: list[tuple[int, threading.Thread]] = []
+    executor = executor_that()
+    for _ in range(2):
+        async with executor.running():
+            await executor.start(
+                lambda progress: told.append((progress.done_bytes, threading.current_thread()))
+            )
+        assert told == [(part, threading.current_thread()) for part in (0, 2)]
+
+
+async def test_a_later_life_is_another_process_that_knows_no_requests() -> None:
+    executor, processes = executor_that(), set()
+    for _ in range(2):
+        async with executor.running():
+            processes.add(process_of(await executor.start(ignore)))
+            assert (await executor.execute(first_step(), unexpected)).tokens
+    assert len(processes) == 2
+    with pytest.raises(RunnerFailed, match="KeyError: 0"):
+        await life(executor, second_step())
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "error", "message"),
+    [
+        ("raise", RunnerFailed, "^ValueError: planted$"),
+        ("break_an_invariant", InvariantViolated, "^planted$"),
+    ],
+)
+async def test_what_a_step_raises_is_raised_bare_and_the_next_life_works(
+    misdeed: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    executor = executor_that(misdeed, 2, tmp_path / "mark")
+    with pytest.raises(error, match=message):
+        await life(executor, first_step(), second_step())
+    assert len(await life(executor, first_step(), second_step())) == 2
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "error", "message"),
+    [
+        ("raise", ModelError, "^ValueError: planted$"),
+        ("refuse", ConfigError, "^max_model_len must be at most 256; got 512$"),
+    ],
+)
+async def test_what_a_load_raises_is_raised_bare_and_can_be_tried_again(
+    misdeed: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    executor = executor_that(misdeed, "load", tmp_path / "mark")
+    with pytest.raises(error, match=message):
+        await life(executor)
+    assert await life(executor, first_step())
+
+
+async def test_an_on_progress_that_raises_ends_the_load_with_its_error() -> None:
+    def broken(progress: LoadProgress) -> None:
+        raise BrokenPipeError("nobody looks")
+
+    executor = executor_that("hang", "load")
+    with pytest.raises(BrokenPipeError, match="nobody looks"), trio.fail_after(SOON_S):
+        async with executor.running():
+            await executor.start(broken)
+
+
+async def test_every_wait_for_a_process_is_a_checkpoint() -> None:
+    executor = executor_that()
+    async with executor.running():
+        with trio.testing.assert_checkpoints():
+            await executor.start(ignore)
+        with trio.testing.assert_checkpoints():
+            await executor.execute(first_step(), unexpected)
+
+
+async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
+    executor = executor_that()
+    with pytest.raises(RuntimeError, match=r"must be used within its running\(\)"):
+        await executor.start(ignore)
+    await life(executor)
+    with pytest.raises(RuntimeError, match=r"must be used within its running\(\)"):
+        await executor.execute(first_step(), unexpected)
+
+
+# --------------------------------------------------------------------------------------------- deaths
+
+
+@pytest.mark.parametrize("when", ["load", "2"])
+@pytest.mark.parametrize(
+    ("misdeed", "message", "returncode"),
+    [
+        ("exit", "ended with exit status 3", 3),
+        ("kill", "was killed by SIGKILL", -signal.SIGKILL),
+        (
+            "segfault",
+            r"was killed by SIGSEGV; its last words: Fatal Python error: Segmentation fault \| .*fake_worker.py",
+            -signal.SIGSEGV,
+        ),
+        (
+            "rubbish",
+            r"and the engine do not understand each other \(a frame must begin with .*got b'Segmentation",
+            -signal.SIGKILL,
+        ),
+        ("half_a_frame", "ended with exit status 0", 0),
+        ("another_step", "and the engine do not understand each other", -signal.SIGKILL),
+        ("leave_a_child", "ended with exit status 7", 7),
+        ("close", "was killed by SIGKILL", -signal.SIGKILL),
+    ],
+)
+async def test_a_death_is_told_with_its_cause_and_the_next_life_works(
+    misdeed: str, when: str, message: str, returncode: int, tmp_path: Path
+) -> None:
+    executor = executor_that(misdeed, when, tmp_path / "mark")
+    with trio.fail_after(SOON_S):
+        died = await death_of(executor, first_step(), second_step())
+    assert died.returncode == returncode
+    assert (died.exit_status, died.signal) == ((returncode, None) if returncode >= 0 else (None, -returncode))
+    with pytest.raises(RunnerDied, match=f"^the model runner's process {message}"):
+        raise died
+    assert len(await life(executor, first_step(), second_step())) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere this is not known before")
+@pytest.mark.parametrize(("misdeed", "returncode"), [("kill", -signal.SIGKILL), ("exit", 3)])
+async def test_a_death_is_told_before_the_system_is_done_with_it_and_the_next_life_loads_after_that(
+    misdeed: str, returncode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_done = trio.Event()
+    original = process_runner._wait_for_exit
+
+    async def wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
+        await is_done.wait()
+        await original(popen)
+
+    monkeypatch.setattr(process_runner, "_wait_for_exit", wait_for_exit)
+    executor = executor_that(misdeed, 2, tmp_path / "mark")
+    with trio.fail_after(SOON_S):
+        died = await death_of(executor, first_step(), second_step())
+    assert died.returncode == returncode
+    async with executor.running():
+        with trio.move_on_after(0.5) as scope:
+            await executor.start(ignore)
+        assert scope.cancelled_caught
+        is_done.set()
+    assert len(await life(executor, first_step(), second_step())) == 2
+
+
+async def test_progress_is_no_answer_to_a_plan() -> None:
+    died = await death_of(executor_that("progress", 1), first_step())
+    assert "a step must end with a StepResult; got a LoadProgress" in str(died)
+
+
+async def test_a_step_is_not_taken_for_another_one() -> None:
+    died = await death_of(executor_that("another_step", 1), first_step())
+    assert "step 1 must end with its result; got that of 999" in str(died)
+
+
+async def test_a_program_that_is_none_of_ours_is_recognised() -> None:
+    executor = ProcessExecutor(EngineConfig(model="m"), [sys.executable, "-c", "print('hello')"])
+    assert "a frame must begin with" in str(await death_of(executor))
+
+
+async def test_a_program_that_is_not_there_is_an_error_and_leaves_nothing() -> None:
+    executor = ProcessExecutor(EngineConfig(model="m"), ["/nowhere/python"])
+    with pytest.raises(FileNotFoundError):
+        await life(executor)
+
+
+class Killing:
+    """An executor whose process is killed, and when that was."""
+
+    def __init__(self, when: str) -> None:
+        self.executor = executor_that("hang", "load" if when == "load" else 1)
+        self.when, self.killed_s = when, 0.0
+
+    def kill(self, process_id: int) -> None:
+        self.killed_s = time.perf_counter()
+        os.kill(process_id, signal.SIGKILL)
+
+    async def live(self) -> None:
+        async with self.executor.running():
+            process = self.executor._process
+            assert process is not None
+            if self.when == "load":
+                await self.executor.start(lambda progress: self.kill(process._popen.pid))
+            process_id = process_of(await self.executor.start(ignore))
+            if self.when == "step":
+                timer = threading.Timer(0.1, self.kill, [process_id])
+                timer.start()
+                await self.executor.execute(first_step(), unexpected)
+            self.kill(process_id)
+            await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("when", ["idle", "step", "load"])
+async def test_a_killed_process_is_noticed_at_once(when: str) -> None:
+    took_s = [inf]
+    while min(took_s) >= 0.05 and len(took_s) <= 10:  # the machine may be busy: the best counts
+        killing = Killing(when)
+        with pytest.raises(RunnerDied, match="was killed by SIGKILL"):
+            await killing.live()
+        took_s.append(time.perf_counter() - killing.killed_s)
+    assert min(took_s) < 0.05, took_s
+
+
+async def test_a_process_that_dies_idle_ends_its_life_without_being_asked() -> None:
+    executor = executor_that()
+
+    async def live() -> None:
+        async with executor.running():
+            os.kill(process_of(await executor.start(ignore)), signal.SIGTERM)
+            await trio.sleep_forever()
+
+    with pytest.raises(RunnerDied, match="was killed by SIGTERM"), trio.fail_after(SOON_S):
+        await live()
+
+
+async def test_a_step_that_hangs_is_killed_after_its_time() -> None:
+    executor = executor_that("hang", 2, step_timeout=0.3)
+    began_s = trio.current_time()
+    died = await death_of(executor, first_step(), second_step())
+    assert str(died).startswith("the model runner's process took more than 0.3 s for a step (step_timeout)")
+    assert died.signal == signal.SIGKILL
+    assert trio.current_time() - began_s < SOON_S
+
+
+async def test_without_a_step_timeout_a_step_may_take_for_ever() -> None:
+    executor = executor_that("hang", 1, step_timeout=None)
+    with trio.move_on_after(1) as waited:
+        await life(executor, first_step())
+    assert waited.cancelled_caught
+
+
+# ---------------------------------------------------------------------------------------- being left
+
+
+@pytest.mark.parametrize("when", ["load", "1"])
+async def test_whoever_is_cancelled_does_not_wait_for_the_process(when: str) -> None:
+    executor = executor_that("hang", when)
+    processes = []
+
+    async def live() -> None:
+        async with executor.running():
+            assert executor._process is not None
+            processes.append(executor._process._popen.pid)
+            await executor.start(ignore)
+            await executor.execute(first_step(), unexpected)
+
+    with trio.move_on_after(1):
+        await live()
+    cancelled_s = trio.current_time()
+    assert not exists(processes[0])
+    with trio.CancelScope(deadline=cancelled_s - 1):
+        await live()
+    assert not exists(processes[1])
+    assert trio.current_time() - cancelled_s < GRACE_S
+
+
+async def test_a_process_that_does_not_end_when_asked_is_killed() -> None:
+    program = "import sys, time; sys.stdin.close(); time.sleep(60)"
+    executor = ProcessExecutor(EngineConfig(model="m"), [sys.executable, "-c", program])
+    async with executor.running():
+        assert executor._process is not None
+        process_id = executor._process._popen.pid
+    assert not exists(process_id)
+
+
+async def test_an_idle_process_leaves_within_its_grace() -> None:
+    executor = executor_that()
+    async with executor.running():
+        process_id = process_of(await executor.start(ignore))
+        left_s = trio.current_time()
+    assert not exists(process_id)
+    assert trio.current_time() - left_s < GRACE_S
+
+
+async def test_an_error_in_the_scope_is_raised_bare() -> None:
+    executor = executor_that()
+
+    async def live() -> None:
+        async with executor.running():
+            await executor.start(ignore)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await live()
+
+
+async def test_a_process_outlives_the_threads_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux signals the end of the thread that started a process; it must not be one that Trio lends."""
+    monkeypatch.setattr(trio._core._thread_cache, "IDLE_TIMEOUT", 0.05)
+    await trio.to_thread.run_sync(lambda: None)
+    executor = executor_that()
+    async with executor.running():
+        await executor.start(ignore)
+        await trio.sleep(0.3)
+        assert (await executor.execute(first_step(), unexpected)).tokens
+
+
+PARENT = """
+import sys, trio
+from tests.actors.test_process_runner import executor_that, first_step, ignore, unexpected
+
+async def main():
+    executor = executor_that("hang", 1)
+    async with executor.running():
+        info = await executor.start(ignore)
+        print(info.process_id, flush=True)
+        await (executor.execute(first_step(), unexpected) if sys.argv[1] == "step" else trio.sleep_forever())
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("when", ["idle", "step"])
+def test_a_process_dies_with_its_parent_however_that_dies(when: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SRC)])}
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, when], env=environ, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        process_id = int(parent.stdout.readline())
+        time.sleep(0.2)
+        assert is_running(process_id)
+        parent.kill()
+    deadline_s = time.monotonic() + 20  # on a busy machine; by itself it would live longer
+    while is_running(process_id) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not is_running(process_id)
+
+
+# ----------------------------------------------------------------------------------------- what it says
+
+
+async def test_what_a_process_prints_goes_to_the_log_line_by_line_and_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "triolet.runner"):
+        [result] = await life(executor_that("print", 1), first_step())
+    assert result.tokens
+    lines = [
+        record.getMessage().partition(": ")[2] for record in caplog.records if record.name == "triolet.runner"
+    ]
+    assert lines[0] == "a stray line"
+    assert lines[1].startswith("not endedxxx")
+    assert lines[-1] == "the last line"
+    assert max(map(len, lines)) <= MAX_LINE_BYTES
+    assert sum(len(line) for line in lines) < 3 * 2**16
+
+
+async def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIOLET_API_KEYS", "key-of-the-environment")
+    asked = []
+    pack = REQUESTS.pack
+
+    def record(way: object, message: Request) -> bytes:
+        asked.append(pack(message))
+        return asked[-1]
+
+    monkeypatch.setattr(type(REQUESTS), "pack", record)
+    program = f"import os; open({str(tmp_path / 'environ')!r}, 'w').write(str(dict(os.environ)))"
+    config = EngineConfig(model="nowhere", api_keys=("key-of-the-configuration",))
+    await death_of(ProcessExecutor(config, [sys.executable, "-c", program]))
+    assert b"nowhere" in asked[0]
+    assert b"key-of-the" not in asked[0]
+    environ = (tmp_path / "environ").read_text()
+    assert "PYTHONPATH" in environ
+    assert "key-of-the" not in environ
+    assert config.without_secrets() == EngineConfig(model="nowhere")
+
+
+async def test_a_process_finds_the_modules_that_its_parent_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(
+        "import tests.actors.executors.fake_worker as w; w.serve(w.Misbehaving().load)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    executor = ProcessExecutor(EngineConfig(model="m"), [sys.executable, "-P", "-m", "only_here"])
+    assert await life(executor, first_step())
+
+
+# ------------------------------------------------------------------------------------- in an engine
+
+
+async def ask_six(executor: ProcessExecutor) -> int:
+    """Six streams at once, each of which must give the fake model's answer; the number of restarts."""
+    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
+    answers: dict[int, tuple[int, ...]] = {}
+    async with run_engine(config, executor, LetterCodec) as engine:
+
+        async def ask(seed: int) -> None:
+            params = SamplingParams(max_tokens=30, seed=seed)
+            answers[seed] = tuple((await engine.complete([seed] * 5, params)).outputs[0].token_ids)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for seed in range(6):
+                    nursery.start_soon(ask, seed)
+        assert_all_blocks_back(engine)
+        restarts = engine.statistics().num_restarts
+    assert answers == {seed: answer_of([seed] * 5, seed, 30) for seed in range(6)}
+    return restarts
+
+
+async def test_an_engine_answers_as_with_any_other_executor() -> None:
+    assert await ask_six(executor_that()) == 0
+
+
+@pytest.mark.parametrize("misdeed", ["kill", "raise", "rubbish", "exit", "hang"])
+async def test_streams_go_on_after_every_kind_of_death(misdeed: str, tmp_path: Path) -> None:
+    assert await ask_six(executor_that(misdeed, 7, tmp_path / "mark", step_timeout=1.0)) == 1
+
+
+async def test_a_hang_shows_in_the_health_until_it_is_healed(tmp_path: Path) -> None:
+    executor = executor_that("hang", 7, tmp_path / "mark", step_timeout=1.0)
+    config = EngineConfig(runner="process", step_timeout=0.5)
+    async with run_engine(config, executor, LetterCodec) as engine:
+        engine.check_health()
+        async with engine.generate([1] * 5, SamplingParams(max_tokens=30, seed=4)) as stream:
+            with pytest.raises(EngineUnhealthy, match=r"^model_runner is stuck: .* for 0\.[5-9] s$"):
+                await watch_health(engine)
+            with trio.fail_after(SOON_S):
+                outputs = [output async for output in stream]
+        assert outputs[-1].outputs[0].token_ids == answer_of([1] * 5, 4, 30)
+        engine.check_health()
+        assert engine.statistics().num_restarts == 1
+
+
+async def watch_health(engine: Engine) -> None:
+    with trio.fail_after(SOON_S):
+        while True:
+            engine.check_health()
+            await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("misdeed", ["kill", "refuse"])
+async def test_an_engine_that_can_not_start_says_why(misdeed: str) -> None:
+    expected = {"kill": RunnerDied, "refuse": ConfigError}[misdeed]
+    with pytest.raises(expected):
+        async with run_engine(EngineConfig(), executor_that(misdeed, "load"), LetterCodec):
+            pytest.fail("it has started")

@@ -1,0 +1,362 @@
+"""One value, whether it came from keyword arguments, flags or the environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triolet.config.engine import (
+    DEVICES,
+    DTYPES,
+    HOLD_BACKS,
+    LOGPROBS_MODES,
+    POLICIES,
+    QUANTIZATIONS,
+    REASONING_PARSERS,
+    RUNNERS,
+    SPECULATIVE,
+    TOOL_PARSERS,
+    EngineConfig,
+)
+from triolet.config.fields import ENVIRONMENT_PREFIX
+from triolet.core.request.param_validation import MAX_ENTRIES
+from triolet.core.request.params import MAX_N
+from triolet.errors import ConfigError, shown
+
+CHOICES = {
+    "dtype": DTYPES,
+    "quantization": QUANTIZATIONS,
+    "device": DEVICES,
+    "runner": RUNNERS,
+    "policy": POLICIES,
+    "hold_back": HOLD_BACKS,
+    "speculative": SPECULATIVE,
+    "logprobs_mode": LOGPROBS_MODES,
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
+}
+TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
+LISTS = ("api_keys",)
+FLAGS = ("enable_prefix_caching", "log_stats", "trust_remote_code")
+MINIMA = {
+    "max_model_len": 2,
+    "block_size": 1,
+    "num_kv_blocks": 1,
+    "kv_cache_bytes": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_queued_requests": 1,
+    "max_queued_tokens": 1,
+    "seed": 0,
+    "stream_interval": 1,
+    "num_speculative_tokens": 1,
+    "prompt_lookup_min": 1,
+    "max_logprobs": -1,
+    "max_n": 1,
+    "max_stop_strings": 0,
+    "max_logit_bias": 0,
+    "max_bad_words": 0,
+    "max_grammar_bytes": 1,
+    "max_grammars": 1,
+    "num_scheduler_steps": 1,
+    "grammar_memory_bytes": 2**20,
+}
+MAXIMA = {
+    "num_scheduler_steps": 64,
+    "num_speculative_tokens": 16,
+    "prompt_lookup_min": 16,
+    "max_num_seqs": 2**16,
+    "max_n": MAX_N,
+    "max_stop_strings": MAX_ENTRIES,
+    "max_logit_bias": MAX_ENTRIES,
+    "max_bad_words": MAX_ENTRIES,
+    "max_grammar_bytes": 2**20,
+    "max_grammars": 1024,
+}
+NEVER_NONE = ("grammar_timeout",)
+SECONDS = ("step_timeout", "priority_aging", "max_prefill_delay", *NEVER_NONE)
+OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None}
+OPTIONAL |= {*SECONDS, "fair_ttft_factor"} - {*NEVER_NONE}
+
+FIELDS: dict[str, Any] = {
+    "model": "folder/of/model",
+    "tokenizer": "folder",
+    "revision": "main",
+    "dtype": "bfloat16",
+    "quantization": "int8",
+    "device": "cpu",
+    "runner": "inline",
+    "max_model_len": 4096,
+    "block_size": 8,
+    "num_kv_blocks": 100,
+    "kv_cache_bytes": 2**30,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "max_queued_requests": 5,
+    "max_queued_tokens": 1000,
+    "policy": "priority",
+    "priority_aging": 9.5,
+    "fair_ttft_factor": 3.5,
+    "max_prefill_delay": 0.1,
+    "num_scheduler_steps": 4,
+    "enable_prefix_caching": False,
+    "seed": 7,
+    "stream_interval": 3,
+    "hold_back": "blind",
+    "logprobs_mode": "processed_logits",
+    "max_logprobs": -1,
+    "max_n": 8,
+    "max_stop_strings": 4,
+    "max_logit_bias": 300,
+    "max_bad_words": 0,
+    "max_grammar_bytes": 1000,
+    "max_grammars": 4,
+    "grammar_timeout": 0.5,
+    "grammar_memory_bytes": 2**26,
+    "tool_parser": "mistral",
+    "reasoning_parser": "none",
+    "speculative": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 2,
+    "served_model_name": "mine",
+    "api_keys": ("one", "two"),
+    "step_timeout": 2.5,
+    "log_stats": False,
+    "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
+    "trust_remote_code": True,
+}
+
+
+def taken(field: str, value: Any) -> Any:
+    """What a field holds that was given `value`."""
+    return getattr(EngineConfig(**{field: value}), field)
+
+
+def refusal(**fields: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**fields)
+    return caught.value
+
+
+def test_the_tables_of_this_file_name_every_field() -> None:
+    names = [field.name for field in attrs.fields(EngineConfig)]
+    assert set(FIELDS) == set(names)
+    assert {*CHOICES, *TEXTS, *FLAGS, *LISTS, *MINIMA, *SECONDS, "fair_ttft_factor"} == set(names)
+    assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
+
+
+def test_arguments_texts_and_environment_give_equal_configurations() -> None:
+    texts = {name: ",".join(v) if isinstance(v, tuple) else str(v) for name, v in FIELDS.items()}
+    environ = {ENVIRONMENT_PREFIX + name.upper(): text for name, text in texts.items()}
+    config = EngineConfig.create(**FIELDS)
+    assert config == EngineConfig(**FIELDS)
+    assert config == EngineConfig.from_texts(texts)
+    assert config == EngineConfig.from_texts(EngineConfig.environment_fields(environ))
+    assert attrs.asdict(config) == FIELDS
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert EngineConfig() == EngineConfig.create() == EngineConfig.from_texts({})
+    assert EngineConfig.environment_fields({}) == {}
+
+
+def test_keys_are_separated_by_commas_and_are_in_no_repr() -> None:
+    config = EngineConfig.from_texts({"api_keys": "sesame, two"})
+    assert config == EngineConfig(api_keys=("sesame", "two"))
+    assert "sesame" not in repr(config)
+    with pytest.raises(ConfigError, match="api_keys must be a tuple of texts, none of them empty"):
+        EngineConfig(api_keys=["one"])  # type: ignore[arg-type]
+
+
+def test_the_environment_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIOLET_BLOCK_SIZE", "8")
+    assert EngineConfig.environment_fields()["block_size"] == "8"
+
+
+def test_variables_that_name_no_field_are_not_ours() -> None:
+    assert EngineConfig.environment_fields({"TRIOLET_HOME": "x", "triolet_seed": "1", "SEED": "2"}) == {}
+
+
+def test_some_fields_of_a_configuration_can_be_changed() -> None:
+    config = EngineConfig(block_size=8, seed=7)
+    changed = EngineConfig.create(config, seed=8)
+    assert (changed.block_size, changed.seed) == (8, 8)
+    assert (config.block_size, config.seed) == (8, 7)
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        EngineConfig().seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("field", attrs.fields(EngineConfig), ids=lambda field: field.name)
+def test_every_field_has_a_sentence_for_help(field: attrs.Attribute[Any]) -> None:
+    text = field.metadata["help"]
+    assert text[0].isupper() or text.startswith("auto ")
+    assert text.endswith(".")
+
+
+# ------------------------------------------------------------------------------------ wrong values
+
+
+@pytest.mark.parametrize(("field", "minimum"), MINIMA.items())
+def test_a_number_has_a_least_value_and_some_have_a_greatest(field: str, minimum: int) -> None:
+    maximum = MAXIMA.get(field, 2**63 - 1)
+    rule = f"from {minimum} to {maximum}" if field in MAXIMA else f"of at least {minimum}"
+    for value in (minimum, maximum):
+        assert taken(field, value) == value
+    for value in (minimum - 1, -(2**63), maximum + 1):
+        error = refusal(**{field: value})
+        assert str(error) == f"{field} must be a whole number {rule}; got {value}"
+        assert (error.field, error.got) == (field, value)
+
+
+@pytest.mark.parametrize("field", MINIMA)
+@pytest.mark.parametrize(
+    "value", [1.0, float("nan"), float("inf"), True, "16", "", [16], 10**5000], ids=shown
+)
+def test_a_number_is_not_something_like_it(field: str, value: object) -> None:
+    error = refusal(**{field: value})
+    assert error.field == field
+    assert str(error).endswith(f"; got {shown(value)}")
+
+
+@pytest.mark.parametrize("field", SECONDS)
+def test_seconds_are_a_finite_number_above_0_or_none(field: str) -> None:
+    for value in (1e-3, 1, 2.5, 1e9, *([] if field in NEVER_NONE else [None])):
+        assert taken(field, value) == value
+        assert getattr(EngineConfig.from_texts({field: str(value)}), field) == value
+    for wrong in (0, -1.0, float("nan"), float("inf"), 1e10, 10**5000, True, "5", [5]):
+        assert str(refusal(**{field: wrong})).startswith(
+            f"{field} must be above 0 and at most 1e+09 seconds; got "
+        )
+
+
+def test_a_factor_is_a_finite_number_above_1_or_none() -> None:
+    for value in (1.01, 2, 1e9, None):
+        assert taken("fair_ttft_factor", value) == value
+    for wrong in (1, 0.0, -2, float("nan"), float("inf"), True, "2"):
+        rule = "fair_ttft_factor must be above 1 and at most 1e+09"
+        assert str(refusal(fair_ttft_factor=wrong)).startswith(rule)
+
+
+@pytest.mark.parametrize("field", SECONDS)
+def test_a_text_that_is_no_number_of_seconds_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} must be a number of seconds, or none; got 'soon'$"):
+        EngineConfig.from_texts({field: "soon"})
+
+
+@pytest.mark.parametrize("field", TEXTS)
+@pytest.mark.parametrize("value", ["", 5, True, b"a", ["a"]], ids=shown)
+def test_a_text_is_not_empty_and_nothing_else(field: str, value: object) -> None:
+    assert str(refusal(**{field: value})) == f"{field} must be a non-empty text; got {value!r}"
+
+
+@pytest.mark.parametrize("field", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, None, "true", 1.0, []], ids=shown)
+def test_a_flag_is_true_or_false_and_nothing_like_it(field: str, value: object) -> None:
+    assert str(refusal(**{field: value})) == f"{field} must be true or false; got {value!r}"
+
+
+@pytest.mark.parametrize(("field", "choices"), CHOICES.items())
+def test_a_choice_is_one_of_those_there_are(field: str, choices: tuple[str, ...]) -> None:
+    for choice in choices:
+        assert taken(field, choice) == choice
+    wrong: tuple[object, ...] = ("", "other", choices[0].upper(), None, 1, [], float("nan"))
+    for value in wrong:
+        assert str(refusal(**{field: value})) == f"{field} must be one of {', '.join(choices)}; got {value!r}"
+
+
+@pytest.mark.parametrize("field", sorted(OPTIONAL))
+def test_what_is_optional_may_be_left_open(field: str) -> None:
+    assert taken(field, None) is None
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS.keys() - OPTIONAL))
+def test_what_is_not_may_not(field: str) -> None:
+    assert refusal(**{field: None}).field == field
+
+
+@pytest.mark.parametrize("field", ["quantisation", "max_num_seq", "Seed", "tensor_parallel_size"])
+def test_an_unknown_field_is_refused_with_those_there_are(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field} must be a field of EngineConfig \(model, ") as caught:
+        EngineConfig.create(**{field: 3})
+    assert (caught.value.field, caught.value.got) == (field, 3)
+    with pytest.raises(ConfigError, match=f"^{field} must be a field of EngineConfig"):
+        EngineConfig.from_texts({field: "3"})
+    with pytest.raises(TypeError, match=field):
+        taken(field, 3)
+
+
+# ------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("field", MINIMA)
+@pytest.mark.parametrize("text", ["", "x", "1.5", "1e3", "0x10", "none", "9" * 5000])
+def test_a_text_that_is_no_number_is_refused(field: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_texts({field: text})
+    assert str(caught.value) == f"{field} must be a whole number; got {shown(text)}"
+
+
+@pytest.mark.parametrize("field", MINIMA)
+def test_a_number_out_of_range_is_refused_as_text_too(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} must be a whole number (of at least|from) "):
+        EngineConfig.from_texts({field: "-2"})
+
+
+@pytest.mark.parametrize("field", FLAGS)
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((text, True) for text in ("1", "true", "True", "yes", "ON")),
+        *((text, False) for text in ("0", "false", "False", "no", "off")),
+    ],
+)
+def test_a_flag_has_a_few_texts(field: str, text: str, value: bool) -> None:
+    assert getattr(EngineConfig.from_texts({field: text}), field) is value
+
+
+@pytest.mark.parametrize("field", FLAGS)
+@pytest.mark.parametrize("text", ["", "maybe", "2", "y", "None"])
+def test_a_text_that_is_neither_true_nor_false_is_refused(field: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_texts({field: text})
+    assert str(caught.value) == f"{field} must be true or false; got {text!r}"
+
+
+@given(texts=st.dictionaries(st.sampled_from(sorted(FIELDS)), st.text(max_size=4), max_size=3))
+def test_whatever_the_texts_are_a_wrong_one_is_refused_by_name(texts: dict[str, str]) -> None:
+    try:
+        config = EngineConfig.from_texts(texts)
+    except ConfigError as error:
+        wrong = error.field
+    else:
+        assert EngineConfig.create(**attrs.asdict(config)) == config
+        return
+    assert wrong in texts
+
+
+# --------------------------------------------------------------------------------------- model_name
+
+
+@pytest.mark.parametrize(
+    ("model", "served_model_name", "name"),
+    [
+        (None, None, "triolet-nano"),
+        (None, "mine", "mine"),
+        ("folder/of/model", None, "model"),
+        ("folder/of/model/", None, "model"),
+        ("org/Model-1B", None, "Model-1B"),
+        ("org/Model-1B", "mine", "mine"),
+        ("model", None, "model"),
+    ],
+)
+def test_the_model_is_shown_under_its_last_name(
+    model: str | None, served_model_name: str | None, name: str
+) -> None:
+    assert EngineConfig(model=model, served_model_name=served_model_name).model_name == name

@@ -1,0 +1,62 @@
+"""Of what a process wrote before it died, the lines that tell why."""
+
+from __future__ import annotations
+
+from triolet.core.recovery.stderr_tail import (
+    MAX_LINE_CHARS,
+    NUM_FRAMES,
+    NUM_LINES,
+    NUM_LINES_BEFORE,
+    LastWords,
+)
+
+FATAL = "Fatal Python error: Floating point exception"
+
+
+def words(lines: list[str]) -> LastWords:
+    heard = LastWords()
+    for line in lines:
+        heard.hear(line, 1.0)
+    return heard
+
+
+def frames(name: str, number: int = 10) -> list[str]:
+    return [f'  File "{name}.py", line {line} in {name}' for line in range(number)]
+
+
+def thread(current: bool) -> str:
+    return f"{'Current thread' if current else 'Thread'} 0x00007f5d8a3b4740 (most recent call first):"
+
+
+def test_the_last_lines_are_kept_and_of_each_the_beginning() -> None:
+    heard = words([f"line {number} " + "x" * 1000 for number in range(100)]).since(0.0)
+    assert [line.split()[1] for line in heard] == ["95", "96", "97", "98", "99"]
+    assert (len(heard), {len(line) for line in heard}) == (NUM_LINES, {MAX_LINE_CHARS})
+
+
+def test_a_fatal_error_is_told_with_what_came_before_it_and_the_innermost_frames_of_its_thread() -> None:
+    heard = words(
+        [
+            *("an old line", "terminate called", "what(): it broke", FATAL),
+            *(thread(False), *frames("waiting"), thread(True), *frames("dividing")),
+            *(thread(False), *frames("sleeping"), "Extension modules: numpy, torch (total: 2)"),
+        ]
+    ).since(0.0)
+    assert heard == [
+        *("terminate called", "what(): it broke", FATAL),
+        *('File "dividing.py", line 0 in dividing', 'File "dividing.py", line 1 in dividing'),
+        'File "dividing.py", line 2 in dividing',
+    ]
+    assert len(heard) == NUM_LINES_BEFORE + 1 + NUM_FRAMES
+
+
+def test_a_fatal_error_in_a_thread_that_python_does_not_know_is_told_without_frames() -> None:
+    heard = words([FATAL, thread(False), *frames("waiting"), "Extension modules: numpy (total: 1)"])
+    assert heard.since(0.0) == [FATAL]
+
+
+def test_old_lines_are_no_reason() -> None:
+    heard = words([FATAL, thread(True), *frames("dividing")])
+    heard.hear("later", 5.0)
+    assert heard.since(4.0) == ["later"]
+    assert heard.since(6.0) == []

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from tests.core.make import make_request
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.scheduling.admission import RECENT_ENDINGS, Admission
+from triolet.errors import Overloaded
+
+
+def make_admission(*, running: int = 2, queued: int = 1, tokens: int = 100) -> Admission:
+    return Admission(Journal(), max_num_seqs=running, max_queued_requests=queued, max_queued_tokens=tokens)
+
+
+def admit(admission: Admission, num_tokens: int = 3) -> JournalEntry:
+    admission.reserve(0.0)
+    entry = admission.journal.open(make_request(range(num_tokens)))
+    admission.give_back()
+    return entry
+
+
+def refusal(admission: Admission, now_s: float = 0.0) -> Overloaded:
+    with pytest.raises(Overloaded) as caught:
+        admission.reserve(now_s)
+    return caught.value
+
+
+# ----------------------------------------------------------------------------------- requests
+
+
+def test_as_many_are_let_in_as_can_run_and_wait() -> None:
+    admission = make_admission(running=2, queued=1)
+    assert admission.max_live_requests == 3
+    for _ in range(3):
+        admit(admission)
+    error = refusal(admission)
+    assert (error.limit, error.bound) == ("max_queued_requests", 1)
+    assert str(error) == "the engine is full (max_queued_requests=1); retry after 1.0 s"
+
+
+def test_a_place_that_is_reserved_is_nobody_elses() -> None:
+    admission = make_admission()
+    for _ in range(3):
+        admission.reserve(0.0)
+    assert refusal(admission).limit == "max_queued_requests"
+    admission.give_back()
+    admission.reserve(0.0)
+    assert refusal(admission).limit == "max_queued_requests"
+
+
+@pytest.mark.parametrize("limit", ["max_queued_requests", "max_queued_tokens"])
+def test_a_refused_request_takes_nothing(limit: str) -> None:
+    admission = make_admission(tokens=9 if limit == "max_queued_tokens" else 100)
+    entries = [admit(admission) for _ in range(3)]
+    if limit == "max_queued_tokens":
+        admission.max_queued_requests = 2
+    assert {refusal(admission).limit for _ in range(10)} == {limit}
+    admission.journal.close(entries[0])
+    assert admit(admission).serial == 4
+
+
+def test_an_ended_request_makes_room_for_one() -> None:
+    admission = make_admission()
+    entries = [admit(admission) for _ in range(3)]
+    admission.journal.close(entries[1])
+    admit(admission)
+    assert refusal(admission).limit == "max_queued_requests"
+
+
+def test_a_place_is_given_back_once() -> None:
+    admission = make_admission()
+    admission.reserve(0.0)
+    admission.give_back()
+    with pytest.raises(AssertionError, match="a place was given back twice"):
+        admission.give_back()
+
+
+# ------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize(("num_tokens", "is_full"), [(99, False), (100, True), (101, True)])
+def test_a_request_is_refused_where_enough_tokens_wait(num_tokens: int, is_full: bool) -> None:
+    admission = make_admission(tokens=100)
+    admit(admission, num_tokens)
+    if is_full:
+        error = refusal(admission)
+        assert (error.limit, error.bound) == ("max_queued_tokens", 100)
+        with pytest.raises(Overloaded, match=r"max_queued_tokens=100"):
+            admission.check_tokens(0.0)
+    else:
+        admission.check_tokens(0.0)
+        admission.reserve(0.0)
+
+
+def test_a_request_longer_than_the_bound_is_let_in_where_nobody_waits() -> None:
+    admission = make_admission(tokens=100)
+    assert admit(admission, 1000) in list(admission.journal)
+
+
+def test_tokens_that_have_been_scheduled_wait_no_more() -> None:
+    admission = make_admission(tokens=100)
+    entry = admit(admission, 100)
+    admission.journal.scheduled(entry, 0.0)
+    admission.check_tokens(0.0)
+    assert admit(admission, 5).serial == 2
+
+
+# --------------------------------------------------------------------------------- retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("endings", "now_s", "retry_after_s"),
+    [
+        ([], 10.0, 1.0),
+        ([9.0], 10.0, 1.0),
+        ([0.0, 5.0], 10.0, 5.0),
+        ([4.0, 6.0, 8.0], 10.0, 2.0),
+        ([10.0, 10.0], 10.0, 0.1),  # never "at once"
+        ([9.99, 9.995], 10.0, 0.1),
+        ([0.0, 1.0], 1000.0, 60.0),  # nor in an hour, because of a quiet one
+    ],
+)
+def test_the_retry_time_is_the_mean_time_between_recent_endings(
+    endings: list[float], now_s: float, retry_after_s: float
+) -> None:
+    admission = make_admission()
+    for ended_s in endings:
+        admission.ended(ended_s)
+    assert admission.retry_after_s(now_s) == pytest.approx(retry_after_s)
+
+
+def test_only_recent_endings_count() -> None:
+    admission = make_admission()
+    for ended_s in [*range(-1000, 0, 10), *range(RECENT_ENDINGS)]:
+        admission.ended(float(ended_s))
+    assert admission.retry_after_s(float(RECENT_ENDINGS)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("limit", ["max_queued_requests", "max_queued_tokens"])
+def test_a_refusal_carries_the_retry_time(limit: str) -> None:
+    admission = make_admission(queued=1 if limit == "max_queued_requests" else 100, tokens=100)
+    for ended_s in (0.0, 5.0):
+        admission.ended(ended_s)
+    for _ in range(3):
+        admit(admission, 3 if limit == "max_queued_requests" else 33)
+    if limit == "max_queued_tokens":
+        admit(admission, 1)
+    error = refusal(admission, 10.0)
+    assert (error.limit, error.retry_after_s) == (limit, 5.0)
+
+
+# ------------------------------------------------------------------------------ any order of things
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Callers that reserve, wait for the tokenizer, and then are admitted or go away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission = make_admission(running=3, queued=2, tokens=20)
+        self.num_tokenizing = 0
+        self.live: list[JournalEntry] = []
+
+    @rule()
+    def come(self) -> None:
+        queued = sum(len(e.request.prompt_token_ids) for e in self.live if e.scheduled_s is None)
+        if self.num_tokenizing + len(self.live) >= 5 or queued >= 20:
+            refusal(self.admission)
+        else:
+            self.admission.reserve(0.0)
+            self.num_tokenizing += 1
+
+    @precondition(lambda self: self.num_tokenizing)
+    @rule(num_tokens=st.integers(1, 12), goes_away=st.booleans())
+    def tokenized(self, num_tokens: int, goes_away: bool) -> None:
+        if not goes_away:
+            self.live.append(self.admission.journal.open(make_request(range(num_tokens))))
+        self.admission.give_back()
+        self.num_tokenizing -= 1
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, 9))
+    def run(self, choice: int) -> None:
+        self.admission.journal.scheduled(self.live[choice % len(self.live)], 0.0)
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, 9))
+    def end(self, choice: int) -> None:
+        self.admission.journal.close(self.live.pop(choice % len(self.live)))
+
+    def teardown(self) -> None:
+        assert len(self.admission.journal) + self.num_tokenizing <= self.admission.max_live_requests
+        self.admission.journal.check()
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=50, stateful_step_count=30)
+
+
+# ------------------------------------------------------------------------------------ fair shares
+
+
+def fair_admission(*, places: int = 16, tokens: int = 1000) -> Admission:
+    return Admission(Journal(), places // 2, places - places // 2, tokens, is_fair=True)
+
+
+def let_in(admission: Admission, client: str, num_tokens: int = 3) -> bool:
+    """One more request of a client; whether there was a place."""
+    try:
+        admission.reserve(0.0, client=client)
+    except Overloaded:
+        return False
+    admission.journal.open(make_request(range(num_tokens), client=client))
+    admission.give_back(1, client)
+    return True
+
+
+def test_under_fair_a_client_alone_leaves_an_eighth_of_the_places_to_whoever_comes() -> None:
+    admission = fair_admission(places=16)
+    assert sum(let_in(admission, "hog") for _ in range(50)) == 14
+    with pytest.raises(Overloaded) as caught:
+        admission.reserve(0.0, client="hog")
+    error = caught.value
+    assert (error.limit, error.bound, error.is_for_others) == ("max_queued_requests", 8, True)
+    assert "max_queued_requests=8, the last eighth of it for clients with less" in str(error)
+    assert [let_in(admission, client) for client in ("light", "third", "fourth")] == [True, True, False]
+
+
+def test_under_fair_who_has_its_share_is_refused_before_the_last_places_are_gone() -> None:
+    admission = fair_admission(places=16)
+    for _ in range(9):
+        assert let_in(admission, "hog")
+    assert sum(let_in(admission, "light") for _ in range(50)) == 5  # a third
+    assert let_in(admission, "third")
+
+
+def test_under_fair_places_that_are_reserved_count_for_their_client() -> None:
+    admission = fair_admission(places=16)
+    for _ in range(14):
+        admission.reserve(0.0, client="hog")
+    with pytest.raises(Overloaded):
+        admission.reserve(0.0, client="hog")
+    admission.give_back(1, "hog")
+    admission.reserve(0.0, client="hog")
+    admission.reserve(0.0, client="light")
+
+
+def test_under_fair_an_eighth_of_the_tokens_that_may_wait_is_for_clients_with_less() -> None:
+    admission = fair_admission(places=100, tokens=80)
+    assert sum(let_in(admission, "hog", num_tokens=10) for _ in range(50)) == 7
+    with pytest.raises(Overloaded) as caught:
+        admission.check_tokens(0.0, "hog")
+    assert (caught.value.limit, caught.value.bound, caught.value.is_for_others) == (
+        "max_queued_tokens",
+        80,
+        True,
+    )
+    assert let_in(admission, "light", num_tokens=10)
+    assert not let_in(admission, "light", num_tokens=10)  # all of them wait
+
+
+def test_what_was_let_in_by_another_engine_is_not_asked_for_its_share() -> None:
+    admission = fair_admission(places=16)
+    for _ in range(14):
+        assert let_in(admission, "hog")
+    admission.reserve(0.0, client="hog", was_let_in=True)
+
+
+def test_without_fair_one_client_may_take_every_place() -> None:
+    admission = make_admission(running=8, queued=8)
+    assert sum(let_in(admission, "hog") for _ in range(50)) == 16

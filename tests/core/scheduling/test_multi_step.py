@@ -1,0 +1,235 @@
+"""Plans for several steps: who gets one, what comes of it, and what ends it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.core.stage import BLOCK_SIZE, Stage
+from triolet.core.request.status import FinishReason
+from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult
+
+
+class RunningStage(Stage):
+    """One whose plans may be runs of up to 8 steps."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**{"num_scheduler_steps": 8} | config)
+
+    def run(self) -> StepPlan:
+        plan = self.begin()
+        assert plan is not None
+        return plan
+
+    def go_on(self, plan: StepPlan, *, is_last: bool = False, **tokens: int) -> StepPlan:
+        """A step of a run is done; what is left of it."""
+        result = attrs.evolve(self.result(plan, tokens), is_last=is_last)
+        self.scheduler.apply(result, self.now_s)
+        self.scheduler.check()
+        rest = plan.after(result)
+        assert rest is not None or is_last
+        return rest or plan
+
+
+def stage_with(*names: str, prompt: int = 3, max_tokens: int = 32, **config: Any) -> RunningStage:
+    """Requests that have their first token."""
+    stage = RunningStage(**config)
+    for name in names:
+        stage.add(name, prompt, max_tokens=max_tokens)
+    while stage.scheduler.num_waiting or any(not entry.output_token_ids for entry in stage.journal):
+        stage.step()
+    return stage
+
+
+def test_where_everybody_decodes_and_nobody_waits_a_plan_is_for_many_steps() -> None:
+    stage = stage_with("a", "b")
+    plan = stage.run()
+    assert plan.num_steps == 8
+    assert stage.shares(plan) == [("a", 3, 1), ("b", 3, 1)]
+
+
+def test_each_step_of_a_run_gives_tokens_at_once() -> None:
+    stage = stage_with("a", "b")
+    a, b = stage.journal
+    plan = stage.run()
+    for number in range(3):
+        plan = stage.go_on(plan, a=number, b=10 + number)
+        assert a.output_token_ids[1:] == list(range(number + 1))
+        assert b.output_token_ids[1:] == list(range(10, 11 + number))
+        assert stage.scheduler.is_step_in_flight
+        assert set(stage.scheduler.take_progress()) == {a.serial, b.serial}
+
+
+def test_after_the_last_result_the_next_plan_goes_on_behind_it() -> None:
+    stage = stage_with("a")
+    plan = stage.go_on(stage.run())
+    stage.go_on(plan, is_last=True)
+    assert not stage.scheduler.is_step_in_flight
+    assert stage.shares(stage.begin()) == [("a", 5, 1)]
+
+
+def test_a_run_has_the_blocks_of_all_its_steps() -> None:
+    stage = stage_with("a")
+    plan = stage.run()
+    num_known, num_blocks = 3, 1  # the prompt's
+    assert len(plan.rows[0].new_block_ids) == -(-(num_known + plan.num_steps) // BLOCK_SIZE) - num_blocks
+
+
+def test_a_run_is_as_long_as_the_blocks_that_there_are() -> None:
+    stage = stage_with("a", "b", "c", prompt=2, num_blocks=7, max_model_len=28)
+    plan = stage.run()
+    assert [len(row.new_block_ids) for row in plan.rows] == [1, 1, 1]  # and not two each, of four
+    assert plan.num_steps == 4
+
+
+def test_without_a_block_for_all_its_steps_a_run_is_a_single_step_and_nobody_is_preempted() -> None:
+    stage = stage_with("a", "b", num_blocks=2, max_model_len=8)
+    plan = stage.run()
+    assert (plan.num_steps, len(plan.rows)) == (1, 2)
+    assert stage.scheduler.counters.num_preemptions == 0
+
+
+def test_a_run_ends_where_the_first_answer_reaches_its_length() -> None:
+    stage = RunningStage()
+    stage.add("short", 3, max_tokens=4)
+    stage.add("long", 3, max_tokens=32)
+    stage.step()
+    assert stage.run().num_steps == 3
+
+
+@pytest.mark.parametrize("num_scheduler_steps", [1, 2, 5])
+def test_no_run_is_longer_than_the_configuration_says(num_scheduler_steps: int) -> None:
+    stage = stage_with("a", num_scheduler_steps=num_scheduler_steps)
+    assert stage.run().num_steps == num_scheduler_steps
+
+
+def test_a_prompt_is_computed_in_single_steps() -> None:
+    stage = RunningStage()
+    stage.add("a", 20)
+    for _ in range(3):
+        plan = stage.run()
+        assert plan.num_steps == 1
+        stage.end(plan)
+    assert stage.run().num_steps == 8
+
+
+def test_who_waits_is_let_in_before_the_next_step() -> None:
+    stage = stage_with("a", "b", max_num_seqs=2)
+    stage.add("c", 3)
+    assert stage.run().num_steps == 1
+
+
+def test_drafts_are_made_step_by_step() -> None:
+    assert stage_with("a", num_speculative_tokens=2).run().num_steps == 1
+
+
+def test_who_was_in_a_step_that_crashed_is_computed_step_by_step() -> None:
+    stage = stage_with("a", "b")
+    plan = stage.run()
+    stage.scheduler.caution.suspects.step_failed(stage.scheduler.marks(), num_rows=2)
+    stage.scheduler.abandon_step()
+    assert plan.num_steps > 1
+    assert stage.run().num_steps == 1
+
+
+def test_marks_follow_a_run() -> None:
+    stage = stage_with("a")
+    (a,) = stage.journal
+    plan = stage.run()
+    assert stage.scheduler.marks() == {a.serial: 4}
+    stage.go_on(plan)
+    assert stage.scheduler.marks() == {a.serial: 5}
+
+
+# -------------------------------------------------------------------------------------- what ends it
+
+
+@pytest.mark.parametrize(
+    "happen",
+    [
+        lambda stage: stage.add("c", 3),
+        lambda stage: stage.scheduler.abort(next(iter(stage.journal)).serial),
+        lambda stage: stage.scheduler.reset_prefix_cache(reset_running_requests=True),
+    ],
+    ids=["come", "leave", "reset"],
+)
+def test_a_run_must_halt_when_somebody_comes_or_leaves_or_all_must(happen: Callable[[Stage], object]) -> None:
+    def must_halt() -> bool:
+        return stage.scheduler.must_halt
+
+    stage = stage_with("a", "b")
+    plan = stage.go_on(stage.run())
+    assert not must_halt()
+    happen(stage)
+    assert must_halt()
+    stage.go_on(plan, is_last=True)
+    assert not must_halt()
+
+
+def test_what_a_run_computes_of_an_answer_that_has_ended_counts_for_nothing() -> None:
+    stage = RunningStage()
+    stage.add("a", 3, params={"stop_token_ids": [7]})
+    stage.add("b", 3)
+    stage.step()
+    a, b = stage.journal
+    plan = stage.go_on(stage.run(), a=7)
+    assert (a.finish_reason, a.output_token_ids) == (FinishReason.STOP, [9, 7])
+    assert stage.scheduler.must_halt
+    stage.go_on(plan, is_last=True)
+    assert a.output_token_ids == [9, 7]
+    assert len(b.output_token_ids) == 3
+
+
+def test_blocks_of_who_leaves_a_run_are_nobodys_before_its_end() -> None:
+    stage = stage_with("a", "b")
+    plan = stage.run()
+    num_before = stage.pool.num_available
+    stage.scheduler.abort(next(iter(stage.journal)).serial)
+    assert (stage.pool.num_available, stage.pool.num_quarantined > 0) == (num_before, True)
+    plan = stage.go_on(plan)
+    assert stage.pool.num_quarantined > 0
+    stage.go_on(plan, is_last=True)
+    assert stage.pool.num_quarantined == 0
+    assert stage.pool.num_available > num_before
+
+
+def test_a_row_that_fails_in_a_run_fails_alone() -> None:
+    stage = stage_with("a", "b")
+    a, b = stage.journal
+    plan = stage.go_on(stage.run())
+    result = stage.result(plan, failing=["a"])
+    assert plan.after(result) is None
+    stage.scheduler.apply(result, stage.now_s)
+    stage.scheduler.check()
+    assert (a.finish_reason, b.finish_reason) == (FinishReason.ERROR, None)
+    assert len(b.output_token_ids) == 3
+
+
+def test_results_of_a_run_that_was_abandoned_are_late() -> None:
+    stage = stage_with("a")
+    (a,) = stage.journal
+    plan = stage.go_on(stage.run())
+    stage.scheduler.abandon_step()
+    known = list(a.output_token_ids)
+    stage.scheduler.apply(attrs.evolve(stage.result(plan), is_last=False), 0.0)
+    assert a.output_token_ids == known
+    assert not stage.scheduler.is_step_in_flight
+
+
+# ------------------------------------------------------------------------------------- as the runner
+
+
+PLAN = StepPlan(7, (3,), (), (PlanRow(0, 10, 1, (5,), sample=True), PlanRow(2, 4, 1, (), sample=True)), 3)
+
+
+def test_what_is_left_of_a_run_begins_one_token_further_and_brings_nothing_new() -> None:
+    rest = PLAN.after(StepResult(7, ()))
+    rows = (PlanRow(0, 11, 1, (), sample=True), PlanRow(2, 5, 1, (), sample=True))
+    assert rest == StepPlan(7, (), (), rows, 2)
+
+
+def test_nothing_is_left_of_a_run_after_its_last_step_a_failure_or_for_want_of_memory() -> None:
+    assert attrs.evolve(PLAN, num_steps=1).after(StepResult(7, ())) is None
+    assert PLAN.after(StepResult(7, (), (RowFailure("r", 1, "NaN"),))) is None
+    assert PLAN.after(StepResult(7, (), out_of_memory="none")) is None

@@ -1,0 +1,304 @@
+"""Who takes whose row under `priority` and `fair`, and what clients are counted for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.core.stage import Stage
+from triolet.core.journal import JournalEntry
+from triolet.core.request.status import FinishReason
+from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, FairLine
+
+
+def names(shares: list[tuple[str, int, int]]) -> list[str]:
+    return [name for name, _, _ in shares]
+
+
+def priority_stage(**config: object) -> Stage:
+    return Stage(policy="priority", priority_aging_s=10.0, max_num_seqs=2, **config)
+
+
+def fair_stage(**config: object) -> Stage:
+    return Stage(**({"policy": "fair", "max_num_seqs": 4, "num_blocks": 64} | config))
+
+
+def served(stage: Stage, client: str) -> int:
+    line = stage.scheduler._lanes.waiting
+    assert isinstance(line, FairLine)
+    return line.served(client)
+
+
+# ------------------------------------------------------------------------------------------- priority
+
+
+def test_a_better_priority_takes_the_row_of_the_worst_running_one() -> None:
+    stage = priority_stage()
+    stage.add("a", 3, priority=1)
+    stage.add("b", 3, priority=2)
+    stage.step()
+    stage.add("c", 3, priority=0)
+    assert names(stage.step()) == ["c", "a"]
+    assert stage.waiting() == ["b"]
+
+
+def test_an_equal_priority_takes_nobodys_row() -> None:
+    stage = priority_stage()
+    for name in "ab":
+        stage.add(name, 3, priority=1)
+    stage.step()
+    stage.add("c", 3, priority=1)
+    assert names(stage.step()) == ["a", "b"]
+    assert stage.scheduler.counters.num_preemptions == 0
+
+
+def test_who_lost_its_row_goes_on_where_it_was_and_finds_its_blocks() -> None:
+    stage = priority_stage()
+    entry = stage.add("a", 8, priority=1, max_tokens=3)
+    stage.step()
+    stage.add("b", 3, priority=0, max_tokens=2)
+    stage.add("c", 3, priority=0, max_tokens=2)
+    stage.step()
+    assert stage.waiting() == ["a"]
+    stage.step()
+    assert stage.step() == [("a", 8, 1)]
+    assert entry.output_token_ids == [9, 9]
+
+
+def test_a_better_priority_takes_blocks_where_rows_are_free() -> None:
+    stage = priority_stage(num_blocks=4, max_model_len=16)
+    stage.add("a", 8, priority=1)
+    stage.step()
+    stage.add("b", 9, priority=0)
+    assert names(stage.step()) == ["b"]
+
+
+def test_a_better_priority_goes_before_the_prompts_of_others() -> None:
+    stage = priority_stage(max_num_batched_tokens=4)
+    stage.add("a", 12, priority=1)
+    stage.step()
+    stage.add("b", 3, priority=0)
+    assert stage.step() == [("b", 0, 3), ("a", 4, 1)]
+
+
+def test_where_the_budget_is_used_up_a_better_priority_takes_a_token_of_it() -> None:
+    stage = Stage(policy="priority", max_num_batched_tokens=2)
+    for name in "ab":
+        stage.add(name, 1, priority=1)
+    stage.step()
+    stage.add("c", 1, priority=0)
+    assert names(stage.step()) == ["c", "a"]
+
+
+def test_waiting_makes_up_for_a_worse_priority() -> None:
+    stage = priority_stage()
+    for name in "ab":
+        stage.add(name, 3, priority=0, max_tokens=2)
+    stage.step()
+    stage.add("old", 3, priority=2, arrival_s=0.0)
+    stage.add("new", 3, priority=0, arrival_s=19.0)
+    stage.add("newer", 3, priority=0, arrival_s=21.0)
+    assert stage.waiting() == ["new", "old", "newer"]
+
+
+def test_a_better_priority_does_not_take_the_row_of_one_that_has_aged_past_it() -> None:
+    stage = priority_stage()
+    stage.add("a", 3, priority=1, arrival_s=0.0)
+    stage.add("b", 3, priority=0, arrival_s=100.0)
+    stage.step()
+    stage.add("c", 3, priority=0, arrival_s=100.0)
+    assert names(stage.step()) == ["a", "b"]
+
+
+def test_without_aging_priorities_are_strict() -> None:
+    stage = Stage(policy="priority", priority_aging_s=math.inf)
+    stage.add("old", 3, priority=1, arrival_s=0.0)
+    stage.add("new", 3, priority=0, arrival_s=1e9)
+    assert stage.waiting() == ["new", "old"]
+
+
+# ----------------------------------------------------------------------------------------------- fair
+
+
+def test_one_client_may_use_everything_while_it_is_alone() -> None:
+    stage = fair_stage()
+    for number in range(5):
+        stage.add(f"a{number}", 1, client="a")
+    assert names(stage.step()) == ["a0", "a1", "a2", "a3"]
+
+
+def test_a_newcomer_gets_a_row_at_once_and_no_more_than_half_of_them() -> None:
+    stage = fair_stage()
+    for number in range(6):
+        stage.add(f"a{number}", 1, client="a")
+    stage.step()
+    for number in range(4):
+        stage.add(f"b{number}", 1, client="b")
+    rows = names(stage.step())
+    assert sorted(rows) == ["a0", "a1", "b0", "b1"]
+    assert sorted(names(stage.step())) == sorted(rows)
+
+
+def test_who_makes_way_sits_out_the_step_in_which_the_other_one_begins() -> None:
+    stage = fair_stage()
+    for number in range(6):
+        stage.add(f"a{number}", 1, client="a")
+    stage.step()
+    stage.add("b", 6, client="b")
+    assert names(stage.step()) == ["b"]
+    assert sorted(names(stage.step())) == ["a0", "a1", "a2", "b"]
+
+
+def test_tokens_are_charged_once_and_cached_ones_never() -> None:
+    stage = fair_stage(max_num_seqs=1)
+    stage.add("a", range(9), client="a", max_tokens=2)
+    stage.add("b", range(9), client="b", max_tokens=20)
+    stage.add("c", [7], client="c")
+    stage.step()
+    assert served(stage, "a") == 8  # the budget of a step
+    stage.step()
+    stage.step()
+    assert served(stage, "a") == 10
+    stage.step()
+    assert (stage.waiting(), served(stage, "b")) == (["c"], 1)
+
+
+def test_what_is_computed_again_is_not_charged_again() -> None:
+    stage = fair_stage(num_blocks=6, max_model_len=24, enable_prefix_caching=False)
+    a = stage.add("a", 8, client="a", max_tokens=16)
+    b = stage.add("b", 8, client="b", max_tokens=16)
+    stage.add("z", 20, client="z")
+    before = {}
+    while not stage.scheduler.counters.num_preemptions:
+        stage.step()
+        before = {name: served(stage, name) for name in "ab"}
+    for _ in range(2):
+        stage.step()
+    again = a if a.num_preemptions else b
+    name = again.request.request_id
+    assert served(stage, name) <= before[name] + 1
+
+
+def test_a_newcomer_starts_level_with_the_least_served_that_waits() -> None:
+    stage = fair_stage(max_num_seqs=1, max_num_batched_tokens=64)
+    stage.add("a0", 30, client="a", max_tokens=1)
+    stage.add("a1", 30, client="a", max_tokens=1)
+    stage.add("a2", 30, client="a", max_tokens=1)
+    stage.step()
+    stage.add("b0", 3, client="b", max_tokens=1)
+    assert served(stage, "b") == served(stage, "a") == 30
+    stage.step()
+    stage.add("b1", 3, client="b", max_tokens=1)
+    assert served(stage, "b") >= 30
+
+
+def test_who_was_served_more_still_owes_it_when_it_comes_back() -> None:
+    stage = fair_stage(max_num_seqs=2, max_num_batched_tokens=64)
+    for name in ("a0", "a1", "a2"):
+        stage.add(name, 3, client="a", max_tokens=30)
+    stage.add("b", 40, client="b", max_tokens=1)
+    stage.step()
+    assert served(stage, "b") == 40
+    stage.step()
+    stage.add("b again", 3, client="b")
+    assert served(stage, "b") == 40
+
+
+def test_when_nobody_waits_all_accounts_are_closed() -> None:
+    stage = fair_stage()
+    stage.add("a", 3, client="a")
+    stage.step()
+    stage.step()
+    assert served(stage, "a") == 4
+    stage.add("b", 3, client="b")
+    stage.step()
+    assert (served(stage, "a"), served(stage, "b")) == (0, 3)  # since b was let in
+
+
+def test_with_more_clients_than_rows_a_long_answer_makes_way_after_a_quantum() -> None:
+    stage = fair_stage(
+        max_num_seqs=1, num_blocks=2 * QUANTUM, max_model_len=4 * QUANTUM, max_num_batched_tokens=64
+    )
+    stage.add("a", 1, client="a", max_tokens=2 * QUANTUM)
+    stage.step()
+    stage.add("b", 1, client="b", max_tokens=1)
+    for _ in range(QUANTUM + 2):
+        if names(stage.step()) == ["b"]:
+            break
+    else:
+        pytest.fail("b was never let in")
+    assert names(stage.step()) == ["a"]
+
+
+def test_within_a_client_priorities_count() -> None:
+    stage = fair_stage(max_num_seqs=1)
+    stage.add("a", 1, client="a", max_tokens=1)
+    stage.add("b", 1, client="a", max_tokens=1, priority=1)
+    stage.add("c", 1, client="a", max_tokens=1)
+    assert [names(stage.step()) for _ in range(3)] == [["a"], ["c"], ["b"]]
+
+
+def test_requests_without_a_client_are_one_client() -> None:
+    stage = fair_stage()
+    for number in range(6):
+        stage.add(f"n{number}", 1)
+    stage.step()
+    stage.add("a", 1, client="a")
+    assert "a" in names(stage.step())
+
+
+def test_accounts_are_kept_for_a_bounded_number_of_clients() -> None:
+    stage = fair_stage(max_num_seqs=1, max_num_batched_tokens=64)
+    stage.add("hog", 1, client="hog", max_tokens=1)
+    stage.add("hog too", 1, client="hog", max_tokens=60)
+    for number in range(MAX_ACCOUNTS + 50):
+        entry = stage.add(f"r{number}", [number], client=f"client {number}")
+        stage.scheduler.abort(entry.serial)
+    line = stage.scheduler._lanes.waiting
+    assert isinstance(line, FairLine)
+    assert len(line._served) <= MAX_ACCOUNTS + 1
+
+
+# --------------------------------------------------------------------------- positions, and the cache
+
+
+def positions(stage: Stage) -> dict[str, int]:
+    return {entry.request.request_id: stage.scheduler.whereabouts(entry.serial)[0] for entry in stage.journal}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_position_is_the_number_of_requests_that_go_before(policy: str) -> None:
+    stage = Stage(policy=policy, max_num_seqs=1)
+    for name in "abcd":
+        stage.add(name, 1, max_tokens=2)
+    stage.step()
+    assert positions(stage) == {"a": 0, "b": 0, "c": 1, "d": 2}
+
+
+def test_under_fair_a_position_counts_a_turn_for_every_client() -> None:
+    stage = fair_stage(max_num_seqs=1)
+    for name in ("a0", "a1", "a2", "a3"):
+        stage.add(name, 1, client="a", max_tokens=20)
+    stage.step()
+    stage.add("b0", 1, client="b")
+    stage.add("b1", 1, client="b")
+    assert sorted(positions(stage).values()) == [0, 0, 1, 2, 3, 4]
+    assert positions(stage)["b1"] in (2, 3)
+
+
+def test_a_reset_is_refused_while_blocks_are_in_use_unless_who_runs_may_be_preempted() -> None:
+    stage = Stage()
+    entry: JournalEntry = stage.add("a", 8, max_tokens=4)
+    stage.step()
+    assert not stage.scheduler.reset_prefix_cache()
+    plan = stage.in_flight()
+    assert stage.scheduler.reset_prefix_cache(reset_running_requests=True)
+    stage.end(plan)
+    assert stage.step() == [("a", 0, 8)]  # from the beginning
+    while stage.step():
+        pass
+    assert entry.finish_reason is FinishReason.LENGTH
+    assert stage.pool.num_cached > 0
+    assert stage.scheduler.reset_prefix_cache()
+    assert stage.pool.num_cached == 0

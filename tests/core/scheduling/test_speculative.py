@@ -1,0 +1,255 @@
+"""What a row tries beyond its next token, out of what is left, and what becomes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.fake_model import CIRCLE, REPETITIVE, expected_answer
+from tests.core.scheduling.test_scheduler_walk import VOCAB, Walk, make_config
+from triolet.core.journal import JournalEntry
+from triolet.core.request.grammar_state import Constraint, Guidance
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import Request
+from triolet.core.request.status import FinishReason
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.scheduling.scheduler import Scheduler
+from triolet.core.scheduling.speculative import MAX_FOLLOWED_TOKENS
+from triolet.core.step_plan import PlanRow, SampledToken, StepPlan, StepResult
+
+
+def make_walk(**fields: Any) -> Walk:
+    defaults: dict[str, Any] = {
+        "num_blocks": 40,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 160,
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+    }
+    return Walk(make_config(**(defaults | fields)))
+
+
+def ask(
+    walk: Walk, prompt: tuple[int, ...] = CIRCLE * 2, max_tokens: int = 30, **fields: Any
+) -> JournalEntry:
+    """A request whose answer repeats itself."""
+    params = SamplingParams(max_tokens=max_tokens, **fields.pop("params", {}))
+    request = Request(
+        request_id=f"r{len(walk.entries)}",
+        prompt_token_ids=prompt,
+        params=params,
+        seed=REPETITIVE + fields.pop("seed", 0),
+        max_tokens=max_tokens,
+        **fields,
+    )
+    walk.entries.append(walk.journal.open(request))
+    walk.scheduler.add_arrivals()
+    return walk.entries[-1]
+
+
+def plan(walk: Walk) -> StepPlan:
+    found = walk.scheduler.plan_step(0.0)
+    assert found is not None
+    return found
+
+
+def step(walk: Walk) -> tuple[PlanRow, ...]:
+    """One whole step; its rows."""
+    planned = plan(walk)
+    walk.scheduler.apply(walk.model.execute(planned), 0.0)
+    walk.scheduler.check()
+    return planned.rows
+
+
+def drafts(rows: tuple[PlanRow, ...]) -> list[int]:
+    return [len(row.draft_token_ids) for row in rows]
+
+
+def test_an_answer_that_repeats_itself_takes_fewer_steps_and_is_the_same() -> None:
+    walk, plain = make_walk(), make_walk(num_speculative_tokens=0)
+    for one in (walk, plain):
+        for seed in range(4):
+            ask(one, seed=seed)
+        one.run()
+        one.check()
+    assert [entry.output_token_ids for entry in walk.entries] == [
+        entry.output_token_ids for entry in plain.entries
+    ]
+    assert walk.scheduler.counters.steps < 0.7 * plain.scheduler.counters.steps
+    assert plain.scheduler.counters.num_drafts == 0
+
+
+def test_what_came_true_is_counted_by_its_place() -> None:
+    walk = make_walk()
+    entry = ask(walk)
+    walk.run()
+    counters = walk.scheduler.counters
+    num_right = sum(counters.num_accepted_tokens_per_pos)
+    assert len(entry.output_token_ids) == counters.steps + num_right
+    assert 0 < num_right <= counters.num_draft_tokens <= 4 * counters.num_drafts
+    assert counters.num_accepted_tokens_per_pos == sorted(counters.num_accepted_tokens_per_pos, reverse=True)
+    assert len(counters.num_accepted_tokens_per_pos) == 4
+
+
+def test_a_guess_comes_after_the_last_known_token_and_goes_on_with_the_text() -> None:
+    walk = make_walk()
+    entry = ask(walk)
+    step(walk)
+    [row] = plan(walk).rows
+    last = entry.output_token_ids[-1]
+    assert last == 1  # after CIRCLE * 2 comes its beginning
+    assert (row.start, row.num_tokens, row.sample) == (12, 5, True)
+    assert row.draft_token_ids == CIRCLE[1:5]
+
+
+def test_guesses_take_what_is_left_of_the_budget_after_those_who_wait() -> None:
+    walk = make_walk(max_num_batched_tokens=14)
+    ask(walk)
+    step(walk)
+    ask(walk, prompt=(9, 8, 7) * 6)
+    assert [(row.num_tokens, len(row.draft_token_ids)) for row in step(walk)] == [(1, 0), (13, 0)]
+    [decode, chunk] = step(walk)
+    assert (chunk.num_tokens, decode.num_tokens, len(decode.draft_token_ids)) == (5, 5, 4)
+
+
+def test_a_guess_leaves_every_row_the_block_that_it_may_need_next() -> None:
+    walk = make_walk(enable_prefix_caching=False)
+    ask(walk)
+    ask(walk, seed=1)
+    step(walk)  # three full blocks each
+    pool = walk.scheduler.pool
+    taken = pool.allocate(pool.num_available - 4)
+    assert drafts(plan(walk).rows) == [3, 3]  # as far as the block goes that its next token needs
+    assert pool.num_available == 2
+    pool.release(taken, step_id=None)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 6])
+def test_no_more_is_tried_than_the_answer_may_have(max_tokens: int) -> None:
+    walk = make_walk()
+    entry = ask(walk, max_tokens=max_tokens)
+    planned: list[PlanRow] = []
+    while walk.journal:
+        planned += step(walk)
+    assert len(entry.output_token_ids) == max_tokens
+    assert entry.finish_reason is FinishReason.LENGTH
+    assert (
+        max(row.start + row.num_tokens for row in planned) < len(entry.request.prompt_token_ids) + max_tokens
+    )
+
+
+def test_tokens_after_the_end_of_an_answer_are_nobodys() -> None:
+    walk = make_walk()
+    entry = ask(walk, eos_token_ids=(6,))
+    step(walk)
+    planned = plan(walk)
+    tokens = tuple(
+        SampledToken("r0", entry.epoch, 1 + i, token_id) for i, token_id in enumerate((4, 6, 5, 2, 0))
+    )
+    walk.scheduler.apply(StepResult(planned.step_id, tokens), 0.0)
+    walk.scheduler.check()
+    assert entry.output_token_ids == [1, 4, 6]
+    assert entry.finish_reason is FinishReason.STOP
+    assert walk.scheduler.pool.num_in_use == 0
+
+
+def test_a_failure_counts_only_after_a_guess_that_was_right() -> None:
+    walk = make_walk()
+    entry = ask(walk)
+    step(walk)
+    planned = plan(walk)
+    epoch = entry.epoch
+    tokens = (SampledToken("r0", epoch, 1, 4), SampledToken("r0", epoch, 2, 6))
+    walk.scheduler.apply(StepResult(planned.step_id, tokens), 0.0)
+    walk.scheduler.check()
+    assert entry.output_token_ids == [1, 4, 6]
+    [row] = plan(walk).rows
+    assert row.start == 14  # prompt, 1 and 4; 6 is to be computed
+
+
+def test_a_wrong_guess_is_written_over_and_never_published() -> None:
+    walk = make_walk(block_size=2)
+    entry = ask(walk)
+    step(walk)
+    planned = plan(walk)
+    walk.model.execute(planned)
+    wrong = SampledToken("r0", entry.epoch, 1, 33)
+    walk.scheduler.apply(StepResult(planned.step_id, (wrong,)), 0.0)
+    published = [one.token_ids for one in walk.scheduler.cache._by_hash.values()]
+    assert (1, 4) not in published[6:] and len(published) == 6  # those of the prompt
+    [row] = plan(walk).rows
+    assert (row.start, row.new_block_ids) == (13, ())
+
+
+def test_where_guesses_are_wrong_they_become_short() -> None:
+    walk = make_walk()
+    entry = ask(walk)
+    step(walk)
+    lengths = []
+    for _ in range(3):
+        planned = plan(walk)
+        lengths.append(drafts(planned.rows)[0])
+        # the text goes on in another circle, in which the guesses are wrong again
+        position, token_id = len(entry.output_token_ids), CIRCLE[-1 - len(entry.output_token_ids) % 6]
+        walk.scheduler.apply(
+            StepResult(planned.step_id, (SampledToken("r0", entry.epoch, position, token_id),)), 0.0
+        )
+    assert lengths[0] == 4 and max(lengths[1:]) <= 1
+
+
+def test_an_answer_bound_to_a_form_tries_nothing() -> None:
+    walk = make_walk()
+    entry = ask(walk, constraint=Constraint(grammar=StructuredOutputsParams(regex="a*")))
+    tried = []
+    while len(entry.output_token_ids) < 8:
+        walk.scheduler.guide(entry.serial, Guidance(len(entry.output_token_ids)))
+        tried += drafts(step(walk))
+    assert set(tried) == {0}
+
+
+def test_who_was_in_a_step_that_crashed_tries_nothing_any_more() -> None:
+    walk = make_walk()
+    entry = ask(walk)
+    step(walk)
+    crashed = plan(walk)
+    assert drafts(crashed.rows) == [4]
+    dead = walk.scheduler
+    dead.caution.suspects.step_failed(dead.marks(), num_rows=1)
+    walk.scheduler = Scheduler(walk.config, walk.journal, dead.counters, dead.caution)
+    walk.scheduler.add(entry)
+    other = ask(walk, seed=1)
+    rows = [row for _ in range(25) for row in step(walk)]
+    assert len({row.row_id for row in rows}) == 2
+    assert len({row.row_id for row in rows if row.draft_token_ids}) == 1
+    walk.run()
+    assert [entry.output_token_ids, other.output_token_ids] == [walk.answer(entry), walk.answer(other)]
+    assert not walk.scheduler.caution.suspects.was_struck(entry.serial)
+
+
+def test_a_long_prompt_is_looked_at_bit_by_bit() -> None:
+    length = MAX_FOLLOWED_TOKENS + 200
+    walk = make_walk(num_blocks=400, max_num_batched_tokens=2000, max_model_len=1600)
+    ask(walk, prompt=(CIRCLE * 300)[:length])
+    assert [drafts(step(walk)) for _ in range(3)] == [[0], [0], [4]]
+
+
+def test_n_answers_each_try_their_own() -> None:
+    walk = make_walk()
+    first = ask(walk, params={"n": 2})
+    request = Request(
+        request_id="second",
+        prompt_token_ids=first.request.prompt_token_ids,
+        params=first.request.params,
+        seed=REPETITIVE + 7,
+        max_tokens=20,
+        index=1,
+    )
+    walk.entries.append(walk.journal.open(request, after=first))
+    walk.run()
+    for entry in walk.entries:
+        whole = expected_answer(
+            entry.request.prompt_token_ids, entry.request.seed, entry.request.max_tokens, VOCAB
+        )
+        assert entry.output_token_ids == whole
+    assert walk.scheduler.counters.num_drafts > 4

@@ -1,0 +1,353 @@
+"""The engine's public methods: what they may wait for, what they refuse, and what they tell."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints, wait_all_tasks_blocked
+
+from tests.actors.harness import (
+    STEP_S,
+    FakeExecutor,
+    LetterCodec,
+    answer_of,
+    assert_all_blocks_back,
+    fake_engine,
+)
+from triolet import SamplingParams
+from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.engine.engine import Engine
+from triolet.errors import (
+    EngineClosed,
+    InvalidPrompt,
+    InvalidRequest,
+    PromptTooLong,
+    StreamMisused,
+    UnsupportedFeature,
+)
+
+LONG = SamplingParams(max_tokens=100, seed=1)
+SHORT = SamplingParams(max_tokens=3, seed=1)
+
+
+# ------------------------------------------------------------------------------------- checkpoints
+
+
+async def enter_with_ids(engine: Engine) -> None:
+    await engine.generate([1, 2, 3], SHORT).__aenter__()
+
+
+async def enter_with_text(engine: Engine) -> None:
+    await engine.generate("HELLO", SHORT).__aenter__()
+
+
+async def complete(engine: Engine) -> None:
+    await engine.complete([1, 2, 3], SHORT)
+
+
+async def drain_when_idle(engine: Engine) -> None:
+    await engine.drain(trio.current_time() + 1)
+
+
+async def drain_when_its_time_is_up(engine: Engine) -> None:
+    await enter_with_ids(engine)
+    await engine.drain(-math.inf)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [enter_with_ids, enter_with_text, complete, drain_when_idle, drain_when_its_time_is_up],
+    ids=lambda method: method.__name__,
+)
+async def test_an_async_method_is_a_checkpoint(
+    method: Callable[[Engine], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    async with fake_engine() as engine:
+        with assert_checkpoints():
+            await method(engine)
+
+
+async def test_reading_is_a_checkpoint_whether_or_not_there_is_something_to_read(
+    autojump_clock: MockClock,
+) -> None:
+    async with fake_engine() as engine, engine.generate([1, 2, 3], SHORT) as stream:
+        with assert_checkpoints():  # it has to wait
+            await anext(stream)
+        await trio.sleep(1)
+        with assert_checkpoints():  # it is there
+            await anext(stream)
+        with assert_checkpoints(), pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        with assert_checkpoints():
+            await stream.text()
+
+
+async def test_a_cancelled_read_takes_nothing(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine, engine.generate([1, 2, 3], SHORT) as stream:
+        await trio.sleep(1)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await anext(stream)
+        assert scope.cancelled_caught
+        assert (await anext(stream)).outputs[0].token_ids == answer_of([1, 2, 3], 1, 3)
+
+
+async def test_looking_and_aborting_are_no_checkpoints(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine, engine.generate([1, 2, 3], LONG, request_id="r"):
+        await trio.sleep(STEP_S)
+        with assert_no_checkpoints():
+            engine.statistics()
+            engine.status("r")
+            engine.generate([1], SHORT)
+            engine.abort("r")
+
+
+# ---------------------------------------------------------------------------------- streams misused
+
+
+async def test_a_stream_is_read_inside_of_its_scope_only(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        stream = engine.generate([1, 2, 3], SHORT)
+        with pytest.raises(StreamMisused, match="inside of its `async with`"):
+            await anext(stream)
+        with pytest.raises(StreamMisused, match="inside of its `async with`"):
+            await stream.text()
+        async with stream:
+            await anext(stream)
+        with pytest.raises(StreamMisused, match="inside of its `async with`"):
+            await anext(stream)
+
+
+async def test_a_stream_is_entered_once(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        stream = engine.generate([1, 2, 3], SHORT)
+        async with stream:
+            with pytest.raises(StreamMisused, match="entered once"):
+                await stream.__aenter__()
+            assert await stream.text()
+        with pytest.raises(StreamMisused, match="entered once"):
+            await stream.__aenter__()
+        assert_all_blocks_back(engine)
+
+
+async def test_a_second_reader_is_refused_and_the_first_reads_on(autojump_clock: MockClock) -> None:
+    texts: list[str] = []
+    async with fake_engine() as engine, engine.generate([1, 2, 3], SHORT) as stream:
+
+        async def read() -> None:
+            texts.append(await stream.text())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            with pytest.raises(StreamMisused, match="one reader"):
+                await anext(stream)
+    assert len(texts[0]) == 3
+
+
+async def test_a_reader_whose_stream_is_left_by_another_task_is_told(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine, trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            with pytest.raises(StreamMisused, match="inside of its `async with`"):
+                await stream.text()
+
+        async with engine.generate([1, 2, 3], LONG) as stream:
+            nursery.start_soon(read)
+            await trio.sleep(STEP_S)
+
+
+# ---------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("sampling_params", {"sampling_params": {"max_tokens": 3}}),
+        ("request_id", {"request_id": 7}),
+        ("priority", {"priority": "high"}),
+        ("priority", {"priority": True}),
+        ("priority", {"priority": 1.5}),
+        ("client", {"client": 7}),
+        ("cache_salt", {"cache_salt": b"salt"}),
+        ("deadline", {"deadline": math.nan}),
+        ("deadline", {"deadline": "soon"}),
+        ("deadline", {"deadline": True}),
+        ("queue_timeout", {"queue_timeout": math.nan}),
+        ("queue_timeout", {"queue_timeout": [1]}),
+        ("lora", {"lora": "adapter"}),
+    ],
+)
+async def test_a_wrong_argument_is_refused_by_name(
+    field: str, arguments: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidRequest, match=field) as of_generate:
+            engine.generate([1], **arguments)
+        with pytest.raises(InvalidRequest, match=field) as of_complete:
+            await engine.complete([1], **arguments)
+        assert of_generate.value.field == of_complete.value.field == field
+        assert engine.statistics().num_requests_live == 0
+
+
+@pytest.mark.parametrize("prompt", [[[1]], [1.5], [True], b"HELLO", None, {"prompt": 3}, {"text": "A"}])
+async def test_a_prompt_of_no_known_form_is_refused_at_once(prompt: Any, autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidPrompt):
+            engine.generate(prompt)
+
+
+@pytest.mark.parametrize("prompt", [[], ""])
+async def test_a_prompt_without_tokens_is_refused(prompt: Any, autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidPrompt, match="prompt cannot be empty"):
+            await engine.complete(prompt, SHORT)
+
+
+@pytest.mark.parametrize("deadline", [10**400, math.inf, None])
+async def test_a_deadline_beyond_all_numbers_is_none(deadline: Any, autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        assert (await engine.complete([1], SHORT, deadline=deadline)).finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words"])
+async def test_texts_need_a_tokenizer(field: str, autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        engine._wiring.codec = None
+        with pytest.raises(UnsupportedFeature, match=f"{field} must be empty") as caught:
+            await engine.complete([1], SamplingParams(**{field: ["A"]}))  # type: ignore[arg-type]
+        assert caught.value.field == field
+        assert_all_blocks_back(engine)
+
+
+@pytest.mark.parametrize("token_id", [-1, 50])
+async def test_a_token_that_the_model_does_not_have_is_refused(
+    token_id: int, autojump_clock: MockClock
+) -> None:
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidPrompt, match=rf"Token id {token_id} is out of .* must be in \[0, 50\)"):
+            await engine.complete([1, token_id], SHORT)
+        with pytest.raises(InvalidRequest, match="stop_token_ids"):
+            await engine.complete([1], SamplingParams(stop_token_ids=[token_id]))
+        assert_all_blocks_back(engine)
+
+
+async def test_a_prompt_leaves_room_for_one_token_at_least(autojump_clock: MockClock) -> None:
+    async with fake_engine(FakeExecutor(num_blocks=4, block_size=4)) as engine:
+        limit = engine.max_model_len
+        for num_tokens in (limit, limit + 1):
+            with pytest.raises(PromptTooLong, match=rf"\(length {num_tokens}\).* longer than .* {limit}$"):
+                await engine.complete([1] * num_tokens, LONG)
+        output = await engine.complete([1] * (limit - 1), LONG)
+        assert output.outputs[0].token_ids == answer_of([1] * (limit - 1), 1, 1)
+        assert output.finish_reason is FinishReason.LENGTH
+        output = await engine.complete([1, 2], SamplingParams(max_tokens=None, seed=1))
+        assert output.outputs[0].token_ids == answer_of([1, 2], 1, limit - 2)
+        assert_all_blocks_back(engine)
+
+
+async def test_an_engine_whose_scope_has_ended_answers_nothing(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        pass
+    with pytest.raises(EngineClosed, match="scope has ended"):
+        await engine.complete([1, 2, 3], SHORT)
+    assert engine.requests() == ()
+    assert engine.statistics().num_requests_live == 0
+
+
+async def test_a_text_is_answered_like_its_token_ids(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine:
+        token_ids = [ord(letter) - 65 for letter in "HELLO"]
+        found = [await engine.complete(prompt, LONG) for prompt in ("HELLO", token_ids)]
+    assert found[0].outputs == found[1].outputs
+    assert found[0].prompt_token_ids == found[1].prompt_token_ids == tuple(token_ids)
+
+
+async def test_a_prompt_of_twenty_megabytes_delays_nobody_s_tokens() -> None:
+    others_have_read = threading.Event()
+
+    class PatientCodec(LetterCodec):
+        def tokenize(self, message: Tokenize) -> Tokenized:
+            assert others_have_read.wait(30), "somebody waits for this prompt"
+            return Tokenized("", (1,) * 5000, ())
+
+    async def ask_much() -> None:
+        with pytest.raises(PromptTooLong):
+            await engine.complete("A" * 20 * 10**6, LONG)
+
+    async with fake_engine(codec=PatientCodec(), runner="thread") as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(ask_much)
+        await trio.sleep(STEP_S)
+        output = await engine.complete([1, 2, 3], SamplingParams(max_tokens=10, seed=1))
+        others_have_read.set()
+    assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, len(output.outputs[0].token_ids))
+
+
+# --------------------------------------------------------------------------------------- looking on
+
+
+async def test_statistics_add_up_at_every_moment(autojump_clock: MockClock) -> None:
+    looks = 0
+    async with fake_engine(FakeExecutor(num_blocks=12, block_size=4), max_num_seqs=3) as engine:
+
+        async def look() -> None:
+            nonlocal looks
+            while True:
+                now = engine.statistics()
+                blocks = (
+                    now.kv_blocks_free,
+                    now.kv_blocks_cached,
+                    now.kv_blocks_in_use,
+                    now.kv_blocks_quarantined,
+                )
+                assert sum(blocks) == now.kv_blocks_total == 12
+                assert now.num_requests_live == now.num_requests_running + now.num_requests_waiting
+                assert now.num_requests_running <= 3
+                assert now.prefix_cache_hits <= now.prefix_cache_queries
+                looks += 1
+                await trio.sleep(STEP_S / 4)
+
+        async with trio.open_nursery() as lookers:
+            lookers.start_soon(look)
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    params = SamplingParams(max_tokens=20, seed=number)
+                    nursery.start_soon(engine.complete, [number % 2] * 9, params)
+                await trio.sleep(6 * STEP_S)
+                async with engine.generate([7] * 9, LONG):
+                    await trio.sleep(6 * STEP_S)
+            lookers.cancel_scope.cancel()
+        statistics = engine.statistics()
+        assert statistics.num_preemptions > 0
+        assert statistics.prefix_cache_hits > 0
+        assert looks > 3 * statistics.steps
+        assert_all_blocks_back(engine)
+
+
+async def test_status_tells_where_a_request_is_and_how_it_ended(autojump_clock: MockClock) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+    async with fake_engine(executor, max_num_seqs=1) as engine:
+        executor.model.failing.add("bad")
+        async with engine.generate([1], SHORT, request_id="first") as stream:
+            assert engine.status("first") is RequestStatus.WAITING
+            async with engine.generate([2], SHORT, request_id="second"):
+                await trio.sleep(STEP_S)
+                assert engine.status("first") is RequestStatus.RUNNING
+                assert engine.status("second") is RequestStatus.WAITING
+            await stream.text()
+            assert engine.status("first") is RequestStatus.COMPLETED
+        async with engine.generate([3], SHORT, request_id="bad"):
+            await trio.sleep(1)
+        statuses = {name: engine.status(name) for name in ("first", "second", "bad", "unknown")}
+    assert statuses == {
+        "first": RequestStatus.COMPLETED,
+        "second": RequestStatus.CANCELLED,
+        "bad": RequestStatus.FAILED,
+        "unknown": None,
+    }

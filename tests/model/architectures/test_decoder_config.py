@@ -1,0 +1,206 @@
+"""Reading config.json: both versions' spelling, the families' defaults, and wrong values named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.model.tiny import FAMILIES
+from triolet.errors import ModelFileError, ModelNotFound, UnsupportedModel
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    architecture_of,
+    checkpoint_dtype,
+    read_config,
+)
+from triolet.model.architectures.families import is_native, parse_decoder_config
+
+FOLDER = Path("folder")
+
+
+def parse(architecture: str, *, max_model_len: int | None = None, **fields: Any) -> DecoderConfig:
+    config = {"architectures": [architecture], **fields}
+    return parse_decoder_config(config, FOLDER, max_model_len=max_model_len)
+
+
+# ------------------------------------------------------------------------------ what is said, and how
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_empty_config_means_the_defaults_of_the_config_class(family: str) -> None:
+    architecture, config_class, _ = FAMILIES[family]
+    written = json.loads(getattr(transformers, config_class)().to_json_string(use_diff=False))
+    assert parse(architecture) == parse_decoder_config({**written, "architectures": [architecture]}, FOLDER)
+
+
+def test_rope_parameters_of_version_4_mean_what_those_of_version_5_mean() -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 512
+    new = parse("LlamaForCausalLM", rope_parameters={**scaling, "rope_theta": 500_000.0})
+    old = parse("LlamaForCausalLM", rope_scaling=scaling, rope_theta=500_000.0)
+    assert new == old
+    assert new != parse("LlamaForCausalLM", rope_theta=500_000.0)
+
+
+def test_older_configs_call_the_rope_type_type() -> None:
+    assert parse("LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 2.0}) == parse(
+        "LlamaForCausalLM", rope_parameters={"rope_type": "linear", "factor": 2.0}
+    )
+
+
+def test_gemma_3_has_one_theta_for_local_layers_and_one_for_global_ones() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = parse(
+        "Gemma3ForCausalLM",
+        rope_theta=50_000.0,
+        rope_local_base_freq=700.0,
+        rope_scaling=scaling,
+        num_hidden_layers=6,
+    )
+    new = parse(
+        "Gemma3ForCausalLM",
+        num_hidden_layers=6,
+        rope_parameters={
+            "full_attention": {**scaling, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+        },
+    )
+    assert old == new
+    ropes = [layer.rope for layer in new.layers]
+    assert len(set(ropes[:5])) == 1
+    assert ropes[5] != ropes[0]
+
+
+def test_null_means_no_window_where_absence_means_the_default_one() -> None:
+    assert parse("MistralForCausalLM").layers[0].sliding_window == 4096
+    assert parse("MistralForCausalLM", sliding_window=None).layers[0].sliding_window is None
+
+
+def test_qwen_slides_only_where_it_is_told_to() -> None:
+    def windows(**fields: Any) -> list[int | None]:
+        config = parse(
+            "Qwen2ForCausalLM", num_hidden_layers=3, sliding_window=8, max_window_layers=2, **fields
+        )
+        return [layer.sliding_window for layer in config.layers]
+
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    assert windows() == [None, None, None]
+    assert windows(use_sliding_window=True) == [None, None, 8]
+    assert windows(use_sliding_window=True, layer_types=kinds) == [8, None, None]
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_checkpoints_dtype_is_read_in_both_spellings(key: str) -> None:
+    assert checkpoint_dtype({key: "bfloat16"}, FOLDER) == torch.bfloat16
+    assert checkpoint_dtype({key: "torch.float16"}, FOLDER) == torch.float16
+    assert checkpoint_dtype({"text_config": {key: "bfloat16"}}, FOLDER) == torch.bfloat16
+
+
+def test_a_config_without_a_dtype_means_float32() -> None:
+    assert checkpoint_dtype({}, FOLDER) == torch.float32
+
+
+def test_longrope_is_for_its_original_length_unless_more_is_asked_for() -> None:
+    lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    fields = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    short = parse("Phi3ForCausalLM", rope_scaling={"type": "su", **lists}, **fields)
+    long = parse("Phi3ForCausalLM", rope_scaling={"type": "su", **lists}, **fields, max_model_len=4097)
+    assert short.max_position == 4096
+    assert long.max_position == 131072
+    assert short.layers[0].rope != long.layers[0].rope
+
+
+def test_yarn_reaches_as_far_as_its_factor_says() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert parse("Qwen2ForCausalLM", rope_scaling=yarn).max_position == 131072
+
+
+# ------------------------------------------------------------------------------------- what is refused
+
+
+def refused(**fields: Any) -> tuple[str, type[Exception], dict[str, Any]]:
+    return ("LlamaForCausalLM", UnsupportedModel, fields)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "error", "fields", "named"),
+    [
+        (*refused(rope_parameters={"rope_type": "proportional"}), "rope_type"),
+        (*refused(rope_scaling={"rope_type": "mrope"}), "mrope"),
+        (*refused(partial_rotary_factor=0.01), "partial_rotary_factor"),
+        (*refused(hidden_act="mish"), "hidden_act"),
+        (*refused(quantization_config={"quant_method": "awq"}), "quantization_config"),
+        ("Gemma2ForCausalLM", UnsupportedModel, {"use_bidirectional_attention": True}, "bidirectional"),
+        ("Gemma3ForCausalLM", UnsupportedModel, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("GPT2LMHeadModel", UnsupportedModel, {"add_cross_attention": True}, "add_cross_attention"),
+        ("Qwen3ForCausalLM", UnsupportedModel, {"layer_types": ["chunked_attention"] * 32}, "layer_types"),
+        ("Qwen3ForCausalLM", UnsupportedModel, {"layer_types": ["full_attention"]}, "layer_types"),
+        ("OPTForCausalLM", UnsupportedModel, {}, "OPTForCausalLM"),
+        ("LlamaForCausalLM", ModelFileError, {"hidden_size": "big"}, "hidden_size"),
+        ("LlamaForCausalLM", ModelFileError, {"hidden_size": 0}, "hidden_size"),
+        ("LlamaForCausalLM", ModelFileError, {"num_hidden_layers": True}, "num_hidden_layers"),
+        ("LlamaForCausalLM", ModelFileError, {"num_key_value_heads": 5}, "num_key_value_heads"),
+        ("LlamaForCausalLM", ModelFileError, {"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ("LlamaForCausalLM", ModelFileError, {"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ("LlamaForCausalLM", ModelFileError, {"rope_theta": float("nan")}, "rope_theta"),
+        ("LlamaForCausalLM", ModelFileError, {"rope_scaling": "linear"}, "rope_scaling"),
+        ("LlamaForCausalLM", ModelFileError, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+        ("LlamaForCausalLM", ModelFileError, {"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor"),
+        (
+            "Phi3ForCausalLM",
+            ModelFileError,
+            {"rope_scaling": {"type": "su", "short_factor": [1]}},
+            "short_factor",
+        ),
+        ("GPT2LMHeadModel", ModelFileError, {"n_embd": 100, "n_head": 3}, "n_embd"),
+        ("MixtralForCausalLM", ModelFileError, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ("Qwen3MoeForCausalLM", ModelFileError, {"mlp_only_layers": ["one"]}, "mlp_only_layers"),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(
+    architecture: str, error: type[Exception], fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        parse(architecture, **fields)
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="float8_e4m3fn"):
+        checkpoint_dtype({"torch_dtype": "float8_e4m3fn"}, FOLDER)
+
+
+@pytest.mark.parametrize("architectures", [None, [], "LlamaForCausalLM", [3]])
+def test_a_config_must_name_its_architecture(architectures: Any) -> None:
+    with pytest.raises(ModelFileError, match="architectures must"):
+        architecture_of({"architectures": architectures}, FOLDER)
+
+
+def test_other_architectures_are_not_native() -> None:
+    assert is_native("LlamaForCausalLM")
+    assert not is_native("Olmo2ForCausalLM")
+
+
+# ---------------------------------------------------------------------------------------- the file itself
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"{", "not JSON"), (b"[1]", "must hold a JSON object"), (b"\xff\xfe", "not JSON"), (b"", "not JSON")],
+)
+def test_a_config_that_is_no_json_object_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelFileError, match=problem) as caught:
+        read_config(tmp_path)
+    assert caught.value.path == str(tmp_path / "config.json")
+
+
+def test_a_missing_config_and_a_missing_folder_are_different_errors(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="is missing"):
+        read_config(tmp_path)
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        read_config(tmp_path / "nowhere")

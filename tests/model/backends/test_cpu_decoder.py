@@ -1,0 +1,227 @@
+"""The decoder that runs a step as one call computes what the decoder in torch computes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
+from tests.model.paged import PagedDriver
+from tests.model.tiny import VOCAB_SIZE, make_model
+from triolet.errors import KernelShapeError
+from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.cpu.packing import pack_linear
+from triolet.model.backends import cpu_decoder
+from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.torch_decoder import Decoder
+from triolet.model.interface import CausalModel
+from triolet.model.load import load_model
+
+LIKE_LLAMA = ("llama", "llama-biased", "smollm", "mistral", "qwen2", "qwen2-yarn", "qwen3", "phi3")
+OTHERS = ("gemma", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3-moe")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CausalModel]:
+    """Load a model with the kernels of a variant, or without any."""
+
+    def with_kernels(folder: Path, variant: str | None, dtype: str = "auto") -> CausalModel:
+        cpp = None if variant is None else compiled(variant)
+        monkeypatch.setattr(cpu_decoder, "library", lambda: cpp)
+        return load_model(str(folder), dtype=dtype).model
+
+    return with_kernels
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    ids: list[int] = torch.randint(0, VOCAB_SIZE, (count,), generator=torch.manual_seed(seed)).tolist()
+    return ids
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", LIKE_LLAMA)
+def test_the_plan_computes_the_logits_of_the_torch_decoder(
+    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    folder = make_model(family, tmp_path)
+    planned, in_torch = load(folder, variant), load(folder, None)
+    assert isinstance(planned, CpuDecoder) and isinstance(in_torch, Decoder)
+    assert planned.spec == in_torch.spec
+    ids = tokens(45)
+    torch.testing.assert_close(
+        PagedDriver(planned).once(ids), PagedDriver(in_torch).once(ids), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"hidden_size": 60, "intermediate_size": 70, "head_dim": 10}, {"vocab_size": 333}]
+)
+def test_widths_need_be_no_multiples_of_the_vectors(
+    overrides: dict[str, Any], load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    folder = make_model("llama-biased", tmp_path, **overrides)
+    ids = tokens(20)
+    planned, in_torch = (PagedDriver(load(folder, variant)).once(ids) for variant in ("", None))
+    torch.testing.assert_close(planned, in_torch, rtol=1e-4, atol=1e-4)
+
+
+def test_gelu_gates_are_planned_too(load: Callable[..., CausalModel], tmp_path: Path) -> None:
+    folder = make_model("llama-plain", tmp_path, hidden_act="gelu_pytorch_tanh")
+    ids = tokens(20)
+    models = load(folder, ""), load(folder, None)
+    assert isinstance(models[0], CpuDecoder)
+    planned, in_torch = (PagedDriver(model).once(ids) for model in models)
+    torch.testing.assert_close(planned, in_torch, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_what_the_plan_does_not_know_stays_in_torch(
+    family: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    assert isinstance(load(make_model(family, tmp_path), ""), Decoder)
+
+
+def test_float16_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path) -> None:
+    assert isinstance(load(make_model("llama-plain", tmp_path), "", "float16"), Decoder)
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bit(
+    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    driver = PagedDriver(load(make_model(family, tmp_path), variant), num_blocks=512)
+    prompts = [tokens(5 + row % 9, seed=row) for row in range(32)]
+
+    def answers(rows: list[int]) -> list[Tensor]:
+        """The logits of the last prompt token and of two decodes, for prompts that are computed together."""
+        sequences = [driver.sequence(40) for _ in rows]
+        steps = [
+            driver.step([(sequence, prompts[row]) for sequence, row in zip(sequences, rows, strict=True)])
+        ]
+        steps += [driver.step([(sequence, [row]) for sequence, row in zip(sequences, rows, strict=True)])]
+        steps += [driver.step([(sequence, [7]) for sequence in sequences])]
+        driver.free(*sequences)
+        return [torch.stack([logits[-1] for logits in row]) for row in zip(*steps, strict=True)]
+
+    together = answers(list(range(32)))
+    for row in (0, 13, 31):
+        assert answers([row])[0].equal(together[row])
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_prompt_alone_and_among_so_many_tokens_that_rows_are_shared_out_has_the_same_logits_bit_for_bit(
+    num_threads: int, quantization: str | None, variant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpp = compiled(variant)
+    monkeypatch.setattr(cpu_decoder, "library", lambda: cpp)
+    model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
+    driver, before = PagedDriver(model, num_blocks=512), torch.get_num_threads()
+    prompts = [tokens(30 + number, seed=number) for number in range(13)]
+    assert sum(map(len, prompts)) > 384  # MANY_TOKENS in decoder.cpp
+    try:
+        torch.set_num_threads(num_threads)
+        together = driver.step([(driver.sequence(48), prompt) for prompt in prompts])
+        torch.set_num_threads(1)
+        alone = [driver.once(prompt) for prompt in prompts]
+    finally:
+        torch.set_num_threads(before)
+    assert all(one.equal(other) for one, other in zip(together, alone, strict=True))
+
+
+def test_the_number_of_threads_changes_no_bit(load: Callable[..., CausalModel], tmp_path: Path) -> None:
+    driver = PagedDriver(load(make_model("llama", tmp_path), ""))
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append(driver.once(tokens(40)))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].equal(found[1]) and found[0].equal(found[2])
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("num_tokens", [3, 9, 25, 120])
+@pytest.mark.parametrize("overrides", [{}, {"hidden_size": 60, "intermediate_size": 70, "head_dim": 10}])
+def test_bfloat16_is_as_near_to_float32_as_transformers_own(
+    num_tokens: int,
+    overrides: dict[str, Any],
+    variant: str,
+    load: Callable[..., CausalModel],
+    tmp_path: Path,
+) -> None:
+    folder = make_model("qwen3", tmp_path, dtype=torch.bfloat16, **overrides)
+    ids = tokens(num_tokens)
+    ours = PagedDriver(load(folder, variant)).once(ids).float()
+    with torch.inference_mode():
+        truth, theirs = (
+            transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(torch.tensor([ids]))
+            .logits[0]
+            .float()
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+    assert (ours - truth).norm() <= (theirs - truth).norm()
+
+
+def test_a_padding_token_writes_nothing(load: Callable[..., CausalModel], tmp_path: Path) -> None:
+    driver = PagedDriver(load(make_model("llama", tmp_path), ""))
+    sequence = driver.sequence(8)
+    driver.feed(sequence, tokens(4))
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in driver.cache]
+    nobody = AttentionMetadata(
+        cu_query_lens=torch.tensor([0, 0], dtype=torch.int32),
+        seq_lens=torch.tensor([4], dtype=torch.int32),
+        block_tables=torch.tensor([sequence.block_table], dtype=torch.int32),
+        slot_mapping=torch.tensor([-1, -1]),
+        query_lens_host=(0,),
+        seq_lens_host=(4,),
+    )
+    none_wanted = torch.empty(0, dtype=torch.int64)
+    logits = driver.model.forward(
+        torch.tensor([1, 2]), torch.tensor([0, 1]), driver.cache, nobody, none_wanted
+    )
+    assert logits.shape == (0, VOCAB_SIZE)
+    for (keys, values), layer in zip(before, driver.cache, strict=True):
+        torch.testing.assert_close((layer.keys, layer.values), (keys, values), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("weight", "options"),
+    [
+        (torch.zeros(4, 6, dtype=torch.float16), {}),
+        (torch.zeros(4, 5, dtype=torch.bfloat16), {}),
+        (torch.zeros(6, 4).T, {}),
+        (torch.zeros(3, 4), {"gated": True}),
+        (torch.zeros(4, 6), {"bias": torch.zeros(3)}),
+    ],
+)
+def test_weights_that_can_not_be_packed_are_refused(weight: Tensor, options: dict[str, Any]) -> None:
+    cpp: ctypes.CDLL = compiled("")
+    with pytest.raises(KernelShapeError, match="must agree"):
+        pack_linear(cpp, weight, **options)
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_decode_with_a_draft_has_the_logits_of_decodes_one_by_one_bit_for_bit(
+    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    driver = PagedDriver(load(make_model(family, tmp_path), variant), num_blocks=512)
+    for num_tokens in (2, 5, 9, 17):
+        one_by_one, at_once = driver.sequence(100), driver.sequence(100)
+        driver.step([(one_by_one, tokens(70)), (at_once, tokens(70))])
+        ids = tokens(num_tokens, seed=2)
+        alone = torch.cat([driver.step([(one_by_one, [token_id])])[0] for token_id in ids])
+        [together] = driver.step([(at_once, ids)])
+        assert together.equal(alone)
+        driver.free(one_by_one, at_once)

@@ -1,0 +1,186 @@
+"""Pages of a KV cache that are in memory before a step needs them: which, how many, and until when."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.tiny import make_model
+from triolet.model.interface import LayerCacheSpec, ModelSpec
+from triolet.model.memory import page_prefault
+from triolet.model.memory.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
+from triolet.model.memory.page_prefault import AT_ONCE_BYTES, PagesAhead, _populate, pages_ahead
+from triolet.model.runner import load_runner
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+NUM_BLOCKS, BLOCK_BYTES = 64, 2**18
+
+
+def make_tensor() -> Tensor:
+    return _zeros((NUM_BLOCKS, BLOCK_BYTES // 4, 1, 1), torch.float32, torch.device("cpu"))
+
+
+def num_resident(tensor: Tensor, first: int, last: int) -> int:
+    """Pages of these blocks that are in memory."""
+    size = (last - first) * BLOCK_BYTES
+    present = (ctypes.c_ubyte * math.ceil(size / PAGE))()
+    address = ctypes.c_void_p(tensor.data_ptr() + first * BLOCK_BYTES)
+    assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), present) == 0
+    return sum(page & 1 for page in present)
+
+
+def is_resident(tensor: Tensor, first: int, last: int) -> bool:
+    return num_resident(tensor, first, last) == (last - first) * BLOCK_BYTES // PAGE
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it has not come true in ten seconds")
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "triolet-kv-pages"}
+
+
+@pytest.fixture
+def num_threads() -> Callable[[], int]:
+    """How many there are beside those that other tests' models have."""
+    gc.collect()
+    others = threads()
+    return lambda: len(threads() - others)
+
+
+def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more() -> None:
+    tensors = [make_tensor(), make_tensor()]
+    pages = PagesAhead(tensors, min_bytes=2 * 16 * BLOCK_BYTES, max_bytes=2 * 16 * BLOCK_BYTES)
+    wait_for(lambda: all(is_resident(tensor, 0, 16) for tensor in tensors))
+    assert all(
+        num_resident(tensor, 24, NUM_BLOCKS) == 0 for tensor in tensors
+    )  # large pages are eight blocks
+    pages.reach(15)
+    pages.rest()
+    wait_for(lambda: all(is_resident(tensor, 0, 32) for tensor in tensors))
+    assert all(num_resident(tensor, 40, NUM_BLOCKS) == 0 for tensor in tensors)
+    pages.reach(3)  # nothing new
+    pages.reach(NUM_BLOCKS - 1)
+    pages.rest()
+    wait_for(lambda: all(is_resident(tensor, 0, NUM_BLOCKS) for tensor in tensors))
+    pages.close()
+
+
+def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
+    tensor = make_tensor()
+    pages = PagesAhead([tensor], min_bytes=8 * BLOCK_BYTES, max_bytes=24 * BLOCK_BYTES)
+    for highest, ahead in ((0, 9), (15, 32), (31, 56)):
+        pages.reach(highest)
+        pages.rest()
+        wait_for(lambda ahead=ahead: is_resident(tensor, 0, ahead))  # type: ignore[misc]
+        assert num_resident(tensor, ahead + 8, NUM_BLOCKS) == 0  # large pages are eight blocks
+    pages.close()
+
+
+def test_while_steps_are_computed_however_long_only_as_many_are_touched_as_are_used() -> None:
+    tensor = make_tensor()
+    pages = PagesAhead([tensor], quiet_s=0.2)
+    pages.reach(7)
+    wait_for(lambda: is_resident(tensor, 0, 16))
+    time.sleep(0.6)  # a step
+    at_once = AT_ONCE_BYTES // BLOCK_BYTES + 8  # large pages are eight blocks
+    assert num_resident(tensor, 16 + at_once, NUM_BLOCKS) == 0
+    pages.rest()
+    wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
+    pages.close()
+
+
+def test_between_steps_it_is_not_quiet() -> None:
+    tensor = make_tensor()
+    pages = PagesAhead([tensor], quiet_s=2.0)
+    for _ in range(50):
+        pages.reach(7)
+        pages.rest()
+        time.sleep(0.01)
+    at_once = AT_ONCE_BYTES // BLOCK_BYTES + 8  # large pages are eight blocks
+    assert num_resident(tensor, 16 + at_once, NUM_BLOCKS) == 0
+    pages.close()
+
+
+@pytest.mark.parametrize(("num_layers", "blocks"), [(2, 8), (20, 1)])
+def test_a_token_of_many_layers_does_not_take_a_large_page_of_each(num_layers: int, blocks: int) -> None:
+    spec = ModelSpec(
+        architecture="",
+        backend="native",
+        vocab_size=1,
+        max_position=1,
+        cache_layers=(LayerCacheSpec(num_kv_heads=1, head_dim=BLOCK_BYTES // 4),) * num_layers,
+        dtype=torch.float32,
+    )
+    cache = allocate_kv_cache(spec, num_blocks=NUM_BLOCKS, block_size=1, device=torch.device("cpu"))
+    keys = cache[0].keys
+    keys[20] = 1.0
+    if num_resident(keys, 0, NUM_BLOCKS) == BLOCK_BYTES // PAGE or keys.data_ptr() % LARGE_PAGE_BYTES:
+        pytest.skip("this system has no large pages, or not where the cache begins")
+    keys[0] = 1.0
+    assert num_resident(keys, 0, 8) == blocks * BLOCK_BYTES // PAGE
+
+
+def test_what_is_in_a_page_stays() -> None:
+    tensor = make_tensor()
+    tensor[5] = 7.0
+    pages = PagesAhead([tensor])
+    wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
+    pages.close()
+    assert (tensor[5] == 7.0).all() and (tensor[6] == 0.0).all()
+
+
+def test_the_thread_ends_with_whose_it_is_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
+    tensor = make_tensor()
+    cache = weakref.ref(tensor)
+    pages: PagesAhead | None = PagesAhead([tensor], min_bytes=BLOCK_BYTES)
+    assert num_threads() == 1
+    del tensor
+    assert pages is not None and cache() is not None
+    pages = None
+    gc.collect()
+    assert (num_threads(), cache()) == (0, None)
+
+
+def test_where_the_system_can_not_do_it_the_thread_ends(
+    monkeypatch: pytest.MonkeyPatch, num_threads: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(page_prefault, "MADV_POPULATE_WRITE", 12345)
+    tensor = make_tensor()
+    pages = PagesAhead([tensor])
+    wait_for(lambda: num_threads() == 0)
+    pages.reach(9)
+    pages.close()
+    assert num_resident(tensor, 0, NUM_BLOCKS) == 0
+
+
+def test_only_main_memory_is_touched() -> None:
+    assert pages_ahead([make_tensor()], torch.device("cuda")) is None
+    assert _populate(0, PAGE) != 0  # what is not mapped is told, and nothing happens
+
+
+def test_a_runner_has_one_and_takes_it_along(tmp_path: Path, num_threads: Callable[[], int]) -> None:
+    runner, _ = load_runner(model=str(make_model("llama", tmp_path)), num_kv_blocks=16, block_size=4)
+    assert num_threads() == 1
+    del runner
+    gc.collect()
+    assert num_threads() == 0

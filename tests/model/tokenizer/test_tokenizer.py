@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import transformers
+
+from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
+from triolet.core.request.prompt import Conversation
+from triolet.core.request.tokenizer_interface import Tokenize
+from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.model.tokenizer.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüß Gott 👋"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_model("llama-plain", tmp_path / "model", with_tokenizer=True)
+
+
+def load(folder: Path) -> TextTokenizer:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def test_text_and_conversations_become_the_ids_that_transformers_gives(folder: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load(folder)
+    assert list(ours.tokenize(Tokenize("Hello, Wörld")).token_ids) == theirs("Hello, Wörld")["input_ids"]
+    answer = ours.tokenize(Tokenize(MESSAGES))
+    assert answer.text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert list(answer.token_ids) == expected
+
+
+def test_a_conversation_says_how_it_is_written(folder: Path) -> None:
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+    half = [*MESSAGES, {"role": "assistant", "content": "Once upon "}]
+    other = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}{{ 'A' if add_generation_prompt }}"
+    for asked in (
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+        {"add_generation_prompt": True, "chat_template": other},
+        {"add_generation_prompt": False, "continue_final_message": True, "chat_template": other},
+    ):
+        answer = ours.tokenize(Tokenize(Conversation.parse({"messages": half, **asked})))
+        assert answer.text == theirs.apply_chat_template(half, tokenize=False, **asked)
+        expected = theirs.apply_chat_template(half, return_dict=False, **asked)
+        assert list(answer.token_ids) == expected
+
+
+def test_a_model_without_a_template_takes_that_of_a_conversation(folder: Path) -> None:
+    ours = attrs.evolve(load(folder), chat_template=None)
+    with pytest.raises(UnsupportedFeature, match="the model has no chat template"):
+        ours.render(MESSAGES)
+    asked = Conversation(messages=MESSAGES, chat_template="{{ messages[0].content }}{{ eos_token }}")
+    assert ours.render(asked) == f"Be brief.{SPECIAL_TOKENS[1]}"
+    with pytest.raises(ChatTemplateError):
+        ours.render(attrs.evolve(asked, chat_template="{% if %}"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"continue_final_message": True},
+            "^continue_final_message must be false where add_generation_prompt",
+        ),
+        ({"add_generation_prompt": 1}, "^add_generation_prompt must be true or false; got 1"),
+        ({"continue_final_message": "yes"}, "^continue_final_message must be true or false"),
+        ({"chat_template": 3}, "^chat_template must be a text; got 3"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "has a place of its own"),
+        ({"documents": []}, "must have no fields but"),
+    ],
+)
+def test_a_conversation_that_contradicts_itself_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPrompt, match=message):
+        Conversation.parse({"messages": MESSAGES, **asked})
+
+
+def test_special_tokens_are_shown_or_skipped(folder: Path) -> None:
+    tokenizer = load(folder)
+    ids = tokenizer.encode(f"a{SPECIAL_TOKENS[1]}b", add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"a{SPECIAL_TOKENS[1]}b"
+
+
+def test_ids_beyond_the_tokenizer_have_no_text(folder: Path) -> None:
+    assert load(folder).decode([65, 319], skip_special_tokens=True) == load(folder).decode(
+        [65], skip_special_tokens=True
+    )
+
+
+def test_a_bad_word_is_meant_with_and_without_a_space(folder: Path) -> None:
+    answer = load(folder).tokenize(Tokenize(None, ("ab",)))
+    assert answer.token_ids == ()
+    assert answer.text is None
+    assert answer.bad_words_token_ids == (tuple(load(folder).encode("ab", add_special_tokens=False)),)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
+    tokenizer = load(folder)
+    is_done = threading.Event()
+    ticks: list[float] = []
+
+    def tick() -> None:
+        while not is_done.wait(0.0005):
+            ticks.append(time.perf_counter())
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    began_s = time.perf_counter()
+    ids = tokenizer.encode("Once upon a time. " * 20_000, add_special_tokens=False)
+    ended_s = time.perf_counter()
+    is_done.set()
+    ticker.join()
+    assert len(ids) == 20_000 * len("Once upon a time. ")
+    quarter_s = (ended_s - began_s) / 4
+    assert any(began_s + quarter_s < tick_s < ended_s - quarter_s for tick_s in ticks)
+
+
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_a_long_text_is_encoded_as_a_short_one_is(folder: Path, add_special_tokens: bool) -> None:
+    tokenizer = load(folder)
+    text = f"Grüß Gott 👋{SPECIAL_TOKENS[1]}" * LONG_TEXT_CHARS
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    assert ids == tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+@pytest.mark.parametrize("prompt", ["half \ud83d", [{"role": "user", "content": "half \ud83d"}]])
+def test_a_lone_surrogate_in_a_prompt_is_named(folder: Path, prompt: str | list[dict[str, str]]) -> None:
+    with pytest.raises(InvalidPrompt, match=r"prompt must be Unicode text; got the lone surrogate '\\ud83d'"):
+        load(folder).tokenize(Tokenize(prompt))
+
+
+def test_a_lone_surrogate_in_a_bad_word_is_not_blamed_on_the_prompt(folder: Path) -> None:
+    with pytest.raises(InvalidPrompt, match="bad_words must be Unicode text") as caught:
+        load(folder).tokenize(Tokenize("fine", ("half \ud83d",)))
+    assert caught.value.field == "bad_words"
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
+    assert load_tokenizer(make_model("llama-plain", tmp_path / "model")) is None
+
+
+def test_a_file_that_is_no_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: is not a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_a_model_without_a_template_takes_no_conversation(folder: Path) -> None:
+    change_json(folder / "tokenizer_config.json", chat_template=...)
+    with pytest.raises(UnsupportedFeature, match="no chat template"):
+        load(folder).render(MESSAGES)
+
+
+def test_a_broken_template_fails_conversations_and_not_texts(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for")
+    tokenizer = load(folder)
+    assert tokenizer.tokenize(Tokenize("text")).token_ids
+    with pytest.raises(ChatTemplateError, match="line 1"):
+        tokenizer.render(MESSAGES)
+
+
+def test_the_default_of_several_templates_is_used(folder: Path) -> None:
+    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    change_json(folder / "tokenizer_config.json", chat_template=templates)
+    assert load(folder).render(MESSAGES) == "plain"
+
+
+def test_a_tokenizer_of_vocabulary_and_merges_is_converted(tmp_path: Path) -> None:
+    vocab = {chr(97 + index): index for index in range(26)} | {"ab": 26, "<|endoftext|>": 27}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert load(tmp_path).encode("abc", add_special_tokens=False) == [26, 2]

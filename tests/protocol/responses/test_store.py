@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from triolet.protocol.errors import WireError
+from triolet.protocol.responses.store import (
+    BYTES_PER_ENTRY,
+    ResponseStore,
+    StoredResponse,
+    previous_messages,
+    prompt_of,
+)
+
+
+def stored(name: str, text: str = "", owner: str | None = None, **fields: Any) -> StoredResponse:
+    response = {"id": name, "output": [], "top_logprobs": 0, **fields}
+    return StoredResponse(
+        response=response, messages=({"role": "user", "content": text},), num_input=1, owner=owner
+    )
+
+
+def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_first() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=2**20)
+    store.put(stored("a"))
+    store.put(stored("b"))
+    assert store.get("a") is not None
+    store.put(stored("c"))
+    assert [store.get(name) is not None for name in "abc"] == [True, False, True]
+
+
+def test_a_store_is_bounded_in_bytes_and_its_count_is_exact() -> None:
+    store = ResponseStore(max_responses=100, max_bytes=10 * BYTES_PER_ENTRY)
+    for number in range(50):
+        store.put(stored(str(number % 20), "x" * (number * 100)))
+        assert store.num_bytes <= 10 * BYTES_PER_ENTRY
+    for number in range(20):
+        store.delete(str(number))
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_what_alone_is_larger_than_the_store_is_not_kept() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=BYTES_PER_ENTRY)
+    store.put(stored("a", "x" * 10_000))
+    assert store.get("a") is None and store.num_bytes == 0
+
+
+def test_log_probabilities_count() -> None:
+    part = {"type": "output_text", "text": "x", "logprobs": [{}] * 100}
+    plain, heavy = stored("a"), stored("a", output=[{"content": [part]}], top_logprobs=20)
+    assert heavy.num_bytes > plain.num_bytes + 100 * 20 * 100
+
+
+def test_a_response_is_its_owners_alone() -> None:
+    store = ResponseStore(10, 2**20)
+    store.put(stored("a", owner="key 1"))
+    assert store.get("a", "key 2") is None and store.get("a") is None
+    assert not store.delete("a", "key 2")
+    assert store.delete("a", "key 1") and store.get("a", "key 1") is None
+
+
+def test_a_chat_is_looked_for_in_each_store_and_its_absence_is_an_error() -> None:
+    near, far = ResponseStore(10, 2**20), ResponseStore(10, 2**20)
+    far.put(stored("a", "Hello"))
+    assert previous_messages(None, None, near, far) == ()
+    assert previous_messages("a", None, near, far)[0]["content"] == "Hello"
+    with pytest.raises(WireError) as raised:
+        previous_messages("b", None, near, far)
+    assert raised.value.code == "previous_response_not_found"
+
+
+def test_nothing_to_ask_with_is_an_error() -> None:
+    assert prompt_of("Be brief.", []) == [{"role": "system", "content": "Be brief."}]
+    with pytest.raises(WireError, match="input must not be empty"):
+        prompt_of(None, [])

@@ -1,0 +1,509 @@
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from wsproto.events import BytesMessage, CloseConnection
+
+from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
+from tests.protocol.make import assert_valid
+from tests.protocol.talk import endings
+from tests.server.responses.websocket_client import ChatCodec, Client, connected, connected_through, text_of
+from triolet.config.server import GatewayConfig
+from triolet.core.step_plan import StepPlan
+from triolet.server.responses import send_queue
+from triolet.server.responses.service import open_gateway
+from triolet.server.responses.websocket_connection import LONG_MESSAGE_BYTES
+
+LONG = 200
+
+
+def expected_text(prompt: str, seed: int, num_tokens: int) -> str:
+    token_ids = answer_of([ord(char) % 50 for char in prompt], seed, num_tokens)
+    return "".join(chr(65 + token_id) for token_id in token_ids)
+
+
+def chatting_engine(**fields: Any) -> Any:
+    return fake_engine(
+        FakeExecutor(num_blocks=2048, block_size=4),
+        codec=ChatCodec(),
+        **{"max_num_seqs": 16, "max_num_batched_tokens": 256, **fields},
+    )
+
+
+async def test_a_request_is_answered_event_by_event(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as client:
+            await client.create(input="Hello", seed=7)
+            events = await client.until_ended()
+        for number, event in enumerate(events):
+            assert event["sequence_number"] == number
+            assert_valid(event)
+        assert text_of(events) == expected_text("Hello", 7, 8)
+        assert events[-1]["response"]["usage"]["input_tokens"] == 5
+        assert_all_blocks_back(engine)
+
+
+async def test_a_second_turn_finds_the_first_in_the_prefix_cache(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as client:
+            await client.create(input="Hello there, how are you?", generate=False)
+            first = (await client.until_ended())[-1]["response"]
+            await client.create(input="!", previous_response_id=first["id"])
+            second = (await client.until_ended())[-1]["response"]
+    assert first["output"] == [] and first["usage"]["output_tokens"] == 0
+    assert second["usage"]["input_tokens"] == 26
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] == 24
+
+
+async def test_a_hundred_streams_on_one_socket_of_which_half_are_cancelled(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rng = random.Random(1)
+    cancelled = {f"lane{number}" for number in rng.sample(range(100), 50)}
+    config = GatewayConfig(max_lanes=100, max_active_responses=100)
+    async with chatting_engine(max_num_seqs=100) as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway) as client:
+            for number in range(100):
+                lane = f"lane{number}"
+                length = LONG if lane in cancelled else 20
+                await client.create(input="Hi", seed=number, stream_id=lane, max_output_tokens=length)
+            async with trio.open_nursery() as nursery:
+                for lane in cancelled:
+                    nursery.start_soon(cancel_after, client, lane, rng.uniform(0, 30 * STEP_S))
+                events = await client.until_ended(100)
+        await trio.sleep(STEP_S)  # the step in flight has ended
+        assert_all_blocks_back(engine)
+    last = {event["stream_id"]: event["response"] for event in events if event["type"] in ENDED}
+    assert len(last) == 100
+    for number in range(100):
+        lane = f"lane{number}"
+        assert last[lane]["status"] == ("cancelled" if lane in cancelled else "incomplete")
+        whole = expected_text("Hi", number, LONG if lane in cancelled else 20)
+        text = text_of(events, lane)
+        assert whole.startswith(text) if lane in cancelled else text == whole
+
+
+ENDED = ("response.completed", "response.incomplete", "response.failed")
+
+
+async def cancel_after(client: Client, lane: str, delay_s: float) -> None:
+    await trio.sleep(delay_s)
+    await client.send({"type": "response.cancel", "stream_id": lane})
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_a_client_that_is_gone_holds_nothing(way: str, autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as client:
+            for lane in "abc":
+                await client.create(stream_id=lane, max_output_tokens=LONG)
+            await trio.sleep(5.5 * STEP_S)
+            assert engine.statistics().num_requests_running == 3
+            if way == "close":
+                await client.stream.send_all(client.protocol.send(CloseConnection(code=1000)))
+            else:
+                await trio.aclose_forcefully(client.stream)
+            await trio.sleep(STEP_S)
+            await trio.testing.wait_all_tasks_blocked()
+            assert_all_blocks_back(engine)
+
+
+async def test_the_deadline_of_a_request_ends_it_with_what_there_is(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as client:
+            await client.create(seed=3, max_output_tokens=LONG, timeout=10.5 * STEP_S)
+            events = await client.until_ended()
+    response = events[-1]["response"]
+    assert (response["status"], response["finish_reason"]) == ("cancelled", "deadline")
+    assert 0 < len(text_of(events)) < LONG and expected_text("Hi", 3, LONG).startswith(text_of(events))
+
+
+async def test_a_crash_of_the_engine_costs_a_stream_a_pause(autojump_clock: trio.testing.MockClock) -> None:
+    executor = FakeExecutor(num_blocks=2048, block_size=4)
+
+    def crash(plan: StepPlan) -> None:
+        if len(executor.plans) == 5:
+            raise RuntimeError("planted")
+
+    executor.before_step = crash
+    async with fake_engine(executor, codec=ChatCodec(), max_num_batched_tokens=256) as engine:
+        async with open_gateway(engine) as gateway, connected(gateway) as client:
+            await client.create(seed=3, max_output_tokens=20)
+            events = await client.until_ended()
+    assert executor.num_lives == 2
+    assert text_of(events) == expected_text("Hi", 3, 20)
+
+
+async def test_what_the_engine_can_not_take_is_an_error(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine(max_queued_requests=1, max_num_seqs=1) as engine:
+        async with open_gateway(engine) as gateway, connected(gateway) as client:
+            await client.create(input="x" * 9000, stream_id="long")
+            [error] = await client.until_ended()
+            assert error["error"]["code"] == "context_length_exceeded" and error["stream_id"] == "long"
+            for lane in "abcd":
+                await client.create(stream_id=lane, max_output_tokens=20)
+            events = await client.until_ended(4)
+            refused = [event for event in events if event["type"] == "error"]
+            assert refused and all(event["error"]["code"] == "rate_limit_exceeded" for event in refused)
+            assert {event["status"] for event in refused} == {429}
+
+
+async def test_a_chat_that_is_too_long_is_shortened_where_that_is_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chat = [{"role": "user", "content": str(number) * 1000} for number in range(1, 10)]
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
+        await client.create(input=chat)
+        assert (await client.until_ended())[-1]["error"]["code"] == "context_length_exceeded"
+        await client.create(input=chat, truncation="auto", seed=3)
+        events = await client.until_ended()
+    assert events[-1]["response"]["usage"]["input_tokens"] == 8000
+    assert text_of(events) == expected_text("".join(message["content"] for message in chat[1:]), 3, 8)
+
+
+# ------------------------------------------------------------------------------------- who may enter
+
+
+@pytest.mark.parametrize(
+    ("config", "headers", "status", "code"),
+    [
+        (GatewayConfig(), {"host": "evil.example"}, 403, "host_not_allowed"),
+        (GatewayConfig(), {"origin": "https://evil.example"}, 403, "origin_not_allowed"),
+        (GatewayConfig(), {"path": "/v1/elsewhere"}, 404, "not_found"),
+        (GatewayConfig(api_keys=("secret",)), {}, 401, "invalid_api_key"),
+        (GatewayConfig(api_keys=("secret",)), {"authorization": "Bearer secreT"}, 401, "invalid_api_key"),
+    ],
+)
+async def test_who_may_not_enter_is_told_so(
+    config: GatewayConfig, headers: dict[str, str], status: int, code: str
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            client = Client(ours)
+            assert not await client.open(**headers)
+            assert client.rejection is not None and client.rejection.status_code == status
+            assert json.loads(client.body)["error"]["code"] == code
+            await trio.aclose_forcefully(ours)
+
+
+async def test_a_key_and_an_allowed_origin_open_the_door() -> None:
+    config = GatewayConfig(
+        api_keys=("secret", "other"), allowed_origins=("https://good.example",), max_connections_per_key=1
+    )
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        headers = {"authorization": "Bearer secret", "origin": "https://good.example"}
+        async with connected(gateway, **headers) as client:
+            ours, theirs = trio.testing.memory_stream_pair()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gateway.serve_websocket, theirs)
+                second = Client(ours)
+                assert not await second.open(**headers)
+                assert second.rejection is not None and second.rejection.status_code == 429
+                await trio.aclose_forcefully(ours)
+            await client.create()
+            assert endings(await client.until_ended()) == [":response.incomplete"]
+            async with connected(gateway, authorization="Bearer other"):
+                assert gateway.num_connections == 2
+
+
+async def test_a_key_has_only_so_many_responses_at_the_same_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(api_keys=("secret",), max_active_per_key=1)
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway, authorization="Bearer secret") as client:
+            for lane in "ab":
+                await client.create(stream_id=lane)
+            assert sorted(endings(await client.until_ended(2))) == ["a:response.incomplete", "b:error"]
+
+
+async def test_a_handshake_that_never_ends_is_ended(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            await ours.send_all(b"GET /v1/responses HTTP/1.1\r\nHost: localh")
+            assert await ours.receive_some() == b""
+            assert trio.current_time() < 15
+
+
+# ------------------------------------------------------------------------------------- slow readers
+
+
+async def test_what_a_slow_reader_has_not_read_is_joined_and_nothing_is_lost(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "HIGH_WATER_BYTES", 1000)
+    pair = trio.testing.lockstep_stream_pair()  # a send waits until it has been read
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected_through(gateway, pair) as client:
+            await client.create(seed=5, max_output_tokens=LONG)
+            await trio.sleep(LONG * STEP_S / 2)
+            events = await client.until_ended()
+    assert text_of(events) == expected_text("Hi", 5, LONG)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len(events) < LONG
+
+
+async def test_a_client_that_reads_nothing_is_given_up_and_frees_what_it_held(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    pair = trio.testing.lockstep_stream_pair()
+    config = GatewayConfig(write_timeout=2.0)
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected_through(gateway, pair) as stalled, connected(gateway) as neighbour:
+            for lane in "ab":
+                await stalled.create(stream_id=lane, max_output_tokens=4000)
+            await neighbour.create(seed=9, max_output_tokens=50)
+            assert text_of(await neighbour.until_ended()) == expected_text("Hi", 9, 50)
+            assert engine.statistics().num_requests_running == 2
+            await trio.sleep(2.5)
+            assert engine.statistics().num_requests_live == 0
+            assert await stalled.until_closed() == 1013
+            assert_all_blocks_back(engine)
+
+
+async def gaps_of_a_neighbour(num_stalled: int) -> list[float]:
+    """Times between the deltas of one client beside others that have asked for much and read nothing."""
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, trio.open_nursery() as nursery:
+        for _ in range(num_stalled):
+            ours, theirs = trio.testing.lockstep_stream_pair()
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            stalled = Client(ours)
+            assert await stalled.open()
+            for lane in "abcd":
+                await stalled.create(stream_id=lane, max_output_tokens=4000)
+        times = []
+        async with connected(gateway) as client:
+            await client.create(max_output_tokens=LONG)
+            while client.events[-1:] == [] or client.events[-1]["type"] not in ENDED:
+                if any(event["type"] == "response.output_text.delta" for event in await client.next_events()):
+                    times.append(trio.current_time())
+        nursery.cancel_scope.cancel()
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+async def test_clients_that_read_nothing_do_not_slow_their_neighbours_down(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    alone, beside = await gaps_of_a_neighbour(0), await gaps_of_a_neighbour(3)
+    assert len(beside) == len(alone) == LONG - 1
+    assert sorted(beside)[int(0.99 * LONG)] <= 1.05 * sorted(alone)[int(0.99 * LONG)]
+
+
+async def test_a_client_that_never_comes_back_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    pair = trio.testing.lockstep_stream_pair()
+    async with chatting_engine() as engine:
+        async with open_gateway(engine, GatewayConfig(write_timeout=2.0)) as gateway:
+            async with connected_through(gateway, pair) as stalled:
+                await stalled.create(max_output_tokens=4000)
+                await trio.sleep(10)
+                assert gateway.num_connections == 0
+
+
+async def test_a_client_that_reads_slowly_is_alive_though_it_comes_late_to_its_pings(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(ping_interval=2.0, write_timeout=5.0)
+    pair = trio.testing.lockstep_stream_pair()
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected_through(gateway, pair) as slow:
+            await slow.create(max_output_tokens=4000)
+            for _ in range(20):
+                await trio.sleep(1)
+                assert await slow.stream.receive_some(6000)
+            assert gateway.num_connections == 1 and engine.statistics().num_requests_live == 1
+
+
+async def test_a_client_without_a_sign_of_life_is_disconnected(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine:
+        async with open_gateway(engine, GatewayConfig(ping_interval=5.0)) as gateway:
+            async with connected(gateway) as alive, connected(gateway):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(alive.next_events)  # answers pings
+                    await trio.sleep(21)
+                    assert gateway.num_connections == 1
+                    nursery.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------------------------------- the way down
+
+
+async def test_a_drain_lets_active_answers_finish_and_refuses_new_ones(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as busy, connected(gateway) as idle:
+            await busy.create(seed=4, max_output_tokens=50)
+            await trio.sleep(5 * STEP_S)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gateway.drain, trio.current_time() + 60)
+                await trio.testing.wait_all_tasks_blocked()
+                await busy.create(stream_id="late")
+                nursery.start_soon(idle.until_closed)
+                events = await busy.until_ended(2)
+                assert await busy.until_closed() == 1001
+            assert sorted(endings(events)) == [":response.incomplete", "late:error"]
+            assert text_of(events) == expected_text("Hi", 4, 50)
+            assert idle.closed is not None and idle.closed.code == 1001
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            late = Client(ours)
+            assert not await late.open() and late.rejection is not None
+            assert late.rejection.status_code == 503
+            await trio.aclose_forcefully(ours)
+
+
+async def test_a_drain_ends_in_time_whoever_reads(autojump_clock: trio.testing.MockClock) -> None:
+    pair = trio.testing.lockstep_stream_pair()
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected_through(gateway, pair) as stalled, connected(gateway) as reading:
+            await stalled.create(max_output_tokens=4000)
+            await reading.create(max_output_tokens=4000)
+            await trio.sleep(5 * STEP_S)
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gateway.drain, began + 3)
+                events = await reading.until_ended()
+                assert await reading.until_closed() == 1001
+            assert trio.current_time() - began <= 3 + gateway.config.close_timeout + 0.1
+            assert events[-1]["type"] == "response.failed"
+            assert engine.statistics().num_requests_live == 0
+
+
+async def test_an_old_connection_is_ended_with_a_code_to_come_back_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine:
+        async with open_gateway(engine, GatewayConfig(connection_lifetime=5.0)) as gateway:
+            async with connected(gateway) as client:
+                assert await client.until_closed() == 1001
+    assert [event["error"]["code"] for event in client.events] == ["websocket_connection_limit_reached"]
+
+
+# --------------------------------------------------------------------------------------- resumption
+
+
+async def test_a_resumed_answer_is_the_unbroken_one(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as first:
+            await first.create(seed=6, max_output_tokens=LONG, resumable=True, stream_id="a")
+            while len(first.events) < 20:
+                await first.next_events()
+        before = first.events
+        response_id = before[0]["response"]["id"]
+        await trio.sleep(10)
+        async with connected(gateway) as second:
+            wish = {"response_id": response_id, "starting_after": before[-1]["sequence_number"]}
+            await second.send({"type": "response.resume", "stream_id": "b", **wish})
+            after = await second.until_ended()
+            assert {event["stream_id"] for event in after} == {"b"}
+            await second.create(previous_response_id=response_id, input="!")
+            assert endings(await second.until_ended()) == [":response.incomplete"]
+        assert_all_blocks_back(engine)
+    numbers = [event["sequence_number"] for event in before + after]
+    assert numbers == list(range(len(numbers)))
+    assert text_of(before, "a") + text_of(after, "b") == expected_text("Hi", 6, LONG)
+
+
+async def test_a_resumable_answer_that_nobody_comes_back_for_is_aborted(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine:
+        async with open_gateway(engine, GatewayConfig(resume_grace=5.0)) as gateway:
+            async with connected(gateway) as client:
+                await client.create(max_output_tokens=4000, resumable=True)
+                response_id = (await client.next_events())[0]["response"]["id"]
+            await trio.sleep(4.5)
+            assert engine.statistics().num_requests_live == 1
+            await trio.sleep(1)
+            assert_all_blocks_back(engine)
+            async with connected(gateway) as late:
+                await late.send({"type": "response.resume", "response_id": response_id})
+                [error] = await late.until_ended()
+                assert error["error"]["code"] == "response_not_found"
+
+
+async def test_an_answer_that_is_over_can_be_read_again_for_a_while(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine:
+        async with open_gateway(engine, GatewayConfig(resume_grace=5.0)) as gateway:
+            async with connected(gateway) as client:
+                await client.create(resumable=True)
+                events = await client.until_ended()
+            async with connected(gateway) as second:
+                wish = {"response_id": events[0]["response"]["id"], "starting_after": 6}
+                await second.send({"type": "response.resume", **wish})
+                assert await second.until_ended() == events[7:]
+
+
+async def test_a_message_may_come_in_a_binary_frame(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
+        wish = {"type": "response.create", "model": "triolet-nano", "input": "Hi", "max_output_tokens": 2}
+        await client.stream.send_all(client.protocol.send(BytesMessage(data=json.dumps(wish).encode())))
+        assert endings(await client.until_ended()) == [":response.incomplete"]
+
+
+async def test_a_long_message_is_read_elsewhere_and_in_its_turn(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
+        await client.create(input="Hi", metadata={"filler": "x" * LONG_MESSAGE_BYTES}, seed=1)
+        await client.create(input="Ho", seed=2)
+        events = await client.until_ended(2)
+    texts = expected_text("Hi", 1, 8), expected_text("Ho", 2, 8)
+    assert text_of(events) == "".join(texts)
+
+
+async def test_a_cancelled_resumable_answer_holds_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as client:
+            await client.create(max_output_tokens=4000, resumable=True)
+            await client.next_events()
+            await client.send({"type": "response.cancel"})
+            assert endings(await client.until_ended()) == [":response.incomplete"]
+            await trio.sleep(2 * STEP_S)
+            assert_all_blocks_back(engine)
+
+
+async def test_another_key_resumes_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    config = GatewayConfig(api_keys=("one", "two"))
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway, authorization="Bearer one") as client:
+            await client.create(max_output_tokens=4000, resumable=True)
+            response_id = (await client.next_events())[0]["response"]["id"]
+            async with connected(gateway, authorization="Bearer two") as other:
+                await other.send({"type": "response.resume", "response_id": response_id})
+                assert (await other.until_ended())[0]["error"]["code"] == "response_not_found"
+
+
+async def test_a_bug_in_one_connection_ends_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as good, connected(gateway) as bad:
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    "triolet.server.responses.websocket_connection.read_event", lambda *arguments: 1 / 0
+                )
+                await bad.create()
+                assert await bad.until_closed() == 1011
+            await good.create()
+            assert endings(await good.until_ended()) == [":response.incomplete"]
+    assert "a WebSocket failed" in caplog.text

@@ -1,0 +1,232 @@
+"""Chat completions and completions, as a client sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back
+from tests.server.routes.harness import HELLO, MODEL, serving, texts
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PROMPT = {"model": MODEL, "prompt": "HELLO"}
+
+
+async def test_a_chat_is_answered_whole(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        answer = await scene.post(CHAT, {**HELLO, "max_tokens": 6, "seed": 1})
+    body = answer.json
+    assert answer.status == 200
+    assert (body["object"], body["model"]) == ("chat.completion", MODEL)
+    (choice,) = body["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert len(choice["message"]["content"]) == 6
+    assert choice["finish_reason"] == "length"
+    assert body["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 6,
+        "total_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+async def test_a_stream_says_the_same_as_the_whole(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        whole = await scene.post(CHAT, {**HELLO, "max_tokens": 6, "seed": 1})
+        streamed = await scene.post(
+            CHAT,
+            {**HELLO, "max_tokens": 6, "seed": 1, "stream": True, "stream_options": {"include_usage": True}},
+        )
+    first, *chunks, ending, usage = streamed.events
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.headers["x-accel-buffering"] == "no"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert texts(chunks) == whole.json["choices"][0]["message"]["content"]
+    assert (ending["choices"][0]["delta"], ending["choices"][0]["finish_reason"]) == ({}, "length")
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 6
+    assert {chunk["id"] for chunk in streamed.events} == {first["id"]}
+
+
+async def test_several_answers_are_told_apart_by_their_index(autojump_clock: trio.testing.MockClock) -> None:
+    wish = {**HELLO, "max_tokens": 5, "seed": 3, "n": 3}
+    async with serving() as scene:
+        whole = await scene.post(CHAT, wish)
+        streamed = await scene.post(CHAT, {**wish, "stream": True})
+    said = [choice["message"]["content"] for choice in whole.json["choices"]]
+    heard = ["", "", ""]
+    for chunk in streamed.events:
+        for choice in chunk["choices"]:
+            heard[choice["index"]] += choice["delta"].get("content") or ""
+    assert heard == said
+    assert len(set(said)) == 3
+    assert whole.json["usage"]["completion_tokens"] == 15
+    assert whole.json["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_prompts_are_continued_together(
+    stream: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    prompts = ["HELLO", "OTHER"]
+    wish = {"model": MODEL, "prompt": prompts, "max_tokens": 4, "seed": 2, "stream": stream}
+    async with serving() as scene:
+        alone = [(await scene.post(TEXT, {**wish, "prompt": one, "stream": False})).json for one in prompts]
+        answer = await scene.post(TEXT, wish)
+        assert_all_blocks_back(scene.engine)
+    heard = ["", ""]
+    for body in answer.events if stream else [answer.json]:
+        for choice in body["choices"]:
+            heard[choice["index"]] += choice["text"]
+    assert heard == [body["choices"][0]["text"] for body in alone]
+
+
+async def test_an_echo_begins_with_the_prompt(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        as_text = await scene.post(TEXT, {**PROMPT, "echo": True, "max_tokens": 2, "seed": 1})
+        as_ids = await scene.post(
+            TEXT, {**PROMPT, "prompt": [7, 4, 11, 11, 14], "echo": True, "max_tokens": 2, "seed": 1}
+        )
+    assert as_text.json["choices"][0]["text"].startswith("HELLO")
+    assert as_ids.json["choices"][0]["text"] == as_text.json["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "error"),
+    [
+        (CHAT, {**HELLO, "model": "other"}, (404, "model_not_found", "model")),
+        (CHAT, {**HELLO, "temperature": "hot"}, (400, "invalid_value", "temperature")),
+        (CHAT, {"model": MODEL}, (400, "missing_required_parameter", "messages")),
+        (TEXT, {"model": MODEL}, (400, "missing_required_parameter", "prompt")),
+        (TEXT, {**PROMPT, "prompt": ""}, (400, "invalid_value", "prompt")),
+        (TEXT, {**PROMPT, "prompt": [1, 99]}, (400, "invalid_value", "prompt_token_ids")),
+        (TEXT, {**PROMPT, "prompt": "A" * 300}, (400, "context_length_exceeded", "prompt")),
+        (
+            CHAT,
+            {**HELLO, "messages": [{"role": "user", "content": "A" * 300}]},
+            (400, "context_length_exceeded", "messages"),
+        ),
+        (CHAT, {**HELLO, "stop_token_ids": [1000]}, (400, "invalid_value", "stop_token_ids")),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_before_the_answer_is_an_http_error(
+    path: str, payload: dict[str, Any], error: Any, stream: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene:
+        answer = await scene.post(path, {**payload, "stream": stream})
+        assert_all_blocks_back(scene.engine)
+    assert answer.error == error
+
+
+@pytest.mark.parametrize(
+    ("path", "payload"),
+    [
+        (CHAT, {**HELLO, "stream": True}),
+        (CHAT, HELLO),
+        (TEXT, {**PROMPT, "max_tokens": 200, "stream": True}),
+        (TEXT, {**PROMPT, "prompt": ["HELLO", "OTHER"], "max_tokens": 200, "stream": True}),
+        (TEXT, {**PROMPT, "max_tokens": 200}),
+        ("/v1/responses", {"model": MODEL, "input": "HELLO", "stream": True}),
+        ("/v1/responses", {"model": MODEL, "input": "HELLO"}),
+    ],
+)
+async def test_a_client_that_goes_frees_its_blocks_within_a_step(
+    path: str, payload: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", path, payload)
+        nursery.start_soon(call.run)
+        await trio.sleep(5.5 * STEP_S)
+        assert scene.engine.statistics().num_requests_live > 0
+        call.leave()
+        await trio.sleep(STEP_S)
+        assert_all_blocks_back(scene.engine)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not call.is_over
+
+
+async def test_a_full_engine_says_when_to_come_back(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving(max_num_seqs=1, max_queued_requests=1) as scene, trio.open_nursery() as nursery:
+        calls = [scene.call("POST", CHAT, HELLO) for _ in range(2)]
+        for call in calls:
+            nursery.start_soon(call.run)
+        await trio.sleep(3.5 * STEP_S)
+        answer = await scene.post(CHAT, HELLO)
+        assert answer.error[:2] == (429, "rate_limit_exceeded")
+        assert int(answer.headers["retry-after"]) >= 1
+        for call in calls:
+            call.leave()
+
+
+async def test_a_deadline_ends_the_answer_with_what_there_is(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        by_header = await scene.post(CHAT, HELLO, headers={"X-Request-Timeout": "0.105"})
+        by_body = await scene.post(CHAT, {**HELLO, "timeout": 0.105})
+        wrong = await scene.post(CHAT, HELLO, headers={"X-Request-Timeout": "soon"})
+        past = await scene.post(CHAT, HELLO, headers={"X-Request-Timeout": "nan"})
+    for answer in (by_header, by_body):
+        (choice,) = answer.json["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "deadline")
+        assert 0 < len(choice["message"]["content"]) < 15
+    assert wrong.error == (400, "invalid_value", "x-request-timeout")
+    assert past.error[0] == 400
+
+
+async def test_a_shutdown_in_the_middle_is_said_in_the_stream(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", CHAT, {**HELLO, "stream": True})
+        whole = scene.call("POST", CHAT, HELLO)
+        nursery.start_soon(call.run)
+        nursery.start_soon(whole.run)
+        await trio.sleep(5.5 * STEP_S)
+        await scene.engine.drain(trio.current_time() + STEP_S)
+        await trio.testing.wait_all_tasks_blocked()
+        assert b'"code":"service_unavailable"' in call.received
+        assert call.received.endswith(b"data: [DONE]\n\n")
+        assert (whole.status, whole.headers["retry-after"]) == (503, "5")
+        refused = await scene.post(CHAT, HELLO)
+        assert refused.error[:2] == (503, "service_unavailable")
+
+
+async def test_a_step_that_fails_is_told_without_its_reasons(autojump_clock: trio.testing.MockClock) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+
+    def poison(plan: Any) -> None:
+        raise RuntimeError("secret of the runner")
+
+    async with serving(executor, max_num_seqs=1) as scene:
+        executor.before_step = poison
+        answer = await scene.post(CHAT, HELLO)
+        assert b"secret" not in answer.body
+        assert answer.error[:2] == (500, "server_error")
+        executor.before_step = lambda plan: None
+
+
+async def test_comments_keep_a_slow_stream_alive(autojump_clock: trio.testing.MockClock) -> None:
+    class Slow(FakeExecutor):
+        async def compute(self, plan: Any) -> Any:
+            await trio.sleep(40)
+            return await super().compute(plan)
+
+    async with serving(Slow(num_blocks=64, block_size=4), step_timeout=1000.0) as scene:
+        answer = await scene.post(CHAT, {**HELLO, "stream": True, "max_tokens": 2})
+    assert answer.body.count(b": keep-alive\n\n") >= 4
+    assert len(texts(answer.events)) == 2
+
+
+async def test_tools_reach_the_template_and_unknown_formats_of_calls_are_refused(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    async with serving() as scene:
+        refused = await scene.post(CHAT, {**HELLO, "tools": [tool]})
+        unwanted = await scene.post(CHAT, {**HELLO, "tools": [tool], "tool_choice": "none", "max_tokens": 2})
+    assert refused.error == (400, "unsupported_parameter", "tool_choice")
+    assert unwanted.status == 200
+    async with serving(tool_parser="hermes") as scene:
+        answer = await scene.post(CHAT, {**HELLO, "tools": [tool], "max_tokens": 3, "seed": 1})
+    assert len(answer.json["choices"][0]["message"]["content"]) == 3

@@ -1,0 +1,173 @@
+"""What holds for every request: ids, keys, origins, hosts, and errors that say no more than they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.server.routes.harness import HELLO, MODEL, serving
+from triolet.config.server import GatewayConfig
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_an_engine_with_keys_lets_nobody_in_without_one(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving(api_keys=("engines",)) as scene:
+        assert scene.gateway is not None
+        for access in (scene.app.state.service.access, scene.gateway.access):
+            assert access.api_keys == ("engines",)
+        assert (await scene.get("/v1/models")).error[:2] == (401, "invalid_api_key")
+        assert (await scene.get("/v1/models", headers={"Authorization": "Bearer engines"})).status == 200
+    async with serving(config=GatewayConfig(api_keys=("servers",)), api_keys=("engines",)) as scene:
+        assert (await scene.get("/v1/models", headers={"Authorization": "Bearer engines"})).status == 401
+        assert (await scene.get("/v1/models", headers={"Authorization": "Bearer servers"})).status == 200
+
+
+KEYS = GatewayConfig(api_keys=("key-one", "key-two"))
+
+
+async def test_every_answer_has_a_request_id(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        own = await scene.get("/health", headers={"X-Request-Id": "mine-1"})
+        made = await scene.get("/nothing", headers={"X-Request-Id": "not\tone"})
+    assert own.headers["x-request-id"] == "mine-1"
+    assert made.headers["x-request-id"].startswith("req_")
+    assert made.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_keys_guard_everything_but_what_operators_and_the_page_need() -> None:
+    async with serving(config=KEYS) as scene:
+        for path in ("/", "/health", "/metrics", "/version", "/static/app.js"):
+            assert (await scene.get(path)).status == 200, path
+        for path in ("/v1/models", "/v1/responses/x", "/nothing", "/static", "/healthy"):
+            answer = await scene.get(path)
+            assert answer.error == (401, "invalid_api_key", None), path
+            assert answer.headers["www-authenticate"] == "Bearer"
+        right = {"Authorization": "Bearer key-two"}
+        assert (await scene.get("/v1/models", headers=right)).status == 200
+        assert (await scene.post("/tokenize", {"prompt": "A"})).status == 401
+
+
+async def test_a_key_has_its_own_responses_and_its_own_share(autojump_clock: trio.testing.MockClock) -> None:
+    config = GatewayConfig(api_keys=("key-one", "key-two"), max_active_per_key=1)
+    one, two = ({"Authorization": f"Bearer {key}"} for key in config.api_keys)
+    async with serving(config=config) as scene, trio.open_nursery() as nursery:
+        made = await scene.post(
+            "/v1/responses", {"model": MODEL, "input": "HELLO", "max_output_tokens": 2}, headers=one
+        )
+        path = f"/v1/responses/{made.json['id']}"
+        assert (await scene.get(path, headers=two)).error[0] == 404
+        assert (await scene.get(path, headers=one)).json["id"] == made.json["id"]
+        call = scene.call("POST", CHAT, {**HELLO, "stream": True}, headers=one)
+        nursery.start_soon(call.run)
+        await call.has_received(b"data")
+        assert (await scene.post(CHAT, HELLO, headers=one)).error[:2] == (429, "rate_limit_exceeded")
+        assert (await scene.post(CHAT, {**HELLO, "max_tokens": 1}, headers=two)).status == 200
+        call.leave()
+
+
+async def test_a_foreign_page_is_refused_and_a_listed_one_is_let_in() -> None:
+    config = GatewayConfig(allowed_origins=("https://chat.example",))
+    async with serving(config=config) as scene:
+        foreign = await scene.post(CHAT, HELLO, headers={"Origin": "https://evil.example"})
+        assert foreign.error == (403, "origin_not_allowed", None)
+        assert "access-control-allow-origin" not in foreign.headers
+        listed = await scene.get("/v1/models", headers={"Origin": "https://chat.example"})
+        assert listed.headers["access-control-allow-origin"] == "https://chat.example"
+        assert listed.headers["vary"] == "Origin"
+        own = await scene.get("/v1/models", headers={"Origin": "http://localhost:8000"})
+        assert own.status == 200
+
+
+async def test_a_browser_may_ask_before_it_asks() -> None:
+    config = GatewayConfig(allowed_origins=("*",), api_keys=("key",))
+    asked = {
+        "Origin": "https://any.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, x-stainless-os",
+    }
+    async with serving(config=config) as scene:
+        answer = await scene.call("OPTIONS", CHAT, headers=asked).run()
+    assert answer.status == 204
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+async def test_a_name_bent_to_this_machine_is_refused() -> None:
+    async with serving() as scene:
+        answer = await scene.get("/v1/models", headers={"Host": "evil.example"})
+    assert answer.error == (403, "host_not_allowed", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b'{"model": NaN}', "invalid_json"),
+        (b'{"model": 1e999}', "invalid_json"),
+        (b"\xff", "invalid_json"),
+        (b'{"a":' * 100_000, "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"n":' + b"1" * 5000 + b"}", "invalid_json"),
+        (b'{"model": "\\ud800"}', "invalid_json"),
+        (b"{}", "missing_required_parameter"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings", "/detokenize"])
+async def test_what_is_no_request_is_said_to_be_none(body: bytes, code: str, path: str) -> None:
+    async with serving() as scene:
+        answer = await scene.post(path, body=body)
+    assert answer.error[:2] == (400, code)
+
+
+async def test_a_body_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triolet.server.routes.request_body.MAX_BODY_BYTES", 1000)
+    async with serving() as scene:
+        said = await scene.post(CHAT, headers={"Content-Length": "1001"})
+        endless = await scene.post(CHAT, headers={"Content-Length": "9" * 30})
+        unsaid = await scene.post(CHAT, body=b" " * 1001)
+    assert [answer.error[:2] for answer in (said, endless, unsaid)] == [(413, "body_too_large")] * 3
+
+
+async def test_a_body_that_stops_coming_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        call = scene.call("POST", CHAT, HELLO)
+        ask = call._receive
+
+        async def half() -> Any:
+            return {**await ask(), "more_body": True} if not call._was_asked else await ask()
+
+        await call.app(call.scope, half, call._send)
+        assert call.status == 408
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("secret"), OSError("secret"), ExceptionGroup("secret", [KeyError("x")])]
+)
+async def test_no_exception_text_leaves_the_server(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as scene:
+
+        def fail(*args: object, **more: object) -> None:
+            raise error
+
+        monkeypatch.setattr(type(scene.engine), "generate", fail)
+        for path, payload in ((CHAT, HELLO), ("/v1/responses", {"model": MODEL, "input": "HELLO"})):
+            for stream in (False, True):
+                answer = await scene.post(path, {**payload, "stream": stream})
+                assert answer.error == (500, "server_error", None)
+                assert b"secret" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", CHAT), ("POST", "/health"), ("DELETE", "/v1/models"), ("PUT", "/")]
+)
+async def test_a_wrong_method_is_said_to_be_one(method: str, path: str) -> None:
+    async with serving() as scene:
+        answer = await scene.call(method, path).run()
+    assert answer.error[:2] == (405, "method_not_allowed")
+    assert "allow" in answer.headers

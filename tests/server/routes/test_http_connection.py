@@ -1,0 +1,62 @@
+"""What becomes of a connection whose request was answered, streamed or not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from tests.actors.harness import STEP_S, assert_all_blocks_back
+from tests.server.routes.harness import HELLO, serving
+from tests.server.routes.memory import connected
+from triolet.server.transport.hypercorn_adapter import KEEP_ALIVE_S
+
+PATHS = ("/v1/chat/completions", "/v1/responses")
+
+
+def request_of(path: str, stream: bool, connection: str) -> bytes:
+    wish = {**HELLO, "input": "HELLO", "stream": stream}
+    wish |= {"max_output_tokens": 3} if path == "/v1/responses" else {"max_tokens": 3}
+    body = json.dumps(wish).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\nContent-Length: {len(body)}"
+    )
+    return head.encode() + b"\r\n\r\n" + body
+
+
+async def rest_of(client: Any) -> bytes:
+    received = b""
+    while data := await client.receive_some():
+        received += data
+    return received
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_it_is_closed_where_the_client_asked_for_that(
+    path: str, stream: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene, connected(scene) as client:
+        began_s = trio.current_time()
+        await client.send_all(request_of(path, stream, "close"))
+        answer = await rest_of(client)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert trio.current_time() - began_s < 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_it_is_kept_for_a_while_and_not_for_ever(
+    path: str, stream: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene, connected(scene) as client:
+        for _ in range(3):
+            await client.send_all(request_of(path, stream, "keep-alive"))
+        await trio.sleep(30 * STEP_S)
+        began_s = trio.current_time()
+        answers = await rest_of(client)
+        assert answers.count(b"HTTP/1.1 200") == 3
+        assert KEEP_ALIVE_S - 2 < trio.current_time() - began_s < KEEP_ALIVE_S + 2
+        assert_all_blocks_back(scene.engine)

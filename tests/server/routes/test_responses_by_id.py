@@ -1,0 +1,150 @@
+"""A response is ended by its id, and says what it was asked in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back
+from tests.server.responses.websocket_client import connected
+from tests.server.routes.harness import MODEL, Scene, serving
+from triolet.config.server import GatewayConfig
+
+RESPONSES = "/v1/responses"
+ASK: dict[str, Any] = {"model": MODEL, "input": "HELLO", "max_output_tokens": 100, "seed": 1}
+
+
+def endless() -> FakeExecutor:
+    return FakeExecutor(num_blocks=64, block_size=4)
+
+
+async def id_of(call: Any) -> str:
+    """Of the response that a stream tells of."""
+    await call.has_received(b"response.output_text.delta")
+    return str(call.received.partition(b'"id":"')[2].partition(b'"')[0].decode())
+
+
+def is_idle(scene: Scene) -> bool:
+    assert_all_blocks_back(scene.engine)
+    return scene.engine.statistics().num_requests_live == 0
+
+
+@pytest.mark.parametrize("with_gateway", [True, False])
+async def test_a_stream_is_cancelled_by_another_request_and_frees_its_blocks_within_a_step(
+    with_gateway: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving(endless(), with_gateway=with_gateway) as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", RESPONSES, {**ASK, "stream": True})
+        nursery.start_soon(call.run)
+        path = f"{RESPONSES}/{await id_of(call)}"
+        assert (await scene.get(path)).json["status"] == "in_progress"
+        cancelled = (await scene.post(f"{path}/cancel")).json
+        assert (cancelled["object"], cancelled["status"]) == ("response", "cancelled")
+        assert 0 < cancelled["usage"]["output_tokens"] < 100
+        await trio.sleep(1.5 * STEP_S)  # the step in flight ends, and the next one has not
+        assert is_idle(scene)
+        await call.has_received(b"[DONE]")
+        assert b'"type":"response.incomplete"' in call.received
+        # It is remembered as what it was, and to cancel it once more changes nothing.
+        assert (await scene.get(path)).json == cancelled
+        assert (await scene.post(f"{path}/cancel")).json == cancelled
+
+
+async def test_who_waits_for_the_whole_of_a_cancelled_response_gets_what_there_is(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    answers = []
+    async with serving(endless()) as scene, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            answers.append(await scene.post(RESPONSES, ASK))
+
+        nursery.start_soon(ask)
+        await trio.sleep(10 * STEP_S)
+        assert scene.gateway is not None
+        [response_id] = scene.gateway.running.ids
+        cancelled = (await scene.post(f"{RESPONSES}/{response_id}/cancel")).json
+        await trio.testing.wait_all_tasks_blocked()
+    assert (answers[0].status, answers[0].json) == (200, cancelled)
+
+
+async def test_a_response_of_a_websocket_is_cancelled_over_http_and_its_lane_goes_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving(endless()) as scene:
+        assert scene.gateway is not None
+        async with connected(scene.gateway) as client:
+            await client.create(input="HELLO", max_output_tokens=100)
+            created = (await client.next_events())[0]
+            await client.create(input="AND", max_output_tokens=1)
+            await trio.sleep(5 * STEP_S)
+            path = f"{RESPONSES}/{created['response']['id']}/cancel"
+            assert (await scene.post(path)).json["status"] == "cancelled"
+            last = (await client.until_ended())[-1]
+            assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+            assert (await client.until_ended())[-1]["response"]["usage"]["output_tokens"] == 1
+        assert is_idle(scene)
+
+
+async def test_a_resumable_response_that_nobody_reads_can_be_cancelled(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving(endless()) as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", RESPONSES, {**ASK, "stream": True, "resumable": True})
+        nursery.start_soon(call.run)
+        path = f"{RESPONSES}/{await id_of(call)}"
+        call.leave()
+        await trio.sleep(1)
+        assert (await scene.post(f"{path}/cancel")).json["status"] == "cancelled"
+        await trio.sleep(1.5 * STEP_S)
+        assert is_idle(scene)
+        assert (await scene.get(path)).json["status"] == "cancelled"
+
+
+async def test_nobody_cancels_or_sees_what_is_another_keys(autojump_clock: trio.testing.MockClock) -> None:
+    config = GatewayConfig(api_keys=("mine", "yours"))
+    mine, yours = ({"authorization": f"Bearer {key}"} for key in config.api_keys)
+    async with serving(endless(), config) as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", RESPONSES, {**ASK, "stream": True}, headers=mine)
+        nursery.start_soon(call.run)
+        path = f"{RESPONSES}/{await id_of(call)}"
+        for answer in (
+            await scene.post(f"{path}/cancel", headers=yours),
+            await scene.get(f"{path}/input_items", headers=yours),
+            await scene.get(path, headers=yours),
+            await scene.post(f"{RESPONSES}/resp_none/cancel", headers=mine),
+            await scene.get(f"{RESPONSES}/resp_none/input_items", headers=mine),
+        ):
+            assert answer.error == (404, "response_not_found", "response_id")
+        assert (await scene.get(path, headers=mine)).json["status"] == "in_progress"
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_input_of_a_response_is_listed_with_the_turns_before(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving() as scene:
+        wish = {**ASK, "max_output_tokens": 2, "instructions": "BE"}
+        first = (await scene.post(RESPONSES, wish)).json
+        second = (
+            await scene.post(RESPONSES, {**wish, "input": "AND", "previous_response_id": first["id"]})
+        ).json
+        answer = (await scene.get(f"{RESPONSES}/{second['id']}/input_items?order=asc")).json
+        said = [(item["role"], item["content"][0]["text"]) for item in answer["data"]]
+        told = first["output"][0]["content"][0]["text"]
+        assert said == [("user", "HELLO"), ("assistant", told), ("user", "AND")]
+        assert (answer["object"], answer["has_more"]) == ("list", False)
+        assert (await scene.get(f"{RESPONSES}/{second['id']}/input_items?limit=0")).error[2] == "limit"
+
+
+async def test_the_input_of_a_running_response_is_listed(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving(endless()) as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", RESPONSES, {**ASK, "stream": True, "store": False})
+        nursery.start_soon(call.run)
+        path = f"{RESPONSES}/{await id_of(call)}/input_items"
+        [item] = (await scene.get(path)).json["data"]
+        assert item["content"] == [{"type": "input_text", "text": "HELLO"}]
+        nursery.cancel_scope.cancel()

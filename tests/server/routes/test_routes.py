@@ -1,0 +1,263 @@
+"""The other routes: models, tokens, embeddings, responses, health, metrics and the page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from tests.actors.harness import STEP_S, FakeExecutor
+from tests.server.routes.harness import HELLO, MODEL, Scene, serving
+from triolet.config.server import GatewayConfig
+from triolet.errors import ConfigError
+from triolet.server.routes.page import FILES
+
+RESPONSES = "/v1/responses"
+ASK: dict[str, Any] = {"model": MODEL, "input": "HELLO", "max_output_tokens": 4, "seed": 1}
+
+
+async def test_the_model_is_listed_with_its_longest_sequence() -> None:
+    async with serving() as scene:
+        (card,) = (await scene.get("/v1/models")).json["data"]
+        assert (card["id"], card["object"], card["max_model_len"]) == (MODEL, "model", 256)
+        assert (await scene.get(f"/v1/models/{MODEL}")).json == card
+        assert (await scene.get("/v1/models/a/b")).error == (404, "model_not_found", "model")
+
+
+async def test_a_model_answers_to_its_path_too() -> None:
+    async with serving(model="some/where", served_model_name="short") as scene:
+        names = [card["id"] for card in (await scene.get("/v1/models")).json["data"]]
+        assert names == ["short", "some/where"]
+        assert (await scene.get("/v1/models/some/where")).json["root"] == "short"
+
+
+async def test_tokens_of_a_prompt_and_back() -> None:
+    async with serving() as scene:
+        answer = await scene.post("/tokenize", {"prompt": "HELLO", "return_token_strs": True})
+        assert answer.json == {
+            "count": 5,
+            "max_model_len": 256,
+            "tokens": [7, 4, 11, 11, 14],
+            "token_strs": list("HELLO"),
+        }
+        assert (await scene.post("/tokenize", {"messages": HELLO["messages"]})).json["count"] == 5
+        assert (await scene.post("/detokenize", {"tokens": [7, 4]})).json == {"prompt": "HE"}
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "error"),
+    [
+        ("/tokenize", {}, (400, "missing_required_parameter", "prompt or messages")),
+        (
+            "/tokenize",
+            {"prompt": "A", "messages": HELLO["messages"]},
+            (400, "missing_required_parameter", "prompt or messages"),
+        ),
+        (
+            "/tokenize",
+            {"prompt": "A", "add_special_tokens": False},
+            (400, "unsupported_parameter", "add_special_tokens"),
+        ),
+        ("/tokenize", {"prompt": "A", "model": "x"}, (404, "model_not_found", "model")),
+        ("/detokenize", {"tokens": [50]}, (400, "invalid_value", "tokens")),
+        ("/detokenize", {"tokens": "A"}, (400, "invalid_value", "tokens")),
+        ("/v1/embeddings", {"model": MODEL, "input": "A"}, (400, "unsupported_model", "model")),
+        (
+            "/v1/embeddings",
+            {"model": MODEL, "input": ["A", "B"], "encoding_format": "base64"},
+            (400, "unsupported_model", "model"),
+        ),
+        ("/v1/embeddings", {"model": "x", "input": "A"}, (404, "model_not_found", "model")),
+        ("/v1/embeddings", {"model": MODEL, "input": {}}, (400, "invalid_value", "input")),
+        (
+            "/v1/embeddings",
+            {"model": MODEL, "input": "A", "encoding_format": "int8"},
+            (400, "invalid_value", "encoding_format"),
+        ),
+        (
+            "/v1/embeddings",
+            {"model": MODEL, "input": "A", "dimensions": 0},
+            (400, "invalid_value", "dimensions"),
+        ),
+        (RESPONSES, {"model": MODEL}, (400, "missing_required_parameter", "input")),
+        (RESPONSES, {**ASK, "model": "x"}, (404, "model_not_found", "model")),
+        (RESPONSES, {**ASK, "background": True}, (400, "unsupported_parameter", "background")),
+        (
+            RESPONSES,
+            {**ASK, "previous_response_id": "x"},
+            (400, "previous_response_not_found", "previous_response_id"),
+        ),
+        (RESPONSES, {**ASK, "input": "A" * 300}, (400, "context_length_exceeded", "input")),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_name(path: str, payload: Any, error: Any) -> None:
+    async with serving() as scene:
+        assert (await scene.post(path, payload)).error == error
+
+
+# ---------------------------------------------------------------------------------------- responses
+
+
+async def test_a_response_is_made_remembered_continued_and_forgotten(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving() as scene:
+        made = (await scene.post(RESPONSES, ASK)).json
+        assert (made["object"], made["status"]) == ("response", "incomplete")
+        path = f"{RESPONSES}/{made['id']}"
+        assert (await scene.get(path)).json == made
+        more = await scene.post(RESPONSES, {**ASK, "input": "AND", "previous_response_id": made["id"]})
+        assert more.json["usage"]["input_tokens"] == 5 + 4 + 3
+        forgotten = await scene.call("DELETE", path).run()
+        assert forgotten.json == {"id": made["id"], "object": "response", "deleted": True}
+        assert (await scene.get(path)).error[:2] == (404, "response_not_found")
+        assert (await scene.call("DELETE", path).run()).error[:2] == (404, "response_not_found")
+
+
+async def test_a_response_that_is_not_to_be_stored_is_not(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        made = (await scene.post(RESPONSES, {**ASK, "store": False})).json
+        assert (await scene.get(f"{RESPONSES}/{made['id']}")).status == 404
+
+
+@pytest.mark.parametrize("with_gateway", [True, False])
+async def test_events_are_numbered_and_add_up(
+    with_gateway: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving(with_gateway=with_gateway) as scene:
+        whole = (await scene.post(RESPONSES, ASK)).json
+        streamed = await scene.post(RESPONSES, {**ASK, "stream": True})
+    events = streamed.events
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created"
+    assert events[-1]["type"] == "response.incomplete"
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert text == whole["output"][0]["content"][0]["text"]
+    assert streamed.body.startswith(b"event: response.created\ndata: {")
+
+
+async def test_a_lost_stream_is_read_on_by_another_request(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene, trio.open_nursery() as nursery:
+        wish = {**ASK, "max_output_tokens": 30, "resumable": True, "stream": True}
+        unbroken = (await scene.post(RESPONSES, wish)).events
+        first = scene.call("POST", RESPONSES, wish)
+        nursery.start_soon(first.run)
+        await first.has_received(b"response.output_text.delta")
+        await trio.sleep(5 * STEP_S)
+        first.leave()
+        await trio.sleep(1)
+        heard = _events(bytes(first.received))
+        path = f"{RESPONSES}/{heard[0]['response']['id']}"
+        assert (await scene.get(path)).json["status"] == "in_progress"
+        rest = await scene.get(f"{path}?stream=true&starting_after={heard[-1]['sequence_number']}")
+        together = [*heard, *rest.events]
+        assert [event["sequence_number"] for event in together] == list(range(len(together)))
+        assert _text(together) == _text(unbroken)
+        assert (await scene.get(f"{path}?stream=true&starting_after=x")).error[0] == 400
+        assert (await scene.get(f"{RESPONSES}/x?stream=true")).error[:2] == (404, "response_not_found")
+
+
+def _events(received: bytes) -> list[Any]:
+    import json
+
+    whole = received[: received.rindex(b"\n\n")].decode().split("\n\n")
+    return [json.loads(event.partition("data: ")[2]) for event in whole if "data: {" in event]
+
+
+def _text(events: list[Any]) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+
+
+async def test_nothing_can_be_resumed_without_a_gateway() -> None:
+    async with serving(with_gateway=False) as scene:
+        answer = await scene.post(RESPONSES, {**ASK, "resumable": True})
+    assert answer.error == (400, "unsupported_parameter", "resumable")
+
+
+async def test_get_says_that_it_wants_to_become_a_websocket() -> None:
+    async with serving() as scene:
+        answer = await scene.get(RESPONSES)
+    assert answer.error[:2] == (426, "upgrade_required")
+    assert answer.headers["upgrade"] == "websocket"
+
+
+# --------------------------------------------------------------------------------- operators, page
+
+
+async def test_health_turns_red_when_work_is_pending_and_no_step_is_made(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Stuck(FakeExecutor):
+        async def compute(self, plan: Any) -> Any:
+            await trio.sleep(1000)
+
+    async with serving(Stuck(num_blocks=64, block_size=4), step_timeout=5.0) as scene:
+        assert (await scene.get("/health")).json == {"status": "ok"}
+        async with trio.open_nursery() as nursery:
+            call = scene.call("POST", "/v1/chat/completions", HELLO)
+            nursery.start_soon(call.run)
+            await trio.sleep(1)
+            assert (await scene.get("/health")).status == 200
+            await trio.sleep(4.5)
+            answer = await scene.get("/health")
+            assert answer.error[:2] == (503, "unhealthy")
+            nursery.cancel_scope.cancel()
+
+
+async def test_metrics_are_prometheus_text(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        await scene.post("/v1/chat/completions", {**HELLO, "max_tokens": 3})
+        answer = await scene.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    numbers = dict(re.findall(r"^(\S+) (\S+)$", answer.body.decode(), flags=re.MULTILINE))
+    labels = f'engine="0",model_name="{MODEL}"'
+    assert float(numbers[f"triolet:generation_tokens_total{{{labels}}}"]) == 3
+    blocks = [float(value) for name, value in numbers.items() if name.startswith("triolet:kv_blocks{")]
+    assert sum(blocks) == 64
+
+
+async def test_dashboards_for_vllm_find_their_names() -> None:
+    async with serving(config=GatewayConfig(metrics_prefix="vllm:")) as scene:
+        assert b"vllm:num_requests_running{" in (await scene.get("/metrics")).body
+    for prefix in ("", "1a:", "a-b"):
+        with pytest.raises(ConfigError, match="metrics_prefix must be"):
+            GatewayConfig(metrics_prefix=prefix)
+
+
+async def test_the_page_and_its_files_are_there_and_may_do_little() -> None:
+    async with serving() as scene:
+        page = await scene.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        for name in re.findall(r'(?:href|src)="static/([^"]+)"', page.body.decode()):
+            assert name in FILES
+        for name, kind in FILES.items():
+            file = await scene.get(f"/static/{name}")
+            assert (file.status, file.headers["content-type"]) == (200, kind)
+            assert file.body
+        assert (await scene.get("/static/../app.py")).status == 404
+        assert (await scene.get("/static/app.py")).status == 404
+
+
+async def test_no_file_of_the_page_writes_text_as_markup() -> None:
+    async with serving() as scene:
+        for name in FILES:
+            body = (await scene.get(f"/static/{name}")).body.decode()
+            assert not re.search(
+                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|style=", body
+            ), name
+
+
+async def test_the_app_can_be_mounted_in_another(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as scene:
+        outer = Scene(scene.engine, Starlette(routes=[Mount("/llm", scene.app)]), None)
+        assert (await outer.get("/llm/health")).status == 200
+        assert (await outer.get("/llm/")).status == 200
+        answer = await outer.post("/llm/v1/chat/completions", {**HELLO, "max_tokens": 2})
+        assert len(answer.json["choices"][0]["message"]["content"]) == 2

@@ -1,0 +1,394 @@
+"""One port: HTTP, handed-over upgrades, limits, TLS, and the way down; over real sockets of this machine."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from triolet.config.server import GatewayConfig
+from triolet.errors import ConfigError
+from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.listener import Front
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+UPGRADE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\n"
+    b"Upgrade: WebSocket\r\nX-A: 1\r\n\r\n"
+)
+
+
+class Server:
+    """A front whose app and WebSocket say what they see."""
+
+    def __init__(self, front: Front, port: int, cancelled: list[str]) -> None:
+        self.front, self.port, self.cancelled = front, port, cancelled
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+    async def ask(self, request: bytes) -> bytes:
+        """Everything that is answered until the server closes."""
+        stream = await self.connect()
+        async with stream:
+            await stream.send_all(request)
+            return await rest_of(stream)
+
+
+async def eventually(condition: Callable[[], bool], within_s: float) -> None:
+    with trio.fail_after(within_s):
+        while not condition():  # noqa: ASYNC110  # what is awaited is a count of the server's
+            await trio.sleep(0.001)
+
+
+async def rest_of(stream: trio.abc.ReceiveStream) -> bytes:
+    with trio.fail_after(10):
+        answer = b""
+        while data := await stream.receive_some():
+            answer += data
+        return answer
+
+
+async def read(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
+    with trio.fail_after(10):
+        answer = b""
+        while not answer.endswith(end):
+            data = await stream.receive_some()
+            assert data, answer
+            answer += data
+        return answer
+
+
+class Flood(Response):
+    """An answer that never ends."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
+
+
+def an_app(cancelled: list[str]) -> Starlette:
+    async def hello(request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    async def length(request: Request) -> Response:
+        return PlainTextResponse(f"{len(await request.body())} bytes")
+
+    async def wait(request: Request) -> Response:
+        try:
+            await trio.sleep(60)
+        except trio.Cancelled:
+            cancelled.append(request.url.path)
+            raise
+        return PlainTextResponse("late")
+
+    async def flood(request: Request) -> Response:
+        return Flood()
+
+    async def fail(request: Request) -> Response:
+        raise RuntimeError("secret")
+
+    return Starlette(
+        routes=[
+            Route("/", hello),
+            Route("/length", length, methods=["POST"]),
+            Route("/wait", wait),
+            Route("/flood", flood),
+            Route("/fail", fail),
+            Route("/v1/responses", hello),
+        ]
+    )
+
+
+@asynccontextmanager
+async def listening(**fields: Any) -> AsyncGenerator[Server]:
+    cancelled: list[str] = []
+    config = GatewayConfig.create(GatewayConfig(port=0, handshake_timeout=0.5), **fields)
+
+    async def websocket(stream: ClientStream) -> None:
+        async with stream:
+            data = await stream.receive_some()
+            if b"fail" in data:
+                raise RuntimeError("a bug")
+            await stream.send_all(b"WS " + data)
+
+    front = Front(config, an_app(cancelled), websocket)
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(front.run)
+        yield Server(front, int(url.rpartition(":")[2]), cancelled)
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_connection_answers_several_requests_and_may_become_a_websocket() -> None:
+    async with listening() as server:
+        stream = await server.connect()
+        async with stream:
+            for _ in range(2):
+                await stream.send_all(GET)
+                assert (await read(stream, b"hello")).startswith(b"HTTP/1.1 200")
+            await stream.send_all(UPGRADE + b"and more")
+            assert await rest_of(stream) == b"WS " + UPGRADE + b"and more"
+
+
+async def test_an_upgrade_may_wait_behind_a_request_and_come_in_pieces() -> None:
+    async with listening() as server:
+        stream = await server.connect()
+        async with stream:
+            await stream.send_all(GET + UPGRADE[:40])
+            await read(stream, b"hello")
+            await trio.sleep(0.05)
+            await stream.send_all(UPGRADE[40:])
+            assert await rest_of(stream) == b"WS " + UPGRADE
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        UPGRADE.replace(b"/v1/responses", b"/"),
+        UPGRADE.replace(b"WebSocket", b"h2c"),
+        UPGRADE.replace(b"Upgrade: ", b"X: "),
+        UPGRADE.replace(b"keep-alive, Upgrade", b"keep-alive"),
+    ],
+)
+async def test_other_upgrades_are_answered_as_if_they_were_not_asked_for(request_head: bytes) -> None:
+    async with listening() as server:
+        stream = await server.connect()
+        async with stream:
+            await stream.send_all(request_head)
+            assert (await read(stream, b"hello")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("behind", [b"", GET, GET[:10]])
+async def test_a_client_that_goes_cancels_its_request_whatever_it_has_sent_behind_it(behind: bytes) -> None:
+    async with listening() as server:
+        stream = await server.connect()
+        await stream.send_all(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n" + behind)
+        await trio.sleep(0.1)
+        assert not server.cancelled
+        await stream.aclose()
+        await eventually(lambda: bool(server.cancelled) and not server.front.num_connections, 1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000, b"431"),
+        (b"x" * 40_000, b"431"),
+        (b"\x16\x03\x01\x02\x00garbage\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
+        (b"POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
+    ],
+)
+async def test_what_is_no_http_is_answered_and_closed(sent: bytes, status: bytes) -> None:
+    async with listening() as server:
+        answer = await server.ask(sent)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b'"error":{' in answer
+        assert server.front.num_connections <= 1
+
+
+async def test_a_head_must_come_in_time_however_slowly_it_drips() -> None:
+    async with listening() as server:
+        stream = await server.connect()
+        began = trio.current_time()
+        async with stream, trio.open_nursery() as nursery:
+
+            async def drip() -> None:
+                for byte in GET * 100:
+                    try:
+                        await stream.send_all(bytes([byte]))
+                    except trio.BrokenResourceError:
+                        return
+                    await trio.sleep(0.1)
+
+            nursery.start_soon(drip)
+            assert await rest_of(stream) == b""
+            nursery.cancel_scope.cancel()
+        assert 0.4 < trio.current_time() - began < 5
+
+
+async def test_an_answer_arrives_although_the_body_was_not_read() -> None:
+    async with listening() as server:
+        request = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n" + b"x" * 3_000_000
+        answer = await server.ask(request)
+        assert answer.endswith(b"hello")
+
+
+async def test_a_large_body_goes_through() -> None:
+    async with listening() as server:
+        size = 5_000_000
+        head = (
+            b"POST /length HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % size
+        )
+        stream = await server.connect()
+        async with stream:
+            await stream.send_all(head)
+            assert b"100" in await read(stream, b"\r\n\r\n")
+            await stream.send_all(b"x" * size)
+            assert b"5000000 bytes" in await read(stream, b"bytes")
+
+
+async def test_requests_may_be_sent_before_the_answers_to_those_before_them() -> None:
+    async with listening() as server, await server.connect() as stream:
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+        posts = [
+            b"POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+            b"POST /length HTTP/1.1\r\nHost: a\r\n" + chunked,
+        ]
+        await stream.send_all(b"".join([*posts, GET]))
+        answers = await read(stream, b"hello")
+        assert answers.index(b"3 bytes") < answers.index(b"7 bytes") < answers.index(b"hello")
+
+
+async def test_an_old_client_is_answered_and_the_connection_closed() -> None:
+    async with listening() as server:
+        answer = await server.ask(b"GET / HTTP/1.0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"hello")
+
+
+async def test_what_goes_wrong_in_a_connection_stays_there(caplog: pytest.LogCaptureFixture) -> None:
+    async with listening() as server:
+        assert await server.ask(UPGRADE + b"fail") == b""
+        answer = await server.ask(b"GET /fail HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 500")
+        assert b"secret" not in answer
+        assert (await server.ask(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(
+            b"hello"
+        )
+    assert "a connection failed" in caplog.text
+
+
+async def test_connections_beyond_the_limit_are_turned_away_with_a_word() -> None:
+    async with listening(max_connections=5, max_connections_per_address=2) as server:
+        async with await server.connect() as one, await server.connect() as two:
+            for stream in (one, two):
+                await stream.send_all(GET)
+                await read(stream, b"hello")
+            answer = await server.ask(GET)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"too_many_connections" in answer
+            assert b"retry-after: 1" in answer
+        await eventually(lambda: not server.front.num_connections, 2)
+        assert (await server.ask(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(
+            b"hello"
+        )
+
+
+async def test_a_client_that_does_not_read_is_given_up_after_the_write_timeout() -> None:
+    async with listening(write_timeout=0.3) as server, await server.connect() as stream:
+        await stream.send_all(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
+        await trio.sleep(0.1)
+        assert server.front.num_connections == 1
+        await eventually(lambda: not server.front.num_connections, 5)
+
+
+async def test_the_end_waits_for_no_client_that_does_not_read() -> None:
+    async with listening(write_timeout=60.0) as server:
+        stalled, idle, busy = [await server.connect() for _ in range(3)]
+        await stalled.send_all(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
+        await idle.send_all(GET)
+        await read(idle, b"hello")
+        await busy.send_all(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n")
+        await trio.sleep(0.1)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.front.stop, began + 0.5)
+            assert await rest_of(idle) == b""
+            assert trio.current_time() - began < 0.4
+        assert 0.4 < trio.current_time() - began < 1.5
+        await eventually(lambda: server.cancelled == ["/wait"], 1)
+        with pytest.raises(OSError, match=r".+"):
+            await server.connect()
+        for stream in (stalled, idle, busy):
+            await trio.aclose_forcefully(stream)
+
+
+async def test_a_thousand_connections_in_rounds_leave_nothing_behind() -> None:
+    async with listening() as server:
+        tasks_before = trio.lowlevel.current_statistics().tasks_living
+
+        async def come_and_go(number: int) -> None:
+            stream = await server.connect()
+            if number % 3:
+                await stream.send_all(GET if number % 2 else GET[:20])
+            await trio.aclose_forcefully(stream)
+
+        for _ in range(10):
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(come_and_go, number)
+        await eventually(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks_before, 5)
+        assert not server.front.num_connections
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, chain = folder / "key.pem", folder / "chain.pem"
+    try:
+        subprocess.run(
+            [
+                *("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost".split()),
+                *("-addext subjectAltName=DNS:localhost -keyout".split()),
+                *(str(key), "-out", str(chain)),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make a certificate with")
+    return chain, key
+
+
+async def test_with_a_certificate_both_languages_are_spoken_over_tls(certificate: tuple[Path, Path]) -> None:
+    chain, key = certificate
+    trusting = ssl.create_default_context(cafile=str(chain))
+    async with listening(certfile=str(chain), keyfile=str(key)) as server:
+        stream = trio.SSLStream(await server.connect(), trusting, server_hostname="localhost")
+        await stream.send_all(GET)
+        assert (await read(stream, b"hello")).startswith(b"HTTP/1.1 200")
+        await stream.send_all(UPGRADE)
+        assert (await read(stream, UPGRADE)).startswith(b"WS ")
+        await trio.aclose_forcefully(stream)
+        async with await server.connect() as plain:
+            await plain.send_all(GET)
+            assert b"200" not in await rest_of(plain)
+        async with await server.connect() as silent:
+            assert await rest_of(silent) == b""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"host": "203.0.113.1"}, {"port": 70_000}, {"certfile": "nowhere.pem"}],
+)
+async def test_what_can_not_be_listened_on_is_a_mistake_of_the_configuration(fields: dict[str, Any]) -> None:
+    with pytest.RaisesGroup(ConfigError, flatten_subgroups=True, allow_unwrapped=True):
+        async with listening(**fields):
+            raise AssertionError("it listens")
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with listening() as server:
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(ConfigError, match="port must be free"),
+            flatten_subgroups=True,
+            allow_unwrapped=True,
+        ):
+            async with listening(port=server.port):
+                raise AssertionError("it listens")

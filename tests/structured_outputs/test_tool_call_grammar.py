@@ -1,0 +1,206 @@
+"""Answers that may call tools: free text, and calls that follow their schemas, whatever the tokens are."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from tests.structured_outputs.vocabularies import EOS, bits, small_tokenizer, tokens
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.tools import TextPiece, ToolCallEnd, plan_tools
+from triolet.ipc.grammar import GuideStep
+from triolet.structured_outputs.compiler import Grammar, WrongGrammar
+
+MARKS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"]
+NUMBER = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/digit"}},
+    "required": ["x"],
+    "additionalProperties": False,
+    "$defs": {"digit": {"enum": [1, 2]}},
+}
+TOOLS = [
+    {"type": "function", "name": "f", "parameters": NUMBER, "strict": True},
+    {"type": "function", "name": "ff", "parameters": {"type": "object"}},
+]
+CALL = '{"name": "f", "arguments": {"x": 1}}'
+OTHER = '{"name": "ff", "arguments": {"any": [null]}}'
+LLAMA, LLAMA_OTHER = (text.replace("arguments", "parameters") for text in (CALL, OTHER))
+MUST_GO_ON, MAY_END, OVER = "must go on", "may end", "over"
+
+
+def vocabulary(kind: str) -> Tokenizer:
+    """In which the marks are spelled (text), are tokens of their own (added), or tokens that no text can spell."""
+    tokenizer = small_tokenizer([("a", "b"), ("<", "t")])
+    if kind != "text":
+        tokenizer.add_tokens([AddedToken(mark, special=kind == "special") for mark in MARKS])
+    return tokenizer
+
+
+def grammar(
+    tokenizer: Tokenizer,
+    tool_parser: str,
+    *,
+    parallel: bool = True,
+    tools: Any = TOOLS,
+    form: StructuredOutputsParams | None = None,
+) -> Grammar:
+    plan = plan_tools(tools, tool_parser=tool_parser, parallel_tool_calls=parallel, form=form)
+    assert plan.structured_outputs is not None
+    return Grammar(tokens(tokenizer), plan.structured_outputs)
+
+
+def followed(tokenizer: Tokenizer, bound: Grammar, text: str, *, spelled: bool = False) -> str:
+    """What becomes of a text: where it is stopped, or whether it may end."""
+    # The marks are the last tokens that there are, so the ids of a vocabulary without them mean the same in each.
+    token_ids = (vocabulary("text") if spelled else tokenizer).encode(text).ids
+    eos = tokenizer.token_to_id(EOS)
+    for end in range(len(token_ids) + 1):
+        guided = bound.guide(GuideStep(0, 0, tuple(token_ids[:end])))
+        assert guided.problem == ""
+        allowed = bits(guided.mask)
+        if end == len(token_ids):
+            break
+        if token_ids[end] not in allowed:
+            return "stopped before " + tokenizer.decode(token_ids[end:], skip_special_tokens=False)
+    return OVER if guided.is_over or allowed == {eos} else MAY_END if eos in allowed else MUST_GO_ON
+
+
+CASES = [
+    ("hermes", True, "any text, é {", MAY_END),
+    ("hermes", True, f"a <tool_call>\n{CALL}\n</tool_call>", MAY_END),
+    ("hermes", True, f"<tool_call>{OTHER}</tool_call>\n<tool_call>{CALL} </tool_call> ab", MAY_END),
+    ("hermes", True, "<tool_call>ab", "stopped before ab"),
+    ("hermes", True, '<tool_call>{"name": "f", "arguments": {"x": 3', "stopped before 3"),
+    ("hermes", True, f"<tool_call>{CALL}</tool_call> ab<tool_call>ab", "stopped before ab"),
+    ("hermes", False, "ab", MAY_END),
+    ("hermes", False, f"a <tool_call>\n{CALL}\n</tool_call>", OVER),
+    ("llama3_json", True, " ab {", MAY_END),
+    ("llama3_json", True, f" {LLAMA}; {LLAMA_OTHER}; ab", MAY_END),
+    ("llama3_json", True, f"ab<|python_tag|>{LLAMA};{LLAMA}<|python_tag|>{LLAMA}ab", MAY_END),
+    ("llama3_json", True, '{"ab', "stopped before ab"),
+    ("llama3_json", True, f'{LLAMA};{{"ab', "stopped before ab"),
+    ("llama3_json", True, "ab <|python_tag|>ab", "stopped before ab"),
+    ("llama3_json", True, '{"name": "f", "parameters": {"x": 3', "stopped before 3"),
+    ("llama3_json", False, LLAMA, OVER),
+    ("llama3_json", False, f"ab <|python_tag|>{LLAMA}", OVER),
+    ("llama3_json", False, "ab", MAY_END),
+    ("mistral", True, "ab", MAY_END),
+    ("mistral", True, f"ab [TOOL_CALLS] [{CALL}, {OTHER}]", OVER),
+    ("mistral", True, 'ab[TOOL_CALLS]ff[ARGS]{"x": 3}[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"x": 1} ab', MAY_END),
+    ("mistral", True, '[TOOL_CALLS]f{"x": 2}', MAY_END),
+    ("mistral", True, '[TOOL_CALLS]f[ARGS]{"x": 3', "stopped before 3"),
+    ("mistral", True, "[TOOL_CALLS]ab", "stopped before ab"),
+    ("mistral", False, f"[TOOL_CALLS][{CALL}", MUST_GO_ON),
+    ("mistral", False, f"[TOOL_CALLS][{CALL}]", OVER),
+    ("mistral", False, f"[TOOL_CALLS][{CALL},", "stopped before ,"),
+    ("mistral", False, 'ab[TOOL_CALLS]f[ARGS]{"x": 1}', OVER),
+]
+
+
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+@pytest.mark.parametrize(("tool_parser", "parallel", "text", "end"), CASES)
+def test_text_is_free_and_calls_follow_their_schema(
+    kind: str, tool_parser: str, parallel: bool, text: str, end: str
+) -> None:
+    tokenizer = vocabulary(kind)
+    bound = grammar(tokenizer, tool_parser, parallel=parallel)
+    assert followed(tokenizer, bound, text) == end
+    # A mark that is one token can be spelled, too, and what reads the answer sees no difference.
+    assert followed(tokenizer, bound, text, spelled=True) == end
+
+
+FORM = {
+    "type": "object",
+    "properties": {"a": {"anyOf": [{"const": 1}, {"type": "string"}]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+EITHER_CASES = [
+    ("hermes", True, '{"a": 1}', OVER),
+    ("hermes", True, ' \n{"a": "<tool_call>[TOOL_CALLS]"}', OVER),
+    ("hermes", True, '{"a": 2', "stopped before 2"),
+    ("hermes", True, "ab", "stopped before ab"),
+    ("hermes", True, f"\n<tool_call>\n{CALL}\n</tool_call>", MAY_END),
+    ("hermes", True, f"<tool_call>{OTHER}</tool_call>\n<tool_call>{CALL}</tool_call>\n", MAY_END),
+    ("hermes", True, f"<tool_call>{CALL}</tool_call> ab", "stopped before ab"),
+    ("hermes", True, '<tool_call>{"name": "f", "arguments": {"x": 3', "stopped before 3"),
+    ("hermes", True, '<tool_call>{"a', "stopped before a"),
+    ("hermes", False, f"<tool_call>{OTHER}</tool_call>", OVER),
+    ("hermes", False, '{"a": 1}', OVER),
+    ("llama3_json", True, '{"a": 1}', OVER),
+    ("llama3_json", True, f"\n{LLAMA}; {LLAMA_OTHER}", MAY_END),
+    ("llama3_json", True, f"<|python_tag|>{LLAMA};{LLAMA}<|python_tag|>{LLAMA}", MAY_END),
+    ("llama3_json", True, f'{LLAMA};{{"a', "stopped before a"),
+    ("llama3_json", True, '{"name": "f", "parameters": {"x": 3', "stopped before 3"),
+    ("llama3_json", True, "ab", "stopped before ab"),
+    ("llama3_json", False, f"<|python_tag|> {LLAMA}", OVER),
+    ("llama3_json", False, '{"a": 1}', OVER),
+    ("mistral", True, '{"a": 1}', OVER),
+    ("mistral", True, f" [TOOL_CALLS] [{CALL}, {OTHER}]", OVER),
+    ("mistral", True, '[TOOL_CALLS]ff[ARGS]{"x": 3}[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"x": 1} ', MAY_END),
+    ("mistral", True, f"[TOOL_CALLS]ff[ARGS]{{}}[TOOL_CALLS][{CALL}]", OVER),
+    ("mistral", True, '[TOOL_CALLS]f{"x": 1}ab', "stopped before ab"),
+    ("mistral", True, "[1", "stopped before 1"),
+    ("mistral", False, f"[TOOL_CALLS][{CALL}]", OVER),
+    ("mistral", False, '[TOOL_CALLS]f{"x": 1}', OVER),
+    ("mistral", False, '{"a": 1}', OVER),
+]
+
+
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+@pytest.mark.parametrize(("tool_parser", "parallel", "text", "end"), EITHER_CASES)
+def test_an_answer_is_nothing_but_calls_or_of_the_form(
+    kind: str, tool_parser: str, parallel: bool, text: str, end: str
+) -> None:
+    tokenizer = vocabulary(kind)
+    bound = grammar(tokenizer, tool_parser, parallel=parallel, form=StructuredOutputsParams(json=FORM))
+    spelled = followed(tokenizer, bound, text, spelled=True)
+    assert spelled == end
+    if kind == "text" or "<tool_call>[" not in text:  # a special token is no part of a JSON string
+        assert followed(tokenizer, bound, text) == end
+
+
+@pytest.mark.parametrize("kind", ["text", "special"])
+def test_where_calls_have_no_mark_no_form_looks_like_one(kind: str) -> None:
+    tokenizer = vocabulary(kind)
+    any_object = StructuredOutputsParams(json_object=True)
+    bound = grammar(tokenizer, "llama3_json", form=any_object)
+    assert followed(tokenizer, bound, '{"name": "ab", "age": [1]}') == OVER
+    assert followed(tokenizer, bound, '{"name": "f", "parameters": {"x": 3') == "stopped before 3"
+    assert followed(tokenizer, bound, '{"name": "f", "arguments":') == 'stopped before ":'
+    assert followed(tokenizer, grammar(tokenizer, "hermes", form=any_object), '{"parameters": 1}') == OVER
+    named = {"type": "object", "properties": {"parameters": {"const": 3}}, "required": ["parameters"]}
+    bound = grammar(tokenizer, "llama3_json", form=StructuredOutputsParams(json=named))
+    assert followed(tokenizer, bound, '{"parameters": 3}') == OVER
+
+
+@pytest.mark.parametrize("tool_parser", ["hermes", "llama3_json", "mistral"])
+def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(tool_parser: str) -> None:
+    opening = {"hermes": "ab <tool_call>", "llama3_json": " {", "mistral": "ab[TOOL_CALLS]"}[tool_parser]
+    tokenizer = vocabulary("added")
+    plan = plan_tools(TOOLS[:1], tool_parser=tool_parser, parallel_tool_calls=False)
+    assert plan.structured_outputs is not None
+    bound = Grammar(tokens(tokenizer), plan.structured_outputs)
+    for seed in range(5):
+        answer, rng = tokenizer.encode(opening).ids, Random(seed)
+        while not (guided := bound.guide(GuideStep(0, 0, tuple(answer)))).is_over:
+            assert guided.problem == ""
+            answer.append(rng.choice(sorted(bits(guided.mask) - {tokenizer.token_to_id(EOS)})))
+        parser = plan.parser()
+        text = tokenizer.decode(answer, skip_special_tokens=False)
+        events = [*parser.feed(text), *parser.finish()]
+        [end] = [event for event in events if isinstance(event, ToolCallEnd)]
+        assert (end.name, end.is_valid) == ("f", True)
+        assert json.loads(end.arguments) in ({"x": 1}, {"x": 2})
+        assert "".join(event.text for event in events if isinstance(event, TextPiece)) in ("", "ab")
+
+
+def test_a_schema_that_can_not_be_compiled_is_refused() -> None:
+    tools = [{"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["x"]}}}]
+    with pytest.raises(WrongGrammar, match="not"):
+        grammar(vocabulary("text"), "hermes", tools=tools)
