@@ -19,16 +19,16 @@ from typing import Any
 import attrs
 import trio
 
-from triolet.actors.grammar_requests import GuidanceDesk
-from triolet.actors.wait_cell import Doorbell
+from triolet.actors.grammar_requests import GrammarRequests
+from triolet.actors.wait_cell import WaitCell
 from triolet.core.journal import Journal
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
-from triolet.core.output.output_processor import Feed
-from triolet.core.recovery.poison_bisection import Caution
+from triolet.core.output.output_processor import OutputProcessor
+from triolet.core.recovery.poison_bisection import RecoveryState
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
-from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepPlan, StepResult
@@ -57,9 +57,9 @@ class Stream:
         error: what the reader gets instead of a next output.
     """
 
-    feed: Feed
+    processor: OutputProcessor
     error: BaseException | None = None
-    reader: Doorbell = attrs.field(factory=Doorbell)
+    reader: WaitCell = attrs.field(factory=WaitCell)
 
     def fail(self, error: BaseException) -> None:
         """Nothing more will come; the first error stays."""
@@ -69,7 +69,7 @@ class Stream:
 
 
 @attrs.define(eq=False)
-class Pulse:
+class ActorProgress:
     """What `health` goes by.
 
     Args:
@@ -84,14 +84,14 @@ class Pulse:
     is_runner_ready: bool = False
     progressed_s: float = 0.0
     asked_s: dict[object, float] = attrs.field(factory=dict)
-    strikes: Counter[object] = attrs.field(factory=Counter)
+    num_crashes: Counter[object] = attrs.field(factory=Counter)
     num_tokenizing: int = 0
     num_read: Counter[str] = attrs.field(factory=Counter)
 
-    def strike(self, question: object) -> None:
+    def count_crash(self, question: object) -> None:
         """The tokenizer dies of a question, if that still waits for its answer."""
         if question in self.asked_s:
-            self.strikes[question] += 1
+            self.num_crashes[question] += 1
 
 
 class Wiring:
@@ -105,23 +105,23 @@ class Wiring:
         self.admission = admission
         self.journal: Journal = admission.journal
         self.counters = SchedulerCounters()
-        self.caution = Caution()
+        self.recovery = RecoveryState()
         self.streams: dict[int, Stream] = {}
         self.model_info: ModelInfo | None = None
-        self.codec: TextCodec | None = None
+        self.codec: TokenizerInterface | None = None
         self.scheduler: Scheduler | None = None
         self.is_scheduling = False
-        self.guidance = GuidanceDesk(self.journal)
+        self.guidance = GrammarRequests(self.journal)
         self.idle = trio.lowlevel.ParkingLot()
         self.stepped = trio.lowlevel.ParkingLot()  # whoever looks again after every step
-        self.pulse = Pulse()
+        self.pulse = ActorProgress()
         self.lives: dict[str, trio.CancelScope] = {}  # of the actors that the watchdog can end
-        self.strikes: Counter[int] = Counter()  # of streams that the detokenizer has died of
+        self.num_crashes: Counter[int] = Counter()  # of streams that the detokenizer has died of
         self.report: Callable[[float], None] = lambda now_s: None
         # Ends the run that is being computed, after the step that it is at.
         self.halt: Callable[[], None] = lambda: None
         self._is_woken = False
-        self._num_pardons = 0
+        self._num_uncounted = 0
         self.has_runner_failed = False
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
@@ -139,7 +139,7 @@ class Wiring:
         if not self.streams:
             self.pulse.progressed_s = trio.current_time()
         self.streams[serial] = stream
-        self.journal.tally.accepted()
+        self.journal.stats.accepted()
         self.wake_scheduler()
 
     def wake_scheduler(self) -> None:
@@ -163,9 +163,9 @@ class Wiring:
         if self.scheduler is None or not self.scheduler.is_in_flight(plan):
             return
         self._take_in_what_came_before(self.scheduler)
-        verdict = self.caution.suspects.step_failed(self.scheduler.marks(), num_rows=len(plan.rows))
-        self._num_pardons += verdict.num_pardoned
-        culprit = None if verdict.culprit is None else self.journal.get(verdict.culprit)
+        outcome = self.recovery.poison_bisection.step_failed(self.scheduler.marks(), num_rows=len(plan.rows))
+        self._num_uncounted += outcome.num_uncounted
+        culprit = None if outcome.culprit is None else self.journal.get(outcome.culprit)
         if culprit is None:
             return
         failure = _crashes_the_runner(culprit.request, error)
@@ -184,11 +184,11 @@ class Wiring:
                     case Wake():  # whoever takes over looks into the journal
                         self.scheduler_woke()
 
-    def take_pardons(self) -> int:
+    def take_uncounted_restarts(self) -> int:
         """How many of the latest crashes have been explained since the last call; see
         `core.recovery.poison_bisection`.
         """
-        num_pardons, self._num_pardons = self._num_pardons, 0
+        num_pardons, self._num_uncounted = self._num_uncounted, 0
         return num_pardons
 
     def void_plans(self) -> None:
@@ -202,7 +202,7 @@ class Wiring:
         self.void_plans()
         self._is_woken = False
         self.journal.take_arrivals()
-        self.scheduler = Scheduler(config, self.journal, self.counters, self.caution)
+        self.scheduler = Scheduler(config, self.journal, self.counters, self.recovery)
         for entry in tuple(self.journal):
             if not self.journal.is_held(entry):
                 self.scheduler.add(entry)
@@ -233,7 +233,7 @@ class Wiring:
         entry.finish(reason)
         ended = self.journal.close(entry)
         for one in ended:
-            self.caution.suspects.ended(one)
+            self.recovery.poison_bisection.ended(one)
         with suppress(trio.WouldBlock):  # the next scheduler tells of all streams
             self.to_detokenizer.send_nowait(Progressed(tuple(ended)))
 
@@ -241,9 +241,9 @@ class Wiring:
         """Its reader gets nothing new any more, and the ending is counted. None if that has happened before."""
         self.stepped.unpark_all()
         stream = self.streams.pop(serial, None)
-        self.strikes.pop(serial, None)
+        self.num_crashes.pop(serial, None)
         if stream is not None:
-            self.journal.tally.ended(stream.feed.finished_request(reason, trio.current_time()))
+            self.journal.stats.ended(stream.processor.finished_request(reason, trio.current_time()))
         return stream
 
     def advance(self, serial: int) -> None:
@@ -251,8 +251,8 @@ class Wiring:
         stream = self.streams.get(serial)
         if stream is None:
             return
-        collector = stream.feed.collector
-        if stream.feed.advance():
+        collector = stream.processor.collector
+        if stream.processor.advance():
             self.finish(serial, FinishReason.STOP)
         if collector.finish_reason is not None:
             self.close_stream(serial, collector.finish_reason)

@@ -23,7 +23,7 @@ async def detokenizer_actor(
 ) -> None:
     """Deliver what is new, step by step."""
     for serial, stream in tuple(wiring.streams.items()):
-        stream.feed.forget_text()
+        stream.processor.forget_text()
         _deliver(wiring, serial)
     with wiring.detokenizer_inbox.clone() as inbox:
         task_status.started()
@@ -40,7 +40,7 @@ def _deliver(wiring: Wiring, serial: int) -> None:
         with foreign_errors_kept(partial(_strike, wiring, serial)):
             raise
     else:
-        wiring.strikes.pop(serial, None)
+        wiring.num_crashes.pop(serial, None)
 
 
 def deliver(wiring: Wiring, serial: int) -> None:
@@ -54,15 +54,15 @@ def deliver(wiring: Wiring, serial: int) -> None:
 
 def _strike(wiring: Wiring, serial: int, error: BaseException) -> None:
     if serial in wiring.streams:
-        wiring.strikes[serial] += 1
-    if wiring.strikes[serial] < MAX_STRIKES:
+        wiring.num_crashes[serial] += 1
+    if wiring.num_crashes[serial] < MAX_STRIKES:
         raise error
     _fail(wiring, serial, "it crashes the detokenizer each time", error)
 
 
 def _fail(wiring: Wiring, serial: int, reason: str, cause: BaseException) -> None:
     if (stream := wiring.close_stream(serial, FinishReason.ERROR)) is not None:
-        failure = RequestFailed(stream.feed.entry.request.request_id, reason)
+        failure = RequestFailed(stream.processor.entry.request.request_id, reason)
         failure.__cause__ = cause
         stream.fail(failure)
         wiring.finish(serial, FinishReason.ERROR)

@@ -8,14 +8,14 @@ import trio
 
 from triolet.actors.executors.grammars import Grammars, GrammarsDied
 from triolet.core.journal import Journal
-from triolet.core.request.grammar_state import Guidance
+from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 
 PATIENCE_S = 0.002
 """How long a step waits for guidance. It takes some 0.2 ms; whoever needs longer sits the step out."""
 
 
-class GuidanceDesk:
+class GrammarRequests:
     """Where the scheduler asks and the guidance actor answers; it outlives both.
 
     Args:
@@ -25,7 +25,7 @@ class GuidanceDesk:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._asked: dict[int, None] = {}
-        self._given: dict[int, Guidance] = {}
+        self._given: dict[int, TokenMask] = {}
         self._latest: set[int] = set()
         self._patient_until_s = 0.0
         self._questions = trio.lowlevel.ParkingLot()
@@ -42,7 +42,7 @@ class GuidanceDesk:
             self._latest, self._patient_until_s = set(serials), now_s + PATIENCE_S
             self._questions.unpark_all()
 
-    def take_given(self) -> dict[int, Guidance]:
+    def take_given(self) -> dict[int, TokenMask]:
         """What was answered since the last call."""
         given, self._given = self._given, {}
         return given
@@ -86,7 +86,7 @@ class GuidanceDesk:
 
     def ask_again(self) -> None:
         """A new life of the actor knows not what the last one was asked."""
-        self._asked.update((entry.serial, None) for entry in self._journal if entry.awaits_guidance)
+        self._asked.update((entry.serial, None) for entry in self._journal if entry.awaits_mask)
 
     def serve(self, grammars: Grammars | None) -> None:
         """These are the grammars from now on; None for none."""
@@ -94,7 +94,7 @@ class GuidanceDesk:
         self.wants_grammars = False
         self._arrivals.unpark_all()
 
-    def answer(self, serial: int, guidance: Guidance) -> None:
+    def answer(self, serial: int, guidance: TokenMask) -> None:
         """Put down what may come next."""
         self._given[serial] = guidance
         self._latest.discard(serial)

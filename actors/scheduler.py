@@ -56,7 +56,7 @@ def _guide(core: Scheduler, wiring: Wiring) -> float:
     desk, now_s = wiring.guidance, trio.current_time()
     for serial, guidance in desk.take_given().items():
         core.guide(serial, guidance)
-    desk.ask(wiring.journal.take_unguided(), now_s)
+    desk.ask(wiring.journal.take_unmasked(), now_s)
     return desk.step_waits_until(now_s)
 
 

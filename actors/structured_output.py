@@ -16,12 +16,12 @@ import trio
 from triolet.actors.channels import Wiring
 from triolet.actors.executors.grammars import GrammarFailed, GrammarRefused, Grammars, OpenGrammars
 from triolet.core.journal import JournalEntry
-from triolet.core.request.grammar_state import Guidance, Thinking, only, with_token
+from triolet.core.request.grammar_state import Thinking, TokenMask, only, with_token
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.ipc.grammar import Guided
+from triolet.ipc.grammar import MaskAnswer
 
 
-async def guidance_actor(
+async def structured_output_actor(
     wiring: Wiring,
     open_grammars: OpenGrammars,
     *,
@@ -33,7 +33,7 @@ async def guidance_actor(
         wiring: of the engine.
         open_grammars: the scope in which grammars are served.
     """
-    desk, guide = wiring.guidance, Guide(wiring)
+    desk, guide = wiring.guidance, StructuredOutputManager(wiring)
     desk.ask_again()
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         stack.callback(desk.serve, None)
@@ -48,7 +48,7 @@ async def guidance_actor(
                 nursery.start_soon(guide.ask, params, answers)
 
 
-class Guide:
+class StructuredOutputManager:
     """One life of the actor."""
 
     def __init__(self, wiring: Wiring) -> None:
@@ -70,7 +70,7 @@ class Guide:
             self.grammars.forget(self._journal.__contains__)
         asked: dict[StructuredOutputsParams, dict[int, tuple[int, ...]]] = defaultdict(dict)
         for entry in filter(None, map(self._journal.get, serials)):
-            if entry.awaits_guidance and (answer := self._freely(entry)) is not None:
+            if entry.awaits_mask and (answer := self._freely(entry)) is not None:
                 params, token_ids = answer
                 asked[params][entry.serial] = token_ids
         return asked
@@ -88,10 +88,10 @@ class Guide:
         forced = thinking.forced_token_id(output)
         assert self._wiring.model_info is not None, "the runner starts before requests are let in"
         mask = None if forced is None else only(forced, self._wiring.model_info.vocab_size)
-        self._answer(entry.serial, Guidance(len(output), mask))
+        self._answer(entry.serial, TokenMask(len(output), mask))
         return None
 
-    def _answer(self, serial: int, guidance: Guidance) -> None:
+    def _answer(self, serial: int, guidance: TokenMask) -> None:
         self._desk.answer(serial, guidance)
         self._wiring.wake_scheduler()
 
@@ -106,11 +106,11 @@ class Guide:
                     await self.ask(params, {serial: token_ids})
                 return
             [serial] = answers
-            guided = (Guided(serial, len(answers[serial]), b"", False, f"its grammar failed: {error}"),)
+            guided = (MaskAnswer(serial, len(answers[serial]), b"", False, f"its grammar failed: {error}"),)
         for one in guided:
             self._put_down(one)
 
-    def _put_down(self, guided: Guided) -> None:
+    def _put_down(self, guided: MaskAnswer) -> None:
         entry = self._journal.get(guided.serial)
         if entry is None:
             return
@@ -120,4 +120,4 @@ class Guide:
             return  # each of its stays asks; since another one was answered, it has grown
         if thinking is not None and thinking.optional_token_id is not None:
             mask = with_token(mask, thinking.optional_token_id)
-        self._answer(guided.serial, Guidance(position, mask, guided.is_over, guided.problem or None))
+        self._answer(guided.serial, TokenMask(position, mask, guided.is_over, guided.problem or None))

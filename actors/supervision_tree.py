@@ -27,7 +27,7 @@ from triolet.actors.detokenizer import detokenizer_actor
 from triolet.actors.executors.grammars import make_grammars
 from triolet.actors.model_runner import Executor, model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
-from triolet.actors.structured_output import guidance_actor
+from triolet.actors.structured_output import structured_output_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadCodec, tokenizer_actor
 from triolet.actors.watchdog import watchdog_actor, watched
@@ -37,7 +37,7 @@ from triolet.core.recovery.supervision import CrashReport, Strategy
 from triolet.core.scheduling.scheduler import SchedulerConfig
 
 
-def plant_tree(
+def build_supervision_tree(
     config: EngineConfig,
     wiring: Wiring,
     executor: Executor,
@@ -67,7 +67,7 @@ def plant_tree(
         period_s=30.0,
         on_report=on_report,
         num_achieved=num_steps_done,
-        take_pardons=wiring.take_pardons,
+        take_uncounted_restarts=wiring.take_uncounted_restarts,
     )
     tokenizer = partial(tokenizer_actor, wiring, load_codec, inline=config.runner == "inline")
     text = Supervisor(
@@ -77,7 +77,9 @@ def plant_tree(
             ChildSpec(
                 name="detokenizer", start=watched(wiring, "detokenizer", partial(detokenizer_actor, wiring))
             ),
-            ChildSpec(name="guidance", start=partial(guidance_actor, wiring, make_grammars(config, wiring))),
+            ChildSpec(
+                name="guidance", start=partial(structured_output_actor, wiring, make_grammars(config, wiring))
+            ),
         ],
         strategy=Strategy.ONE_FOR_ONE,
         max_restarts=10,

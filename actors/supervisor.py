@@ -150,7 +150,7 @@ class Supervisor:
         period_s: float,
         on_report: Callable[[CrashReport], None] = lambda report: None,
         num_achieved: Callable[[], int | None] = lambda: None,
-        take_pardons: Callable[[], int] = lambda: 0,
+        take_uncounted_restarts: Callable[[], int] = lambda: 0,
     ) -> None:
         names = [spec.name for spec in children]
         if len(set(names)) != len(names):
@@ -161,7 +161,7 @@ class Supervisor:
         self._max_restarts, self._period_s = max_restarts, period_s
         self._on_report = on_report
         self._num_achieved = num_achieved
-        self._take_pardons = take_pardons
+        self._take_pardons = take_uncounted_restarts
         self._children: dict[str, _Child] = {}
         self._dead: deque[_Child] = deque()  # children of `_children` that have ended by themselves
         self._waiting = trio.lowlevel.ParkingLot()

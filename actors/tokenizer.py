@@ -17,13 +17,13 @@ from triolet.actors.channels import TokenizeReply, TokenizeRequest, Wiring
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.config.engine import EngineConfig
 from triolet.core.recovery.poison_bisection import MAX_STRIKES
-from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.errors import ConfigError, InvalidPrompt, TrioletError, UnsupportedFeature
 
 NUM_THREADS = 2
 
 Run = Callable[[Callable[[], Tokenized]], Awaitable[Tokenized]]
-LoadCodec = Callable[[], TextCodec | None]
+LoadCodec = Callable[[], TokenizerInterface | None]
 
 
 async def tokenizer_actor(
@@ -67,11 +67,11 @@ async def _serve(wiring: Wiring, request: TokenizeRequest, run: Run) -> None:
     with foreign_errors_kept(errors.append):
         await _answer(wiring.codec, request, run)
     if errors:
-        wiring.pulse.strike(id(request[0]))
+        wiring.pulse.count_crash(id(request[0]))
         raise errors[0]
 
 
-async def _answer(codec: TextCodec | None, request: TokenizeRequest, run: Run) -> None:
+async def _answer(codec: TokenizerInterface | None, request: TokenizeRequest, run: Run) -> None:
     message, reply = request
     answers: list[TokenizeReply] = []
     with reply:  # closed without an answer if this life ends here: then the asker asks the next one
@@ -81,7 +81,7 @@ async def _answer(codec: TextCodec | None, request: TokenizeRequest, run: Run) -
             reply.send_nowait(answers[0])
 
 
-def _tokenize(codec: TextCodec | None, message: Tokenize) -> Tokenized:
+def _tokenize(codec: TokenizerInterface | None, message: Tokenize) -> Tokenized:
     if codec is None:
         raise UnsupportedFeature("prompt must be token ids: the model has no tokenizer", field="prompt")
     return codec.tokenize(message)
@@ -108,14 +108,14 @@ async def ask_tokenizer(wiring: Wiring, message: Tokenize) -> Tokenized:
         answer = await _ask(wiring, message)
     finally:
         del pulse.asked_s[question]
-        del pulse.strikes[question]  # harmless where there are none
+        del pulse.num_crashes[question]  # harmless where there are none
     if isinstance(answer, BaseException):
         raise answer
     return answer
 
 
 async def _ask(wiring: Wiring, message: Tokenize) -> TokenizeReply:
-    while wiring.pulse.strikes[id(message)] < MAX_STRIKES:
+    while wiring.pulse.num_crashes[id(message)] < MAX_STRIKES:
         reply_send, reply = trio.open_memory_channel[TokenizeReply](1)
         # Without an answer, the actor died with the question in its hands: the next one is asked.
         with reply, suppress(trio.EndOfChannel):
@@ -127,7 +127,7 @@ async def _ask(wiring: Wiring, message: Tokenize) -> TokenizeReply:
 def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
     """Reads the configured tokenizer, or the one in the folder of the model that the runner has loaded."""
 
-    def load() -> TextCodec | None:
+    def load() -> TokenizerInterface | None:
         from triolet.model.tokenizer.tokenizer import load_tokenizer
 
         assert wiring.model_info is not None, "the runner starts before the tokenizer"

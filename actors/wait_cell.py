@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 
-class Doorbell:
+class WaitCell:
     """A `trio.lowlevel.ParkingLot` for one, at half of its price: a reader waits here for each token.
 
     Nobody may wait while somebody does; a ring that nobody waits for is forgotten.

@@ -73,7 +73,7 @@ def _owed(wiring: Wiring) -> dict[str, object]:
 
 def _end(wiring: Wiring, name: str) -> None:
     if name == "tokenizer":
-        wiring.pulse.strike(next(iter(wiring.pulse.asked_s)))
+        wiring.pulse.count_crash(next(iter(wiring.pulse.asked_s)))
     wiring.lives[name].cancel()
 
 

@@ -46,7 +46,7 @@ from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.supervisor import Supervisor
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.engine.gc_freeze import settle_memory
+from triolet.engine.gc_freeze import freeze_gc
 from triolet.engine.open_engine import run_engine
 from triolet.errors import RunnerDied
 
@@ -191,7 +191,7 @@ async def measure(config: EngineConfig, options: argparse.Namespace, write: Writ
         await peace.read_all()
     kills: list[Kill] = []
     async with run_engine(config, WatchedExecutor(config, kills)) as engine:
-        settle_memory()
+        freeze_gc()
         crowd = Crowd(
             engine, options.streams, options.tokens, options.kills, options.seed, options.apart, kills
         )

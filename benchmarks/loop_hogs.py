@@ -22,7 +22,7 @@ from common import machine, percentiles
 from stand_in import StandIn
 
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
-from triolet.engine.gc_freeze import settle_memory
+from triolet.engine.gc_freeze import freeze_gc
 from triolet.engine.open_engine import run_engine
 from triolet.errors import InvalidRequest
 from triolet.model.tokenizer.tokenizer import load_tokenizer
@@ -85,7 +85,7 @@ async def measure(options: argparse.Namespace, *, is_long: bool) -> dict[str, ob
     assert codec is not None
     text = long_text(options.prompt_chars)
     if options.settle:
-        settle_memory()
+        freeze_gc()
     executor = StandIn(options.step_ms / 1000, codec.backend.get_vocab_size())
     gaps_s: list[float] = []
     async with run_engine(config, executor, lambda: codec) as engine:

@@ -30,7 +30,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import RowStart, SampledToken, StepPlan, StepResult
-from triolet.engine.gc_freeze import settled_memory
+from triolet.engine.gc_freeze import frozen_gc
 from triolet.engine.open_engine import run_engine
 from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
@@ -104,7 +104,7 @@ async def open_idle_engine(runner: str, max_num_seqs: int) -> AsyncGenerator[Eng
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, enable_prefix_caching=True)
     executor = make_executor(runner, 2000)
     async with run_engine(config, executor, lambda: codec) as engine:
-        with settled_memory():  # as in `open_engine`
+        with frozen_gc():  # as in `open_engine`
             yield engine
 
 

@@ -39,10 +39,10 @@ from triolet.ipc.grammar import (
     GrammarReply,
     GrammarRequest,
     GrammarState,
-    Guided,
-    GuidedSteps,
-    GuideStep,
-    GuideSteps,
+    MaskAnswer,
+    MaskAnswers,
+    MaskQuestion,
+    MaskQuestions,
     OpenGrammar,
     Vocabulary,
 )
@@ -105,7 +105,7 @@ class GrammarProcess:
         while (payload := self._reader.next_payload()) is None:
             if not (data := await self.stream.receive_some(READ_BYTES)):
                 raise EOFError
-            self._reader.feed(data)
+            self._reader.processor(data)
         return GRAMMAR_REPLIES.unpack(payload)
 
     @property
@@ -173,7 +173,7 @@ class GrammarProcesses:
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
-    ) -> tuple[Guided, ...]:
+    ) -> tuple[MaskAnswer, ...]:
         """See `Grammars`. A process that has died of something else is replaced, once."""
         try:
             return await self._guide(params, answers)
@@ -182,13 +182,13 @@ class GrammarProcesses:
 
     async def _guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
-    ) -> tuple[Guided, ...]:
+    ) -> tuple[MaskAnswer, ...]:
         async with self._at_hand(params) as process, process.turn:
             steps = tuple(_step(process, serial, token_ids) for serial, token_ids in answers.items())
-            request = GuideSteps(steps, tuple(process.ended))
+            request = MaskQuestions(steps, tuple(process.ended))
             process.ended.clear()
             reply = await process.ask(request, self._timeout_s)
-        if not isinstance(reply, GuidedSteps) or len(reply.steps) != len(steps):
+        if not isinstance(reply, MaskAnswers) or len(reply.steps) != len(steps):
             process.kill()
             raise GrammarFailed("its process answers what was not asked")
         return reply.steps
@@ -317,10 +317,10 @@ def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
         socket.send_fds(plain, [b"."], [fd])
 
 
-def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> GuideStep:
+def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> MaskQuestion:
     start = process.known.get(serial, 0)
     process.known[serial] = max(start, len(token_ids))  # more, where an older question comes late
-    return GuideStep(serial, start, token_ids[start:])
+    return MaskQuestion(serial, start, token_ids[start:])
 
 
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:

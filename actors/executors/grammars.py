@@ -10,9 +10,9 @@ import trio
 
 from triolet.config.engine import EngineConfig
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.request.tokenizer_interface import SpelledCodec
+from triolet.core.request.tokenizer_interface import SerializableTokenizer
 from triolet.errors import InvalidParams, UnsupportedFeature
-from triolet.ipc.grammar import Guided, GuideStep, Vocabulary
+from triolet.ipc.grammar import MaskAnswer, MaskQuestion, Vocabulary
 
 if TYPE_CHECKING:
     from triolet.actors.channels import Wiring
@@ -56,7 +56,7 @@ class Grammars(Protocol):
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
-    ) -> tuple[Guided, ...]:
+    ) -> tuple[MaskAnswer, ...]:
         """What may come next in answers that follow a grammar.
 
         Args:
@@ -103,7 +103,7 @@ class NoGrammars:
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
-    ) -> tuple[Guided, ...]:
+    ) -> tuple[MaskAnswer, ...]:
         """See `Grammars`."""
         await trio.lowlevel.checkpoint()
         raise GrammarFailed(self._problem)
@@ -146,11 +146,11 @@ class InlineGrammars:
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
-    ) -> tuple[Guided, ...]:
+    ) -> tuple[MaskAnswer, ...]:
         """See `Grammars`. Answers are followed from their beginnings: little is remembered, and nothing forgotten."""
         await trio.lowlevel.checkpoint()
         grammar = self._grammar(params)
-        guided = tuple(grammar.guide(GuideStep(serial, 0, answers[serial])) for serial in answers)
+        guided = tuple(grammar.guide(MaskQuestion(serial, 0, answers[serial])) for serial in answers)
         grammar.forget(answers)
         return guided
 
@@ -165,7 +165,7 @@ def make_grammars(config: EngineConfig, wiring: Wiring) -> OpenGrammars:
     async def opened() -> AsyncGenerator[Grammars]:
         codec: object = wiring.codec
         info = wiring.model_info
-        if info is None or not isinstance(codec, SpelledCodec):
+        if info is None or not isinstance(codec, SerializableTokenizer):
             yield NoGrammars("structured_outputs must be None: they need a tokenizer.json")
             return
         vocabulary = Vocabulary(codec.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids)

@@ -29,7 +29,7 @@ from triolet.actors.executors.process_exit import ending_of, exit_code_of
 from triolet.actors.model_runner import Tell
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
-from triolet.core.recovery.stderr_tail import LastWords
+from triolet.core.recovery.stderr_tail import StderrTail
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
@@ -157,7 +157,7 @@ class RunnerProcess:
     _dying: trio.Event = attrs.field(factory=trio.Event)
     _exited: trio.Event = attrs.field(factory=trio.Event)
     _line: bytes = b""
-    _last_words: LastWords = attrs.field(factory=LastWords)
+    _last_words: StderrTail = attrs.field(factory=StderrTail)
     _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _talk: trio.CancelScope | None = None
 
@@ -267,7 +267,7 @@ class RunnerProcess:
         while (payload := self._reader.next_payload()) is None:
             if not (data := await self._replies.receive_some(READ_BYTES)):
                 raise EOFError
-            self._reader.feed(data)
+            self._reader.processor(data)
         return REPLIES.unpack(payload)
 
     # ---------------------------------------------------------------------------------------- death

@@ -15,7 +15,7 @@ from triolet.actors.model_runner import Tell
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
-from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
@@ -109,7 +109,7 @@ class FakeExecutor:
 
 @asynccontextmanager
 async def fake_engine(
-    executor: FakeExecutor | None = None, codec: TextCodec | None = None, **fields: object
+    executor: FakeExecutor | None = None, codec: TokenizerInterface | None = None, **fields: object
 ) -> AsyncGenerator[Engine]:
     """An engine over the fake model, with every count of its scheduler checked after every step."""
     config = EngineConfig.create(

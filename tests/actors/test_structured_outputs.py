@@ -201,11 +201,16 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked about twice at one place, and the second time the grammar takes its time."""
-    guide, put_down = structured_output.Guide.ask, structured_output.Guide._put_down
+    guide, put_down = (
+        structured_output.StructuredOutputManager.ask,
+        structured_output.StructuredOutputManager._put_down,
+    )
     num_asked = 0
 
     async def ask(
-        self: structured_output.Guide, form: StructuredOutputsParams, answers: dict[int, Any]
+        self: structured_output.StructuredOutputManager,
+        form: StructuredOutputsParams,
+        answers: dict[int, Any],
     ) -> None:
         nonlocal num_asked
         num_asked += 1
@@ -214,7 +219,7 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
             assert self.grammars is not None
             late.extend(await self.grammars.guide(form, answers))
 
-    def told(self: structured_output.Guide, guided: Any) -> None:
+    def told(self: structured_output.StructuredOutputManager, guided: Any) -> None:
         put_down(self, guided)
         if late and guided.position > late[0].position:
             put_down(self, late.pop())
@@ -222,8 +227,8 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
     late: list[Any] = []
     async with opened(folder, runner="inline") as engine:
         undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
-        monkeypatch.setattr(structured_output.Guide, "ask", ask)
-        monkeypatch.setattr(structured_output.Guide, "_put_down", told)
+        monkeypatch.setattr(structured_output.StructuredOutputManager, "ask", ask)
+        monkeypatch.setattr(structured_output.StructuredOutputManager, "_put_down", told)
         assert first(await engine.complete([1, 2, 3], params(JSON, 5))) == undisturbed
     assert num_asked > 3 and not late
 
@@ -234,7 +239,7 @@ async def test_answers_survive_the_crash_of_whoever_guides_them(
 ) -> None:
     """The seventh and the twentieth time that it does its work, it crashes."""
     places = {
-        "guidance": (structured_output.Guide, "sort"),
+        "guidance": (structured_output.StructuredOutputManager, "sort"),
         "scheduler": (Scheduler, "guide"),
     }
     owner, name = places[victim]

@@ -149,7 +149,9 @@ def test_so_it_is_for_every_combination_of_restart_types(strategy: Strategy, max
 
 async def test_crashes_that_have_been_explained_do_not_count(autojump_clock: MockClock) -> None:
     nursery, pardons = Nursery(), [0, 0, 1, 1, 3, 0, 0, 0]
-    boss = supervisor(nursery, [nursery.child("a")], max_restarts=2, take_pardons=lambda: pardons.pop(0))
+    boss = supervisor(
+        nursery, [nursery.child("a")], max_restarts=2, take_uncounted_restarts=lambda: pardons.pop(0)
+    )
     with pytest.raises(ExceptionGroup, match="nursery"):  # noqa: PT012 - the one who is asked to die again
         async with trio.open_nursery() as tasks:
             await tasks.start(boss.run)

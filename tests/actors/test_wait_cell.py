@@ -4,16 +4,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from triolet.actors.wait_cell import Doorbell
+from triolet.actors.wait_cell import WaitCell
 
 
-async def wait(bell: Doorbell, woken: list[str]) -> None:
+async def wait(bell: WaitCell, woken: list[str]) -> None:
     await bell.wait()
     woken.append("woken")
 
 
 async def test_a_ring_wakes_who_waits_once(autojump_clock: MockClock) -> None:
-    bell, woken = Doorbell(), list[str]()
+    bell, woken = WaitCell(), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait, bell, woken)
         await wait_all_tasks_blocked()
@@ -24,7 +24,7 @@ async def test_a_ring_wakes_who_waits_once(autojump_clock: MockClock) -> None:
 
 
 async def test_a_ring_that_nobody_waits_for_is_forgotten(autojump_clock: MockClock) -> None:
-    bell = Doorbell()
+    bell = WaitCell()
     bell.ring()
     with trio.move_on_after(1) as scope:
         await bell.wait()
@@ -32,7 +32,7 @@ async def test_a_ring_that_nobody_waits_for_is_forgotten(autojump_clock: MockClo
 
 
 async def test_who_was_cancelled_is_not_woken_and_the_next_may_wait(autojump_clock: MockClock) -> None:
-    bell, woken = Doorbell(), list[str]()
+    bell, woken = WaitCell(), list[str]()
     with trio.move_on_after(1):
         await bell.wait()
     bell.ring()
@@ -44,7 +44,7 @@ async def test_who_was_cancelled_is_not_woken_and_the_next_may_wait(autojump_clo
 
 
 async def test_two_may_not_wait(autojump_clock: MockClock) -> None:
-    bell = Doorbell()
+    bell = WaitCell()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait, bell, [])
         await wait_all_tasks_blocked()

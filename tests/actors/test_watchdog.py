@@ -159,7 +159,7 @@ async def test_a_prompt_that_the_tokenizer_never_survives_fails_alone_after_the_
         assert told == right_answers(4)
         await trio.testing.wait_all_tasks_blocked()  # it is told at once, and its supervisor a moment later
         assert engine.statistics().num_restarts == 2
-        assert not engine._wiring.pulse.strikes
+        assert not engine._wiring.pulse.num_crashes
 
 
 async def test_a_question_that_a_thread_works_on_is_no_hang(
@@ -191,7 +191,7 @@ async def test_a_stream_that_the_detokenizer_dies_of_twice_fails_alone(
 
     def deliver(wiring: Wiring, serial: int) -> None:
         stream = wiring.streams.get(serial)
-        is_far = stream is not None and len(stream.feed.entry.output_token_ids) > 4
+        is_far = stream is not None and len(stream.processor.entry.output_token_ids) > 4
         if serial == 2 and is_far and len(times) < num_times:
             times.append(serial)
             raise TimeoutError("planted")
@@ -209,7 +209,7 @@ async def test_a_stream_that_the_detokenizer_dies_of_twice_fails_alone(
             assert isinstance(error.__cause__, TimeoutError)
         assert told == expected
         assert engine.statistics().num_restarts == 1
-        assert not engine._wiring.strikes
+        assert not engine._wiring.num_crashes
         assert engine.statistics().num_requests_ended.get(FinishReason.ERROR, 0) == (num_times > 1)
 
 

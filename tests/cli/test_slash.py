@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from triolet.cli import slash
-from triolet.cli.conversation import Conversation
+from triolet.cli.conversation import ChatHistory
 from triolet.cli.options import SAMPLING_OPTIONS
 from triolet.cli.slash import ChatState, Next
 from triolet.core.request.params import SamplingParams
@@ -16,7 +16,7 @@ from triolet.core.request.params import SamplingParams
 
 @pytest.fixture
 def state() -> ChatState:
-    conversation = Conversation(system="Be brief.")
+    conversation = ChatHistory(system="Be brief.")
     for question in ("one", "two"):
         conversation.ask(question)
         conversation.answer(f"{question}, you say")

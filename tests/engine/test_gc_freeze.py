@@ -102,7 +102,7 @@ def test_what_the_program_had_set_aside_stays_so(ending: str) -> None:
         the_programs = Node()
         gc.freeze()
         try:
-            with settled_memory():
+            with frozen_gc():
                 assert not is_looked_at(the_programs)
                 {ending}
         except KeyError:

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, fake_engine
 from triolet import RequestProgress, RequestStatus, SamplingParams
-from triolet.core.output.request_status import MAX_AGE_S, MAX_ENDINGS, Endings
+from triolet.core.output.request_status import MAX_AGE_S, MAX_ENDINGS, EndedRequests
 from triolet.engine.engine import Engine
 from triolet.errors import StreamMisused
 
@@ -122,7 +122,7 @@ async def test_a_status_goes_from_waiting_over_running_to_its_end(autojump_clock
 
 
 def test_endings_are_forgotten_when_they_are_old_or_too_many() -> None:
-    endings = Endings()
+    endings = EndedRequests()
     for number in range(MAX_ENDINGS + 5):
         endings.remember(str(number), RequestStatus.COMPLETED, 0.0)
     assert len(endings) == MAX_ENDINGS

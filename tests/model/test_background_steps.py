@@ -19,7 +19,7 @@ from triolet.errors import InvariantViolated
 from triolet.kernels.cpu.decoder import RunStruct
 from triolet.kernels.cpu.library import library
 from triolet.model.backends import cpu_decoder
-from triolet.model.memory.page_prefault import PagesAhead
+from triolet.model.memory.page_prefault import PagePrefault
 from triolet.model.runner import ModelRunner, load_runner
 
 pytestmark = [
@@ -84,8 +84,8 @@ def test_pages_of_the_cache_are_told_of_when_steps_are_computed_whoever_does(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(PagesAhead, "reach", lambda pages, block_id: told.append(f"up to {block_id}"))
-    monkeypatch.setattr(PagesAhead, "rest", lambda pages: told.append("rest"))
+    monkeypatch.setattr(PagePrefault, "reach", lambda pages, block_id: told.append(f"up to {block_id}"))
+    monkeypatch.setattr(PagePrefault, "rest", lambda pages: told.append("rest"))
     runner.execute(first_step(GREEDY, GREEDY))
     assert told == ["up to 3", "rest"]
     done = os.eventfd(0)

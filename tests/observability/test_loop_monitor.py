@@ -12,7 +12,7 @@ import trio
 
 from tests.actors.harness import fake_engine
 from tests.source_tree import ROOT, SRC
-from triolet.observability.loop_monitor import LONG_STEP_S, LoopWatch
+from triolet.observability.loop_monitor import LONG_STEP_S, LoopMonitor
 
 
 async def hog() -> None:
@@ -22,7 +22,7 @@ async def hog() -> None:
 
 
 async def test_the_longest_step_is_measured_and_named() -> None:
-    watch = LoopWatch()
+    watch = LoopMonitor()
     with watch.installed():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hog, name="the hog")
@@ -33,7 +33,7 @@ async def test_the_longest_step_is_measured_and_named() -> None:
 
 
 async def test_who_waits_is_no_hog() -> None:
-    watch = LoopWatch()
+    watch = LoopMonitor()
     with watch.installed():
         await trio.sleep(0.5)
         assert watch.longest_s < 0.45

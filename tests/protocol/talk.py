@@ -12,12 +12,12 @@ from triolet.core.request.status import FinishReason
 from triolet.protocol.responses.client_events import read_event
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import Answer
-from triolet.protocol.responses.session import Conversation, Service
+from triolet.protocol.responses.session import ResponsesContext, Session
 from triolet.protocol.responses.store import ResponseStore
 from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
 
 
-def service(**fields: Any) -> Service:
+def service(**fields: Any) -> ResponsesContext:
     numbers = itertools.count(1)
     defaults: dict[str, Any] = {
         "models": ("m", "alias"),
@@ -25,15 +25,15 @@ def service(**fields: Any) -> Service:
         "store": ResponseStore(100, 2**20),
         "new_id": lambda prefix: f"{prefix}_{next(numbers)}",
     }
-    return Service(**{**defaults, **fields})
+    return ResponsesContext(**{**defaults, **fields})
 
 
 class Talk:
     """What was said on one connection; every event is held against the SDK's class for its type."""
 
-    def __init__(self, subject: Service | None = None, owner: str | None = None) -> None:
+    def __init__(self, subject: ResponsesContext | None = None, owner: str | None = None) -> None:
         self.service = subject or service()
-        self.conversation = Conversation(self.service, owner)
+        self.conversation = Session(self.service, owner)
         self.said: list[Event] = []
         self.started: list[Turn] = []
         self.stopped: list[Turn] = []

@@ -13,7 +13,7 @@ import trio
 from tests.actors.harness import VOCAB
 from triolet.actors.executors.grammars import GrammarFailed, Grammars, GrammarsDied
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.ipc.grammar import Guided
+from triolet.ipc.grammar import MaskAnswer
 
 if TYPE_CHECKING:
     from tests.simulation.story import Ask
@@ -105,7 +105,7 @@ class StandIn:
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
-    ) -> tuple[Guided, ...]:
+    ) -> tuple[MaskAnswer, ...]:
         """See `Grammars`."""
         await trio.sleep(self._world.rng.choice(DELAYS_S))
         self._maybe_die()
@@ -113,10 +113,10 @@ class StandIn:
             raise GrammarFailed("planted")
         return tuple(self._guided(params, serial, output) for serial, output in answers.items())
 
-    def _guided(self, params: StructuredOutputsParams, serial: int, output: tuple[int, ...]) -> Guided:
+    def _guided(self, params: StructuredOutputsParams, serial: int, output: tuple[int, ...]) -> MaskAnswer:
         choice = choice_in(params, output, self._world.story.eos_token_ids)
         problem = "" if choice.token_ids or choice.is_over else "no word begins like this"
-        return Guided(serial, len(output), choice.mask, choice.is_over, problem)
+        return MaskAnswer(serial, len(output), choice.mask, choice.is_over, problem)
 
     def _maybe_die(self) -> None:
         if self._died.is_set() or self._world.is_due("grammars.die"):

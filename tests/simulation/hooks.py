@@ -20,17 +20,17 @@ from triolet.actors import channels as wiring
 from triolet.actors import detokenizer, supervision_tree, tokenizer
 from triolet.actors import structured_output as guidance
 from triolet.actors.channels import Wiring
-from triolet.actors.structured_output import Guide
+from triolet.actors.structured_output import StructuredOutputManager
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.request.grammar_state import Guidance
+from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling import scheduler
-from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.scheduling.sequence import Sequence
-from triolet.core.scheduling.step_planner import Planner
+from triolet.core.scheduling.step_planner import StepPlanner
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
 from triolet.engine import open_engine
 from triolet.errors import InvariantViolated
@@ -217,7 +217,7 @@ class WatchedScheduler(Scheduler):
             return super().take_progress()
 
 
-class WatchedPlanner(Planner):
+class WatchedPlanner(StepPlanner):
     def __init__(self, world: World, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.world = world
@@ -227,7 +227,7 @@ class WatchedPlanner(Planner):
         self.world.reach("scheduler.plan.middle")
 
 
-class WatchedLanes(Lanes):
+class WatchedLanes(RequestQueues):
     def __init__(self, world: World, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.world = world
@@ -263,7 +263,7 @@ def _faulty_answer(world: World) -> Any:
     return answer
 
 
-class WatchedGuide(Guide):
+class WatchedGuide(StructuredOutputManager):
     def __init__(self, world: World, wiring: Wiring) -> None:
         super().__init__(wiring)
         self.world = world
@@ -274,7 +274,7 @@ class WatchedGuide(Guide):
         self.world.reach("guidance.sort.after")
         return asked
 
-    def _answer(self, serial: int, guidance: Guidance) -> None:
+    def _answer(self, serial: int, guidance: TokenMask) -> None:
         self.world.reach("guidance.answer.before")
         super()._answer(serial, guidance)
         self.world.reach("guidance.answer.after")

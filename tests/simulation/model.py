@@ -72,12 +72,12 @@ class FaultyExecutor(FakeExecutor):
         known = {row_id: (row.start, len(row.tokens)) for row_id, row in self.model.rows.items()}
         for start in plan.starts:
             known[start.row_id] = (start, len(start.prompt_token_ids) + len(start.output_token_ids))
-        strikes: list[BaseException] = []
-        with foreign_errors_kept(strikes.append):
+        num_crashes: list[BaseException] = []
+        with foreign_errors_kept(num_crashes.append):
             result = await self._execute(plan)
-        if strikes:
-            self.world.strikes += [known[row.row_id] for row in plan.rows]
-            raise strikes[0]
+        if num_crashes:
+            self.world.num_crashes += [known[row.row_id] for row in plan.rows]
+            raise num_crashes[0]
         return result
 
     async def _execute(self, plan: StepPlan) -> StepResult:

@@ -20,12 +20,12 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.output.output_collector import OutputCollector
-from triolet.core.output.output_processor import Feed
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.request.status import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.scheduling import prefix_lookup, scheduler, stop_conditions
 from triolet.core.scheduling.admission import Admission
-from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
@@ -45,14 +45,14 @@ def _no_free_on_preempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], bool]) -> None:
-    take_back = Lanes._take_back
+    take_back = RequestQueues._take_back
 
-    def mutated(self: Lanes, sequence: Sequence, step_id: int | None) -> None:
+    def mutated(self: RequestQueues, sequence: Sequence, step_id: int | None) -> None:
         if is_kept(sequence.entry):
             sequence.block_table = []
         take_back(self, sequence, step_id)
 
-    patch.setattr(Lanes, "_take_back", mutated)
+    patch.setattr(RequestQueues, "_take_back", mutated)
 
 
 @mutant("publish unfilled blocks")
@@ -215,15 +215,15 @@ def _panic_passes(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a feed delivers twice after a crash of the detokenizer")
 def _delivered_twice(patch: pytest.MonkeyPatch) -> None:
-    rebuilt = Feed._rebuilt
+    rebuilt = OutputProcessor._rebuilt
 
-    def mutated(self: Feed) -> Any:
+    def mutated(self: OutputProcessor) -> Any:
         num_tokens, self.collector._num_tokens = self.collector._num_tokens, 0
         text = rebuilt(self)
         self.collector._num_tokens = num_tokens
         return text
 
-    patch.setattr(Feed, "_rebuilt", mutated)
+    patch.setattr(OutputProcessor, "_rebuilt", mutated)
 
 
 @mutant("a question is lost with its tokenizer")
@@ -251,13 +251,13 @@ def _abort_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a stop string does not end the request in the scheduler")
 def _stop_goes_on(patch: pytest.MonkeyPatch) -> None:
-    advance = Feed.advance
+    advance = OutputProcessor.advance
 
-    def mutated(self: Feed) -> bool:
+    def mutated(self: OutputProcessor) -> bool:
         advance(self)
         return False
 
-    patch.setattr(Feed, "advance", mutated)
+    patch.setattr(OutputProcessor, "advance", mutated)
 
 
 @mutant("a deadline is forgotten once the queue timeout has passed")
@@ -274,10 +274,10 @@ def _deadline_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a preemption ends the deadline")
 def _deadline_lost_to_preemption(patch: pytest.MonkeyPatch) -> None:
-    plan_step, preempt = Scheduler.plan_step, Lanes.preempt
+    plan_step, preempt = Scheduler.plan_step, RequestQueues.preempt
     preempted: set[int] = set()
 
-    def mutated_preempt(self: Lanes, victim: Sequence) -> None:
+    def mutated_preempt(self: RequestQueues, victim: Sequence) -> None:
         preempt(self, victim)
         preempted.add(victim.entry.serial)
 
@@ -287,7 +287,7 @@ def _deadline_lost_to_preemption(patch: pytest.MonkeyPatch) -> None:
         _forget_deadlines(self, preempted)
         return plan
 
-    patch.setattr(Lanes, "preempt", mutated_preempt)
+    patch.setattr(RequestQueues, "preempt", mutated_preempt)
     patch.setattr(Scheduler, "plan_step", mutated)
 
 

@@ -16,7 +16,7 @@ from triolet.core.request.request import Request, fan_out
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling import step_planner
 from triolet.core.scheduling.prefix_lookup import find_computed
-from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.sequence import Sequence
 from triolet.engine import engine, request_preparation
 from triolet.engine.submission import Submission
@@ -65,15 +65,15 @@ def _same_noise(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the blocks of the prompt are freed with the first answer")
 def _freed_with_first(patch: pytest.MonkeyPatch) -> None:
-    let_in, share = Lanes.let_in, BlockPool.share
+    admit, share = RequestQueues.admit, BlockPool.share
 
-    def mutated(self: Lanes, sequence: Sequence, *found: Any) -> None:
+    def mutated(self: RequestQueues, sequence: Sequence, *found: Any) -> None:
         is_first = not sequence.entry.leader_serial
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(BlockPool, "share", share if is_first else lambda self, block_ids: None)
-            let_in(self, sequence, *found)
+            admit(self, sequence, *found)
 
-    patch.setattr(Lanes, "let_in", mutated)
+    patch.setattr(RequestQueues, "let_in", mutated)
 
 
 @mutant("answers share the block that they write their first tokens to")

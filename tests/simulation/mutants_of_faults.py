@@ -10,8 +10,8 @@ import pytest
 from tests.simulation.mutation import mutant
 from triolet.actors import watchdog
 from triolet.core.journal import JournalEntry
-from triolet.core.recovery.oom_backoff import MemoryLimit
-from triolet.core.recovery.poison_bisection import Suspects, Verdict
+from triolet.core.recovery.oom_backoff import OomBackoff
+from triolet.core.recovery.poison_bisection import CrashOutcome, PoisonBisection
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepResult
 from triolet.engine import engine, snapshot
@@ -21,28 +21,30 @@ from triolet.engine import engine, snapshot
 
 @mutant("nobody is ever convicted")
 def _nobody_convicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "step_failed", lambda self, marks, num_rows: Verdict(None, 0))
+    patch.setattr(PoisonBisection, "step_failed", lambda self, marks, num_rows: CrashOutcome(None, 0))
 
 
 @mutant("who is in a failing step for the second time is convicted, whoever else is")
 def _convicted_in_company(patch: pytest.MonkeyPatch) -> None:
-    step_failed = Suspects.step_failed
-    patch.setattr(Suspects, "step_failed", lambda self, marks, num_rows: step_failed(self, marks, num_rows=1))
+    step_failed = PoisonBisection.step_failed
+    patch.setattr(
+        PoisonBisection, "step_failed", lambda self, marks, num_rows: step_failed(self, marks, num_rows=1)
+    )
 
 
 @mutant("nobody is held back during a trial")
 def _nobody_held_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "may_run", lambda self, serial: True)
+    patch.setattr(PoisonBisection, "may_run", lambda self, serial: True)
 
 
 @mutant("a step that succeeds clears nobody")
 def _nobody_cleared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "step_done", lambda self, num_computed: None)
+    patch.setattr(PoisonBisection, "step_done", lambda self, num_computed: None)
 
 
 @mutant("who leaves stays on trial")
 def _leavers_stay_on_trial(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "ended", lambda self, serial: None)
+    patch.setattr(PoisonBisection, "ended", lambda self, serial: None)
 
 
 @mutant("a step without memory counts as computed")
@@ -57,7 +59,7 @@ def _misfits_count(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("after a step without memory the same one is tried again")
 def _never_smaller(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryLimit, "step_did_not_fit", lambda self, row_tokens: 0)
+    patch.setattr(OomBackoff, "step_did_not_fit", lambda self, row_tokens: 0)
 
 
 # --------------------------------------------------------------------------------- handing over

@@ -6,14 +6,14 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors.grammar_requests import GuidanceDesk
-from triolet.actors.structured_output import Guide
+from triolet.actors.grammar_requests import GrammarRequests
+from triolet.actors.structured_output import StructuredOutputManager
 from triolet.core.journal import JournalEntry
-from triolet.core.request.grammar_state import Guidance
+from triolet.core.request.grammar_state import TokenMask
 from triolet.core.scheduling import multi_step
 from triolet.core.scheduling.scheduler import Scheduler
-from triolet.core.scheduling.step_planner import Planner
-from triolet.ipc.grammar import Guided
+from triolet.core.scheduling.step_planner import StepPlanner
+from triolet.ipc.grammar import MaskAnswer
 
 
 @mutant("a mask is good for the rest of the answer")
@@ -31,13 +31,13 @@ def _no_mask(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("what may come next counts for whatever the answer is by now")
 def _no_position_check(patch: pytest.MonkeyPatch) -> None:
-    put_down = Guide._put_down
+    put_down = StructuredOutputManager._put_down
 
-    def mutated(self: Guide, guided: Guided) -> None:
+    def mutated(self: StructuredOutputManager, guided: MaskAnswer) -> None:
         if (entry := self._journal.get(guided.serial)) is not None:
             put_down(self, attrs.evolve(guided, position=len(entry.output_token_ids)))
 
-    patch.setattr(Guide, "_put_down", mutated)
+    patch.setattr(StructuredOutputManager, "_put_down", mutated)
 
 
 @mutant("who is bound to a form has a part in runs")
@@ -49,7 +49,7 @@ def _bound_in_runs(patch: pytest.MonkeyPatch) -> None:
 def _never_over(patch: pytest.MonkeyPatch) -> None:
     guide = Scheduler.guide
 
-    def mutated(self: Scheduler, serial: int, guidance: Guidance) -> None:
+    def mutated(self: Scheduler, serial: int, guidance: TokenMask) -> None:
         guide(self, serial, attrs.evolve(guidance, is_over=False))
 
     patch.setattr(Scheduler, "guide", mutated)
@@ -57,12 +57,12 @@ def _never_over(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a new life of the guidance does not ask what the last one was asked")
 def _asked_in_vain(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GuidanceDesk, "ask_again", lambda self: None)
+    patch.setattr(GrammarRequests, "ask_again", lambda self: None)
 
 
 @mutant("who sits a step out lets another one in that has no token beside it")
 def _more_rows_than_tokens(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Planner) -> int:
-        return self.caution.memory.max_rows(self.config.max_num_seqs)
+    def mutated(self: StepPlanner) -> int:
+        return self.recovery.memory.max_rows(self.config.max_num_seqs)
 
-    patch.setattr(Planner, "_max_rows", property(mutated))
+    patch.setattr(StepPlanner, "_max_rows", property(mutated))

@@ -12,7 +12,7 @@ from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.scheduling import step_planner
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
-from triolet.core.scheduling.step_planner import Planner
+from triolet.core.scheduling.step_planner import StepPlanner
 from triolet.core.step_plan import StepResult
 
 
@@ -26,11 +26,11 @@ def _blocks_of_one_step(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("who has ended in a run goes on in it")
 def _ended_go_on(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Planner, now_s: float) -> None:
+    def mutated(self: StepPlanner, now_s: float) -> None:
         for sequence in self.scheduled:
             sequence.schedule(1, self.counters.steps)
 
-    patch.setattr(Planner, "go_on", mutated)
+    patch.setattr(StepPlanner, "go_on", mutated)
 
 
 @mutant("a result in the middle of a run is taken for the last")
@@ -45,7 +45,7 @@ def _ends_too_soon(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("nobody has a part in a run's later steps")
 def _nobody_goes_on(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Planner, now_s: float) -> None:
+    def mutated(self: StepPlanner, now_s: float) -> None:
         self.scheduled = []
 
-    patch.setattr(Planner, "go_on", mutated)
+    patch.setattr(StepPlanner, "go_on", mutated)

@@ -93,7 +93,7 @@ class World:
     is_closing: bool = False
     num_lives: int = 0
     num_failed: int = 0
-    strikes: list[tuple[RowStart, int]] = attrs.field(factory=list)
+    num_crashes: list[tuple[RowStart, int]] = attrs.field(factory=list)
     hung_s: float = 0.0
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
@@ -167,7 +167,7 @@ class World:
 
     def may_be_blamed(self, ask: Ask) -> bool:
         """A client is told that its request crashes the runner: it does, or that is what two crashes looked like."""
-        lengths = Counter(length for start, length in self.strikes if ask.is_of(start))
+        lengths = Counter(length for start, length in self.num_crashes if ask.is_of(start))
         return ask.poison_at is not None or max(lengths.values(), default=0) >= 2
 
     # ----------------------------------------------------------------------------------- the journal

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests.structured_outputs.vocabularies import EOS, bits, small_tokenizer, tokens, vocabulary
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.ipc.grammar import GuideStep, Vocabulary
+from triolet.ipc.grammar import MaskQuestion, Vocabulary
 from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
 from triolet.structured_outputs.lark_source import closed
 
@@ -83,7 +83,7 @@ def test_masks_are_those_of_trying_every_token(
         answer: list[int] = []
         for _ in range(12):
             text = tokenizer.decode(answer)
-            guided = grammar.guide(GuideStep(serial, 0, tuple(answer)))
+            guided = grammar.guide(MaskQuestion(serial, 0, tuple(answer)))
             expected = {i for i in others if begins(text + text_of(tokenizer, i))}
             assert guided.problem == ""
             assert guided.is_over == (is_whole(text) and not expected)
@@ -99,28 +99,28 @@ def test_an_answer_is_followed_piece_by_piece_as_it_is_in_one(tokenizer: Tokeniz
     grammar = Grammar(known, StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}}))
     token_ids = tuple(tokenizer.encode("[12, 3, 4").ids)
     for place, token_id in enumerate(token_ids):
-        piecewise = grammar.guide(GuideStep(1, place, (token_id,)))
-        whole = grammar.guide(GuideStep(2, 0, token_ids[: place + 1]))
+        piecewise = grammar.guide(MaskQuestion(1, place, (token_id,)))
+        whole = grammar.guide(MaskQuestion(2, 0, token_ids[: place + 1]))
         assert (piecewise.mask, piecewise.position) == (whole.mask, whole.position)
 
 
 def test_two_answers_do_not_know_each_other(tokenizer: Tokenizer, known: Tokens) -> None:
     grammar = Grammar(known, StructuredOutputsParams(choice=["abc", "cab"]))
-    first = grammar.guide(GuideStep(1, 0, tuple(tokenizer.encode("a").ids)))
-    second = grammar.guide(GuideStep(2, 0, tuple(tokenizer.encode("ca").ids)))
+    first = grammar.guide(MaskQuestion(1, 0, tuple(tokenizer.encode("a").ids)))
+    second = grammar.guide(MaskQuestion(2, 0, tuple(tokenizer.encode("ca").ids)))
     assert {text_of(tokenizer, i) for i in bits(first.mask)} == {"b"}
     assert {text_of(tokenizer, i) for i in bits(second.mask)} == {"b"}
     grammar.forget([1])
-    assert grammar.guide(GuideStep(1, 1, ())).problem == "its beginning is not known here"
-    assert grammar.guide(GuideStep(2, second.position, tuple(tokenizer.encode("b").ids))).is_over
+    assert grammar.guide(MaskQuestion(1, 1, ())).problem == "its beginning is not known here"
+    assert grammar.guide(MaskQuestion(2, second.position, tuple(tokenizer.encode("b").ids))).is_over
 
 
 def test_a_token_that_may_not_come_is_a_problem_of_its_answer_alone(
     tokenizer: Tokenizer, known: Tokens
 ) -> None:
     grammar = Grammar(known, StructuredOutputsParams(regex="ab*"))
-    assert "doesn't satisfy the grammar" in grammar.guide(GuideStep(1, 0, (5,))).problem
-    assert grammar.guide(GuideStep(2, 0, tuple(tokenizer.encode("ab").ids))).problem == ""
+    assert "doesn't satisfy the grammar" in grammar.guide(MaskQuestion(1, 0, (5,))).problem
+    assert grammar.guide(MaskQuestion(2, 0, tuple(tokenizer.encode("ab").ids))).problem == ""
 
 
 def test_the_end_of_sequence_ends_an_answer_where_the_grammar_can_end(
@@ -128,25 +128,25 @@ def test_the_end_of_sequence_ends_an_answer_where_the_grammar_can_end(
 ) -> None:
     grammar, eos = Grammar(known, StructuredOutputsParams(regex="ab*")), tokenizer.token_to_id(EOS)
     [a] = tokenizer.encode("a").ids
-    assert eos not in bits(grammar.guide(GuideStep(1, 0, ())).mask)
-    assert eos in bits(grammar.guide(GuideStep(1, 0, (a,))).mask)
-    assert grammar.guide(GuideStep(1, 1, (eos,))).is_over
+    assert eos not in bits(grammar.guide(MaskQuestion(1, 0, ())).mask)
+    assert eos in bits(grammar.guide(MaskQuestion(1, 0, (a,))).mask)
+    assert grammar.guide(MaskQuestion(1, 1, (eos,))).is_over
 
 
 def test_a_model_without_an_end_of_sequence_goes_on_as_long_as_it_can(tokenizer: Tokenizer) -> None:
     endless = tokens(tokenizer, has_eos=False)
     [a, b] = (tokenizer.encode(char).ids[0] for char in "ab")
     grammar = Grammar(endless, StructuredOutputsParams(regex="ab*"))
-    guided = grammar.guide(GuideStep(1, 0, (a,)))
+    guided = grammar.guide(MaskQuestion(1, 0, (a,)))
     assert b in bits(guided.mask)
     assert tokenizer.token_to_id(EOS) not in bits(guided.mask)
-    assert Grammar(endless, StructuredOutputsParams(regex="a")).guide(GuideStep(1, 0, (a,))).is_over
+    assert Grammar(endless, StructuredOutputsParams(regex="a")).guide(MaskQuestion(1, 0, (a,))).is_over
 
 
 @pytest.mark.parametrize("vocab_size", [260, 300])
 def test_masks_are_as_long_as_the_models_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     padded = Tokens(vocabulary(tokenizer, vocab_size=vocab_size))
-    mask = Grammar(padded, StructuredOutputsParams(regex=".*")).guide(GuideStep(1, 0, ())).mask
+    mask = Grammar(padded, StructuredOutputsParams(regex=".*")).guide(MaskQuestion(1, 0, ())).mask
     assert len(mask) == (vocab_size + 7) // 8
     assert max(bits(mask)) < tokenizer.get_vocab_size()
 
@@ -186,7 +186,7 @@ def walk(tokenizer: Tokenizer, grammar: Grammar, rng: Random, num_tokens: int = 
     answer: list[int] = []
     eos = tokenizer.token_to_id(EOS)
     while len(answer) < num_tokens:
-        guided = grammar.guide(GuideStep(0, 0, tuple(answer)))
+        guided = grammar.guide(MaskQuestion(0, 0, tuple(answer)))
         assert guided.problem == ""
         if guided.is_over:
             break
@@ -257,7 +257,7 @@ def test_text_is_free_and_a_trigger_is_followed_by_one_of_its_structures(kind: s
 
     def after(text: str) -> tuple[set[str], bool]:
         """What may follow a text, as far as that is little, and whether it may end there."""
-        guided = grammar.guide(GuideStep(0, 0, tuple(tokenizer.encode(text).ids)))
+        guided = grammar.guide(MaskQuestion(0, 0, tuple(tokenizer.encode(text).ids)))
         assert guided.problem == "", text
         allowed = bits(guided.mask)
         ends = tokenizer.token_to_id(EOS) in allowed
@@ -289,7 +289,7 @@ def test_a_trigger_binds_whether_it_is_one_token_is_spelled_or_begins_a_longer_t
         def stopped(text: str, written: Tokenizer = written) -> bool:
             """Whether its last token may not come."""
             *before, last = written.encode(text).ids
-            guided = grammar.guide(GuideStep(0, 0, tuple(before)))
+            guided = grammar.guide(MaskQuestion(0, 0, tuple(before)))
             assert guided.problem == "", text
             return last not in bits(guided.mask)
 
@@ -318,7 +318,7 @@ def test_a_text_that_a_special_token_is_called_by_is_spelled(kind: str, form: di
     grammar = Grammar(tokens(tokenizer), StructuredOutputsParams(**form))
     text, answer = "", list[int]()
     while "<tool>" not in text:
-        guided = grammar.guide(GuideStep(0, 0, tuple(answer)))
+        guided = grammar.guide(MaskQuestion(0, 0, tuple(answer)))
         assert guided.problem == "", text
         answer.append(min(bits(guided.mask) - {tokenizer.token_to_id(EOS)}))
         text = tokenizer.decode(answer, skip_special_tokens=False)
@@ -329,7 +329,7 @@ def test_a_grammar_may_name_a_special_token_outside_of_texts() -> None:
     tokenizer = small_tokenizer(MERGES)
     tokenizer.add_special_tokens([AddedToken("<tool>", special=True)])
     grammar = Grammar(tokens(tokenizer), StructuredOutputsParams(grammar='start: "a" <tool> "b"'))
-    guided = grammar.guide(GuideStep(0, 0, tuple(tokenizer.encode("a").ids)))
+    guided = grammar.guide(MaskQuestion(0, 0, tuple(tokenizer.encode("a").ids)))
     assert bits(guided.mask) == {tokenizer.token_to_id("<tool>")}
 
 

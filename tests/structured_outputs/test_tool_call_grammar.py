@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from tests.structured_outputs.vocabularies import EOS, bits, small_tokenizer, tokens
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import TextPiece, ToolCallEnd, plan_tools
-from triolet.ipc.grammar import GuideStep
+from triolet.ipc.grammar import MaskQuestion
 from triolet.structured_outputs.compiler import Grammar, WrongGrammar
 
 MARKS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"]
@@ -60,7 +60,7 @@ def followed(tokenizer: Tokenizer, bound: Grammar, text: str, *, spelled: bool =
     token_ids = (vocabulary("text") if spelled else tokenizer).encode(text).ids
     eos = tokenizer.token_to_id(EOS)
     for end in range(len(token_ids) + 1):
-        guided = bound.guide(GuideStep(0, 0, tuple(token_ids[:end])))
+        guided = bound.guide(MaskQuestion(0, 0, tuple(token_ids[:end])))
         assert guided.problem == ""
         allowed = bits(guided.mask)
         if end == len(token_ids):
@@ -188,12 +188,12 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
     bound = Grammar(tokens(tokenizer), plan.structured_outputs)
     for seed in range(5):
         answer, rng = tokenizer.encode(opening).ids, Random(seed)
-        while not (guided := bound.guide(GuideStep(0, 0, tuple(answer)))).is_over:
+        while not (guided := bound.guide(MaskQuestion(0, 0, tuple(answer)))).is_over:
             assert guided.problem == ""
             answer.append(rng.choice(sorted(bits(guided.mask) - {tokenizer.token_to_id(EOS)})))
         parser = plan.parser()
         text = tokenizer.decode(answer, skip_special_tokens=False)
-        events = [*parser.feed(text), *parser.finish()]
+        events = [*parser.processor(text), *parser.finish()]
         [end] = [event for event in events if isinstance(event, ToolCallEnd)]
         assert (end.name, end.is_valid) == ("f", True)
         assert json.loads(end.arguments) in ({"x": 1}, {"x": 2})

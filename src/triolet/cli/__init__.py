@@ -19,7 +19,7 @@ from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 
 
-class Program(click.Group):
+class CommandGroup(click.Group):
     """A group whose commands end with one clear line, whatever happens in them."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -32,7 +32,9 @@ class Program(click.Group):
             raise failures.ending(error) from error
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
     """Talk to a language model, here and now.

@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from triolet.cli import slash
-from triolet.cli.conversation import Conversation
+from triolet.cli.conversation import ChatHistory
 from triolet.cli.failures import INTERRUPTED, one_line
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
@@ -40,7 +40,7 @@ def answer(
         async with AsyncExitStack() as stack:
             engine = await opened(stack, config)
             nursery = await stack.enter_async_context(trio.open_nursery())
-            conversation = Conversation(system)
+            conversation = ChatHistory(system)
             conversation.ask(question)
             params = attrs.evolve(engine.default_sampling_params(), **sampling)
             screen, reply = Screen.of(sys.stdout), Reply(asked_s=trio.current_time())
@@ -60,7 +60,7 @@ def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConf
             engine = await opened(stack, config)
             nursery = await stack.enter_async_context(trio.open_nursery())
             state = ChatState(
-                conversation=Conversation(system),
+                conversation=ChatHistory(system),
                 defaults=engine.default_sampling_params(),
                 sampling=dict(sampling),
                 stats=stats,

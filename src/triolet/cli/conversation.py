@@ -14,7 +14,7 @@ class Exchange:
 
 
 @attrs.define
-class Conversation:
+class ChatHistory:
     """One conversation with a model.
 
     Args:

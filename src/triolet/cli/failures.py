@@ -16,7 +16,7 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, what a shell reports for a program tha
 TERMINATED: Final = 143  # 128 + SIGTERM
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """Something went wrong that is not the command line's fault."""
 
     exit_code = 1
@@ -46,7 +46,7 @@ def ending(error: BaseException) -> click.ClickException | Exit:
     if isinstance(error, ConfigError):
         flag = "--" + error.field.replace("_", "-")
         return click.UsageError(f"{flag} must be {error.rule}; got {shown(error.got)}")
-    return Failure(one_line(error))
+    return CommandFailure(one_line(error))
 
 
 def one_line(error: BaseException) -> str:

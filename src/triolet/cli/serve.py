@@ -30,7 +30,7 @@ from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.recovery.supervision import Strategy
 from triolet.engine.engine import Engine
-from triolet.engine.gc_freeze import settle_memory
+from triolet.engine.gc_freeze import freeze_gc
 from triolet.errors import EngineUnhealthy
 from triolet.server import create_app
 from triolet.server.responses.service import Gateway, open_gateway
@@ -94,7 +94,7 @@ class Server:
                 take_up_file(Path(self.gateway.snapshot), gateway)
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
-            settle_memory()
+            freeze_gc()
             print(self._url, flush=True)
             await signalled.wait()
             await self._drain(engine, gateway)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import click
 
-from triolet.cli.conversation import Conversation
+from triolet.cli.conversation import ChatHistory
 from triolet.cli.options import SAMPLING_OPTIONS, text_or_file
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidParams
@@ -51,7 +51,7 @@ class ChatState:
         stats: whether the line of timings is shown.
     """
 
-    conversation: Conversation
+    conversation: ChatHistory
     defaults: SamplingParams
     sampling: dict[str, Any] = attrs.field(factory=dict)
     stats: bool = True

@@ -35,7 +35,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.status import RequestStatus
-from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import open_engine
 from triolet.errors import EngineClosed, EngineDead
@@ -154,7 +154,7 @@ class AsyncLLM(AsyncFacts):
         return self.engine.model_info
 
     @property
-    def _codec(self) -> TextCodec | None:
+    def _codec(self) -> TokenizerInterface | None:
         return self.engine.tokenizer
 
     @property

@@ -18,7 +18,7 @@ from triolet.compat.views import (
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 
 
 class Facts(ABC):
@@ -38,7 +38,7 @@ class Facts(ABC):
 
     @property
     @abstractmethod
-    def _codec(self) -> TextCodec | None:
+    def _codec(self) -> TokenizerInterface | None:
         """Its tokenizer."""
 
     @property

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from triolet.config.engine import EngineConfig
 from triolet.core.journal import Journal
-from triolet.core.request.grammar_state import Constraint, Guidance
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.request.tokenizer_interface import SpelledCodec, TextCodec
+from triolet.core.request.tokenizer_interface import SerializableTokenizer, TokenizerInterface
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.tools.detection import reasoning_parser_named
 from triolet.errors import InvalidParams, UnsupportedFeature
-from triolet.ipc.grammar import GuideStep, Vocabulary
+from triolet.ipc.grammar import MaskQuestion, Vocabulary
 from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
 
 
-class GrammarsHere:
+class InProcessGrammars:
     """The grammars of one `LLMEngine`.
 
     Args:
@@ -28,7 +28,7 @@ class GrammarsHere:
         codec: its tokenizer.
     """
 
-    def __init__(self, config: EngineConfig, info: ModelInfo, codec: TextCodec | None) -> None:
+    def __init__(self, config: EngineConfig, info: ModelInfo, codec: TokenizerInterface | None) -> None:
         self._config, self._info, self._codec = config, info, codec
         self._tokens: Tokens | None = None
         self._grammars: dict[StructuredOutputsParams, Grammar] = {}
@@ -60,7 +60,7 @@ class GrammarsHere:
 
     def _compiled(self, grammar: StructuredOutputsParams) -> Grammar:
         codec: object = self._codec
-        if not isinstance(codec, SpelledCodec):
+        if not isinstance(codec, SerializableTokenizer):
             raise UnsupportedFeature(
                 "structured_outputs must be None: the model has no tokenizer that grammars work with",
                 field="structured_outputs",
@@ -79,15 +79,15 @@ class GrammarsHere:
 
     def guide(self, journal: Journal, scheduler: Scheduler) -> None:
         """Tell the scheduler what may come next in every answer that waits for it."""
-        for serial in journal.take_unguided():
+        for serial in journal.take_unmasked():
             entry = journal.get(serial)
-            if entry is None or not entry.awaits_guidance or entry.request.constraint is None:
+            if entry is None or not entry.awaits_mask or entry.request.constraint is None:
                 continue
             grammar = self._followed(entry.request.constraint)
             start, output = self._num_told.get(serial, 0), tuple(entry.output_token_ids)
-            told = grammar.guide(GuideStep(serial, start, output[start:]))
+            told = grammar.guide(MaskQuestion(serial, start, output[start:]))
             self._num_told[serial] = len(output)
-            scheduler.guide(serial, Guidance(len(output), told.mask, told.is_over, told.problem or None))
+            scheduler.guide(serial, TokenMask(len(output), told.mask, told.is_over, told.problem or None))
         for serial in [serial for serial in self._num_told if serial not in journal]:
             del self._num_told[serial]
             for grammar in self._grammars.values():

@@ -20,7 +20,7 @@ from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
 from triolet.compat.refusals import OFFLINE_METHODS, refuse_given, refusing
 from triolet.compat.views import Tokenizer
-from triolet.core.beam_search import Beams, BeamSearchOutput, BeamSearchParams
+from triolet.core.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.errors import InvalidRequest
@@ -144,7 +144,7 @@ class LLM:
             max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
         )
         [first] = self._run([prompt], [asked], False, [0])
-        beams = Beams(params, self.llm_engine.eos_token_ids, first.prompt_token_ids)
+        beams = BeamSearch(params, self.llm_engine.eos_token_ids, first.prompt_token_ids)
         beams.advance(_choices([first]))
         room = self.llm_engine.max_model_len - len(first.prompt_token_ids)
         for _ in range(min(params.max_tokens, room) - 1):

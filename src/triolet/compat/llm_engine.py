@@ -18,7 +18,7 @@ import attrs
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.facts import EngineFacts
-from triolet.compat.guided import GrammarsHere
+from triolet.compat.guided import InProcessGrammars
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
@@ -27,20 +27,20 @@ from triolet.config.engine import EngineConfig
 from triolet.core.engine_statistics import EngineStatistics, statistics_of
 from triolet.core.journal import Journal
 from triolet.core.output.output_collector import OutputCollector
-from triolet.core.output.output_processor import Feed
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.parallel_sampling import Answers, answers_of
+from triolet.core.output.parallel_sampling import ParallelCollector, collector_of
 from triolet.core.output.stop_strings import HoldBack
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import Request, fan_out
 from triolet.core.request.status import FinishReason
-from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
-from triolet.observability.stat_loggers import Reporting, StatLogger
+from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import kept_headers, open_tracing
 
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
@@ -58,7 +58,7 @@ class Runner(Protocol):
         ...
 
 
-Loaded = tuple[Runner, ModelInfo, TextCodec | None]
+Loaded = tuple[Runner, ModelInfo, TokenizerInterface | None]
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -114,13 +114,13 @@ class LLMEngine(EngineFacts):
         self._counters = SchedulerCounters()
         self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
         self._scheduler = Scheduler(self._limits, self._journal, self._counters)
-        self._grammars = GrammarsHere(config, self._info, self._codec)
+        self._grammars = InProcessGrammars(config, self._info, self._codec)
         self._seeds = Random(config.seed)
         self._resolver = Resolver(config, self._info, self._codec, self._grammars, self._seeds)
-        self._feeds: dict[int, Feed] = {}
-        self._answers: dict[str, Answers | OutputCollector] = {}
+        self._processors: dict[int, OutputProcessor] = {}
+        self._answers: dict[str, ParallelCollector | OutputCollector] = {}
         self._serials: dict[str, list[int]] = {}
-        self._reporting = Reporting(self._journal.tally, self.statistics, writes_log=self.log_stats)
+        self._reporting = StatLoggers(self._journal.stats, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
@@ -166,7 +166,7 @@ class LLMEngine(EngineFacts):
         return self._loaded[1]
 
     @property
-    def _codec(self) -> TextCodec | None:
+    def _codec(self) -> TokenizerInterface | None:
         return self._loaded[2]
 
     # ------------------------------------------------------------------------------------------ requests
@@ -201,7 +201,7 @@ class LLMEngine(EngineFacts):
             facts = {"priority": priority, "client": client, "trace_headers": carried}
             self._admit(request_id, prompt, params, cache_salt, **facts)
         except BaseException as error:
-            self._journal.tally.rejected(error.limit if isinstance(error, Overloaded) else None)
+            self._journal.stats.rejected(error.limit if isinstance(error, Overloaded) else None)
             raise
         return request_id
 
@@ -229,16 +229,18 @@ class LLMEngine(EngineFacts):
 
     def _open(self, request: Request) -> None:
         """Enter it in the journal, once for each of its answers."""
-        feeds: list[Feed] = []
+        processors: list[OutputProcessor] = []
         arrival_time = time.time()
         hold_back = cast("HoldBack", self.vllm_config.hold_back)
         for one in fan_out(request, lambda: self._seeds.getrandbits(63)):
-            entry = self._journal.open(one, after=feeds[0].entry if feeds else None)
-            self._journal.tally.accepted()
-            feeds.append(Feed.open(entry, self._codec, arrival_time=arrival_time, hold_back=hold_back))
-            self._feeds[entry.serial] = feeds[-1]
-        self._answers[request.request_id] = answers_of([feed.collector for feed in feeds])
-        self._serials[request.request_id] = [feed.entry.serial for feed in feeds]
+            entry = self._journal.open(one, after=processors[0].entry if processors else None)
+            self._journal.stats.accepted()
+            processors.append(
+                OutputProcessor.open(entry, self._codec, arrival_time=arrival_time, hold_back=hold_back)
+            )
+            self._processors[entry.serial] = processors[-1]
+        self._answers[request.request_id] = collector_of([processor.collector for processor in processors])
+        self._serials[request.request_id] = [processor.entry.serial for processor in processors]
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """End requests; the next `step()` brings what there is, with finish_reason `abort`. Unknown ids are ignored."""
@@ -309,9 +311,9 @@ class LLMEngine(EngineFacts):
 
     def _deliver(self) -> None:
         while serials := self._scheduler.take_progress():
-            for feed in filter(None, map(self._feeds.get, serials)):
-                if feed.advance():
-                    self._scheduler.abort(feed.entry.serial, FinishReason.STOP)
+            for processor in filter(None, map(self._processors.get, serials)):
+                if processor.advance():
+                    self._scheduler.abort(processor.entry.serial, FinishReason.STOP)
 
     def _take_outputs(self) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
@@ -325,9 +327,9 @@ class LLMEngine(EngineFacts):
     def _forget(self, request_id: str) -> None:
         del self._answers[request_id]
         for serial in self._serials.pop(request_id):
-            feed = self._feeds.pop(serial)
-            reason = feed.collector.finish_reason or FinishReason.ABORT
-            self._journal.tally.ended(feed.finished_request(reason, self._clock()))
+            processor = self._processors.pop(serial)
+            reason = processor.collector.finish_reason or FinishReason.ABORT
+            self._journal.stats.ended(processor.finished_request(reason, self._clock()))
         self._admission.ended(self._clock())
 
     # --------------------------------------------------------------------------------------------- facts

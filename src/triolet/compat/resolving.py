@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 
-from triolet.compat.guided import GrammarsHere
+from triolet.compat.guided import InProcessGrammars
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import check_prompt, parse_prompt
 from triolet.core.request.request import Request
-from triolet.core.request.tokenizer_interface import TextCodec, Tokenize, Tokenized
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.errors import UnsupportedFeature
 
 
@@ -31,8 +31,8 @@ class Resolver:
 
     config: EngineConfig
     info: ModelInfo
-    codec: TextCodec | None
-    grammars: GrammarsHere
+    codec: TokenizerInterface | None
+    grammars: InProcessGrammars
     seeds: Random
 
     def resolve(self, request_id: str, prompt: Any, params: SamplingParams, arrival_s: float) -> Request:

@@ -9,8 +9,8 @@ import attrs
 
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.request.prompt import Conversation
-from triolet.core.request.tokenizer_interface import TextCodec, Tokenize
+from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.core.scheduling.config import DEFAULT_BATCHED_TOKENS
 from triolet.errors import UnsupportedFeature
 
@@ -111,7 +111,7 @@ class Tokenizer:
         codec: of the engine.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TokenizerInterface) -> None:
         self._codec = codec
 
     def encode(self, text: str) -> list[int]:
@@ -134,11 +134,11 @@ class Tokenizer:
             **options: `tools`, `chat_template`, `chat_template_kwargs`, `continue_final_message` and
                 `add_generation_prompt`, which is true here if nothing is said of it.
         """
-        tokenized = self._codec.tokenize(Tokenize(Conversation.parse({"messages": conversation, **options})))
+        tokenized = self._codec.tokenize(Tokenize(ChatPrompt.parse({"messages": conversation, **options})))
         return list(tokenized.token_ids) if tokenize else tokenized.text
 
 
-def tokenizer_of(codec: TextCodec | None) -> Tokenizer:
+def tokenizer_of(codec: TokenizerInterface | None) -> Tokenizer:
     """The engine's tokenizer.
 
     Raises:

@@ -111,7 +111,7 @@ class BeamSearchOutput:
     sequences: tuple[BeamSearchSequence, ...]
 
 
-class Beams:
+class BeamSearch:
     """The state of one search.
 
     Args:

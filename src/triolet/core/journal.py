@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from triolet.core.metrics.iteration_stats import Tally
-from triolet.core.request.grammar_state import Guidance
+from triolet.core.metrics.iteration_stats import StatsAccumulator
+from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
 from triolet.core.step_plan import PromptLogprobs, SampledToken, TokenLogprobs
@@ -46,7 +46,7 @@ class JournalEntry:
     serial: int
     epoch: int
     leader_serial: int = 0
-    guidance: Guidance | None = None
+    guidance: TokenMask | None = None
     prompt_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     output_token_ids: list[int] = attrs.field(factory=list)
     output_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
@@ -66,7 +66,7 @@ class JournalEntry:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
     @property
-    def awaits_guidance(self) -> bool:
+    def awaits_mask(self) -> bool:
         """Whether it is not known what may come next: it can not go on before it is."""
         if self.request.constraint is None:
             return False
@@ -117,7 +117,7 @@ class Journal:
     """The live requests of one engine, in order of admission."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.stats = StatsAccumulator()
         self._live: dict[int, JournalEntry] = {}
         self._arrivals: list[int] = []
         self._held: dict[int, list[JournalEntry]] = {}  # by the serial of the first one
@@ -184,10 +184,10 @@ class Journal:
         return entry.epoch
 
     def _note_guidance(self, entry: JournalEntry) -> None:
-        if entry.awaits_guidance:
+        if entry.awaits_mask:
             self._unguided[entry.serial] = None
 
-    def take_unguided(self) -> tuple[int, ...]:
+    def take_unmasked(self) -> tuple[int, ...]:
         """Serials of the live requests that have come to need guidance since the last call."""
         serials = tuple(serial for serial in self._unguided if serial in self._live)
         self._unguided.clear()
@@ -217,11 +217,11 @@ class Journal:
     def _count(self, entry: JournalEntry, now_s: float) -> None:
         if entry.last_token_s is None:
             num_prompt_tokens = len(entry.request.prompt_token_ids)
-            self.tally.first_token(
+            self.stats.first_token(
                 now_s - entry.request.arrival_s, num_prompt_tokens, entry.num_cached_tokens
             )
         else:
-            self.tally.next_token(now_s - entry.last_token_s)
+            self.stats.next_token(now_s - entry.last_token_s)
 
     def close(self, entry: JournalEntry) -> list[int]:
         """The request has ended: it will not be computed again. Harmless when repeated.

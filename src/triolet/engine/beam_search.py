@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from triolet.actors.supervisor import root_cause
-from triolet.core.beam_search import Beams, BeamSearchOutput, BeamSearchParams
+from triolet.core.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from triolet.core.output.logprobs import Position
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.param_validation import refuse
@@ -46,7 +46,7 @@ async def beam_search(
         max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
     )
     first = await engine.complete(prompt, asked, **arguments)
-    beams = Beams(params, engine.model_info.generation.eos_token_ids, first.prompt_token_ids)
+    beams = BeamSearch(params, engine.model_info.generation.eos_token_ids, first.prompt_token_ids)
     beams.advance([_choices(first)])
     room = engine.max_model_len - len(first.prompt_token_ids)
     for _ in range(min(params.max_tokens, room) - 1):

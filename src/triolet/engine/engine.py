@@ -21,13 +21,13 @@ from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_statistics import EngineStatistics, statistics_of
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.request_status import Endings, LiveRequest
+from triolet.core.output.request_status import EndedRequests, LiveRequest
 from triolet.core.recovery.supervision import CrashReport
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
 from triolet.core.request.status import FinishReason, RequestStatus
-from triolet.core.request.tokenizer_interface import TextCodec
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
 from triolet.engine.availability import Availability, death_by
 from triolet.engine.live_requests import live_requests
@@ -37,8 +37,8 @@ from triolet.engine.submission import Submission, check_type, counted_admission,
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot
-from triolet.observability.loop_monitor import LoopWatch
-from triolet.observability.stat_loggers import Reporting, StatLogger
+from triolet.observability.loop_monitor import LoopMonitor
+from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import kept_headers, open_tracing
 
 SCOPE_ENDED = "the engine's scope has ended"
@@ -54,14 +54,14 @@ class Engine:
         self.config = config
         self._wiring = wiring
         self._submissions: dict[str, Submission] = {}
-        self._endings = Endings()
+        self._endings = EndedRequests()
         self._ids = (f"request-{number}" for number in itertools.count(1))
         self._seeds = random.Random(config.seed)
         self._availability = Availability()
         self._num_restarts = 0
-        self._loop_watch = LoopWatch()
+        self._loop_watch = LoopMonitor()
         self._resumed: set[str] = set()  # ids of streams that are yet to be entered
-        self._reporting = Reporting(wiring.journal.tally, self.statistics, writes_log=config.log_stats)
+        self._reporting = StatLoggers(wiring.journal.stats, self.statistics, writes_log=config.log_stats)
         wiring.report = self._reporting.report
         self._tracing = open_tracing(config)
         if self._tracing is not None:
@@ -81,7 +81,7 @@ class Engine:
         return self.config.model_name
 
     @property
-    def tokenizer(self) -> TextCodec | None:
+    def tokenizer(self) -> TokenizerInterface | None:
         """The model's tokenizer; None if it has none."""
         return self._wiring.codec
 
@@ -297,7 +297,7 @@ class Engine:
 
     async def _admit(self, submission: Submission) -> None:
         """Take a request in; raises before anything is taken, or returns with everything in place."""
-        with counted_admission(self._wiring.journal.tally):
+        with counted_admission(self._wiring.journal.stats):
             await self._take_in(submission)
 
     async def _take_in(self, submission: Submission) -> None:
@@ -307,16 +307,18 @@ class Engine:
             raise RequestIdInUse(request_id)
         params = submission.params or self.default_sampling_params()
         self.config.request_limits.check(params, self.model_info.vocab_size)
-        was_let_in = submission.saved is not None
+        was_admitted = submission.saved is not None
         num_places = submission.num_places(params.n)
-        admission.reserve(trio.current_time(), num_places, client=submission.client, was_let_in=was_let_in)
+        admission.reserve(
+            trio.current_time(), num_places, client=submission.client, was_admitted=was_admitted
+        )
         self._submissions[request_id], submission.began_s = submission, trio.current_time()
         self._resumed.discard(request_id)
         try:
             with submission.admission:
                 request = await resolve(submission, params, self._wiring, self.config, self._seeds)
             self._availability.check_open()
-            if not was_let_in:
+            if not was_admitted:
                 admission.check_tokens(trio.current_time(), submission.client)
         except BaseException:
             del self._submissions[request_id]

@@ -64,7 +64,7 @@ _settlement = _Settlement()
 
 
 @contextmanager
-def settled_memory() -> Iterator[None]:
+def frozen_gc() -> Iterator[None]:
     """Around the life of an engine that has loaded its model."""
     _settlement.began()
     try:
@@ -73,6 +73,6 @@ def settled_memory() -> Iterator[None]:
         _settlement.ended()
 
 
-def settle_memory() -> None:
+def freeze_gc() -> None:
     """Set aside what has come since, too: for programs that have started and will run for long."""
     _settlement.went_on()

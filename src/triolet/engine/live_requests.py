@@ -45,7 +45,7 @@ def _on_its_way(submission: Submission, now_s: float) -> LiveRequest:
 
 
 def _admitted(submission: Submission, wiring: Wiring, now_s: float) -> LiveRequest:
-    entries, progress = submission.entries, look_at(submission, wiring)
+    entries, progress = submission.entries, progress_of(submission, wiring)
     return LiveRequest(
         request_id=submission.request_id,
         client=submission.client,
@@ -79,15 +79,15 @@ def has_first_token(submission: Submission) -> bool:
     return any(entry.output_token_ids or entry.finish_reason for entry in submission.entries)
 
 
-def look_at(submission: Submission, wiring: Wiring) -> RequestProgress:
+def progress_of(submission: Submission, wiring: Wiring) -> RequestProgress:
     """How far an admitted request has come; of several answers, the furthest counts."""
     first = submission.entries[0]
     num_prompt_tokens = len(first.request.prompt_token_ids)
-    was_let_in = first.scheduled_s is not None or first.finish_reason is not None
+    was_admitted = first.scheduled_s is not None or first.finish_reason is not None
     position, num_computed, _ = wiring.scheduler.whereabouts(first.serial) if wiring.scheduler else (0, 0, 0)
     progress = RequestProgress(
         status=submission.status(),
-        queue_position=0 if was_let_in else position,
+        queue_position=0 if was_admitted else position,
         num_prompt_tokens=num_prompt_tokens,
         num_computed_tokens=num_prompt_tokens
         if first.output_token_ids

@@ -11,7 +11,7 @@ import trio
 from triolet.actors.channels import Wiring
 from triolet.actors.executors.in_process import open_executor
 from triolet.actors.model_runner import Executor
-from triolet.actors.supervision_tree import plant_tree
+from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadCodec, make_codec_loader
 from triolet.config.engine import EngineConfig
@@ -19,7 +19,7 @@ from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.scheduling.admission import Admission
 from triolet.engine.engine import Engine
-from triolet.engine.gc_freeze import settled_memory
+from triolet.engine.gc_freeze import frozen_gc
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def open_engine(
     chosen = EngineConfig.create(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
-            with settled_memory():
+            with frozen_gc():
                 yield engine
 
 
@@ -65,7 +65,7 @@ async def run_engine(
     )
     engine = Engine(config, wiring)
     load_codec = load_codec or make_codec_loader(config, wiring)
-    tree = plant_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
+    tree = build_supervision_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:

@@ -13,9 +13,9 @@ import trio
 from triolet.actors.channels import Stream, Wiring
 from triolet.actors.detokenizer import deliver
 from triolet.actors.tokenizer import ask_tokenizer
-from triolet.actors.wait_cell import Doorbell
+from triolet.actors.wait_cell import WaitCell
 from triolet.config.engine import EngineConfig
-from triolet.core.output.output_processor import Feed
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.stop_strings import HoldBack
 from triolet.core.request.grammar_state import Constraint, ThinkingRules
 from triolet.core.request.params import SamplingParams
@@ -160,21 +160,23 @@ def open_streams(
         config: of the engine.
         seeds: where the seeds of further answers are drawn from.
     """
-    reader, arrival_time, saved = Doorbell(), time.time(), submission.saved
+    reader, arrival_time, saved = WaitCell(), time.time(), submission.saved
     streams: list[Stream] = []
     requests = fan_out(request, lambda: seeds.getrandbits(63))
     others_wait = saved is None or not any(answer.has_begun for answer in saved.answers)
     for one in goes_on(requests, saved) if saved else requests:
-        entry = wiring.journal.open(one, after=streams[0].feed.entry if streams and others_wait else None)
-        feed = Feed.open(
+        entry = wiring.journal.open(
+            one, after=streams[0].processor.entry if streams and others_wait else None
+        )
+        processor = OutputProcessor.open(
             entry, wiring.codec, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
         )
-        streams.append(Stream(feed, reader=reader))
+        streams.append(Stream(processor, reader=reader))
         wiring.open_stream(entry.serial, streams[-1])
     submission.open(tuple(streams))
     for stream, answer in zip(streams, saved.answers if saved else (), strict=False):
         fill_in(wiring, stream, answer)
-        deliver(wiring, stream.feed.entry.serial)
+        deliver(wiring, stream.processor.entry.serial)
 
 
 async def _tokenize(wiring: Wiring, prompt: ParsedPrompt, params: SamplingParams) -> Tokenized:

@@ -132,7 +132,7 @@ def goes_on(requests: tuple[Request, ...], saved: SavedRequest) -> tuple[Request
 
 def fill_in(wiring: Wiring, stream: Stream, saved: SavedAnswer) -> None:
     """What an entry of the journal, which has just been opened, had been answered before."""
-    entry = stream.feed.entry
+    entry = stream.processor.entry
     entry.output_token_ids += saved.output_token_ids
     entry.output_logprobs += saved.output_logprobs
     if saved.finish_reason is not None:

@@ -10,11 +10,11 @@ import attrs
 import trio
 
 from triolet.actors.channels import Stream
-from triolet.actors.wait_cell import Doorbell
+from triolet.actors.wait_cell import WaitCell
 from triolet.core.journal import JournalEntry
-from triolet.core.metrics.iteration_stats import Tally
+from triolet.core.metrics.iteration_stats import StatsAccumulator
 from triolet.core.output.output_collector import OutputCollector
-from triolet.core.output.parallel_sampling import Answers, answers_of
+from triolet.core.output.parallel_sampling import ParallelCollector, collector_of
 from triolet.core.output.request_status import RequestProgress
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import ParsedPrompt
@@ -51,7 +51,7 @@ class Submission:
     trace_headers: TraceHeaders = ()
     owner: str | None = None
     streams: tuple[Stream, ...] = ()
-    answers: Answers | OutputCollector | None = None
+    answers: ParallelCollector | OutputCollector | None = None
     was_aborted: bool = False
     progress: RequestProgress | None = None
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -66,10 +66,10 @@ class Submission:
     @property
     def entries(self) -> list[JournalEntry]:
         """Of its answers, once they are in the journal."""
-        return [stream.feed.entry for stream in self.streams]
+        return [stream.processor.entry for stream in self.streams]
 
     @property
-    def reader(self) -> Doorbell:
+    def reader(self) -> WaitCell:
         """Where its reader waits, once there are streams."""
         return self.streams[0].reader
 
@@ -94,7 +94,7 @@ class Submission:
     def open(self, streams: tuple[Stream, ...]) -> None:
         """It is in the journal."""
         self.streams = streams
-        self.answers = answers_of([stream.feed.collector for stream in streams])
+        self.answers = collector_of([stream.processor.collector for stream in streams])
 
     def status(self) -> RequestStatus:
         """Where it is: as far as the furthest of its answers, and ended when all have."""
@@ -109,15 +109,15 @@ class Submission:
 
 
 @contextmanager
-def counted_admission(tally: Tally) -> Iterator[None]:
+def counted_admission(stats: StatsAccumulator) -> Iterator[None]:
     """Around an admission: whoever is not taken in was rejected, or has left before."""
     try:
         yield
     except trio.Cancelled:
-        tally.withdrawn()
+        stats.withdrawn()
         raise
     except BaseException as error:
-        tally.rejected(error.limit if isinstance(error, Overloaded) else None)
+        stats.rejected(error.limit if isinstance(error, Overloaded) else None)
         raise
 
 

@@ -16,9 +16,9 @@ import trio
 from triolet.actors.channels import Wiring
 from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.parallel_sampling import Answers
+from triolet.core.output.parallel_sampling import ParallelCollector
 from triolet.core.output.request_status import RequestProgress
-from triolet.engine.live_requests import has_first_token, look_at
+from triolet.engine.live_requests import has_first_token, progress_of
 from triolet.errors import RequestFailed, StreamMisused
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class TokenStream:
             StreamMisused: outside of the `async with`.
         """
         self._readable()
-        return look_at(self._submission, self._engine._wiring)
+        return progress_of(self._submission, self._engine._wiring)
 
-    def follow(self) -> Following:
+    def follow(self) -> ProgressStream:
         """Its `progress` whenever that has changed, with `async for`, until the first token or the end.
 
         It takes nothing away from the outputs, and several tasks may follow while one reads.
@@ -61,7 +61,7 @@ class TokenStream:
             StreamMisused: outside of the `async with`.
         """
         self._readable()
-        return Following(self._submission, self._engine._wiring)
+        return ProgressStream(self._submission, self._engine._wiring)
 
     async def __aenter__(self) -> Self:
         if self._was_entered:
@@ -103,18 +103,18 @@ class TokenStream:
             self._is_read = False
         return self._next_output(self._readable())
 
-    def _has_news(self, answers: Answers | OutputCollector) -> bool:
+    def _has_news(self, answers: ParallelCollector | OutputCollector) -> bool:
         if answers.has_output():
             return True
         is_at_end = self._is_over or self._was_left or self._submission.error is not None
         return is_at_end or answers.failed is not None
 
-    def _readable(self) -> Answers | OutputCollector:
+    def _readable(self) -> ParallelCollector | OutputCollector:
         if self._submission.answers is None or self._was_left:
             raise StreamMisused("a stream must be read inside of its `async with`")
         return self._submission.answers
 
-    def _next_output(self, answers: Answers | OutputCollector) -> RequestOutput:
+    def _next_output(self, answers: ParallelCollector | OutputCollector) -> RequestOutput:
         if not self._is_over and answers.has_output() and answers.failed is None:
             output = answers.take()
             self._is_over = output.finished
@@ -138,7 +138,7 @@ class TokenStream:
         return answers.text
 
 
-class Following:
+class ProgressStream:
     """What `TokenStream.follow` returns: yields what has changed, at most once per step.
 
     Ends with the first token, or with the request. It holds nothing, so it may be dropped at any point.
@@ -156,7 +156,7 @@ class Following:
         await trio.lowlevel.checkpoint()
         while not self._is_over:
             self._is_over = has_first_token(self._submission)
-            progress = look_at(self._submission, self._wiring)
+            progress = progress_of(self._submission, self._wiring)
             if progress != self._shown:
                 self._shown = progress
                 return progress

@@ -60,7 +60,7 @@ class GrammarState:
 
 
 @attrs.frozen
-class GuideStep:
+class MaskQuestion:
     """An answer that has grown.
 
     Args:
@@ -75,15 +75,15 @@ class GuideStep:
 
 
 @attrs.frozen
-class GuideSteps:
+class MaskQuestions:
     """Answers that have grown together, and those that will grow no more."""
 
-    steps: tuple[GuideStep, ...]
+    steps: tuple[MaskQuestion, ...]
     ended: tuple[int, ...]
 
 
 @attrs.frozen
-class Guided:
+class MaskAnswer:
     """What may come next in an answer.
 
     Args:
@@ -102,23 +102,23 @@ class Guided:
 
 
 @attrs.frozen
-class GuidedSteps:
-    """Answer to `GuideSteps`, in its order.
+class MaskAnswers:
+    """Answer to `MaskQuestions`, in its order.
 
     Args:
         steps: one for each.
         process_id: of the process.
     """
 
-    steps: tuple[Guided, ...]
+    steps: tuple[MaskAnswer, ...]
     process_id: int
 
 
-GrammarRequest = Vocabulary | OpenGrammar | GuideSteps
-GrammarReply = GrammarState | GuidedSteps
+GrammarRequest = Vocabulary | OpenGrammar | MaskQuestions
+GrammarReply = GrammarState | MaskAnswers
 
-_REQUESTS: Final = (Vocabulary, OpenGrammar, GuideSteps)
-_REPLIES: Final = (GrammarState, GuidedSteps)
+_REQUESTS: Final = (Vocabulary, OpenGrammar, MaskQuestions)
+_REPLIES: Final = (GrammarState, MaskAnswers)
 _LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 
 # The largest tokenizers have some 30 MB of JSON; a mask has a bit for each of a quarter of a million tokens.

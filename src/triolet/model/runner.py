@@ -29,8 +29,8 @@ from triolet.model.interface import (
 from triolet.model.load import LoadedModel, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
-from triolet.model.memory.page_prefault import pages_ahead
-from triolet.model.sampling.logits_processors import apply_masks_
+from triolet.model.memory.page_prefault import prefault_pages
+from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
 from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
 from triolet.model.sampling.sampling_row import SamplingRow
@@ -71,7 +71,7 @@ class ModelRunner:
             model.spec, num_blocks=num_blocks, block_size=block_size, device=device
         )
         tensors = [tensor for layer in self._cache for tensor in (layer.keys, layer.values)]
-        self._pages = pages_ahead(tensors, device)
+        self._pages = prefault_pages(tensors, device)
         self._table = RowTable(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -168,7 +168,7 @@ class ModelRunner:
         logits = self._model.forward(*inputs)
         prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])
         logits = logits[: len(step.sampled)]
-        apply_masks_(logits, masks)
+        apply_bitmasks_(logits, masks)
         return batch.sample(logits) if step.sampled else NO_SAMPLES, prompts
 
     def note(

@@ -18,7 +18,7 @@ LONG_STEP_S = 0.01
 
 
 @attrs.define(eq=False)
-class LoopWatch(trio.abc.Instrument):
+class LoopMonitor(trio.abc.Instrument):
     """Measures while it is installed.
 
     Args:

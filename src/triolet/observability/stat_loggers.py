@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from triolet.core.engine_statistics import EngineStatistics
-from triolet.core.metrics.iteration_stats import IterationStats, Tally
+from triolet.core.metrics.iteration_stats import IterationStats, StatsAccumulator
 
 LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL
 
@@ -84,7 +84,7 @@ class LogLine:
         self._num_prompt_tokens = self._num_generation_tokens = 0
 
 
-class Reporting:
+class StatLoggers:
     """The stat loggers of one engine.
 
     Args:
@@ -94,9 +94,9 @@ class Reporting:
     """
 
     def __init__(
-        self, tally: Tally, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
+        self, stats: StatsAccumulator, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
     ) -> None:
-        self._tally, self._statistics = tally, statistics
+        self._stats, self._statistics = stats, statistics
         self._line = LogLine()
         self._loggers: list[StatLogger] = [self._line] if writes_log else []
         self._idle_since_s: float | None = -math.inf
@@ -118,7 +118,7 @@ class Reporting:
         Args:
             now_s: monotonic seconds.
         """
-        if (iteration := self._tally.take()) is None:
+        if (iteration := self._stats.take()) is None:
             return
         if self._idle_since_s is not None and now_s - self._idle_since_s >= LOG_INTERVAL_S:
             self._line.forget()

@@ -13,7 +13,7 @@ import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.ipc.grammar import Guided, GuideStep, Vocabulary
+from triolet.ipc.grammar import MaskAnswer, MaskQuestion, Vocabulary
 from triolet.structured_outputs.lark_source import grammar_source
 from triolet.structured_outputs.literal_tokenizer import SpellingTokenizer
 
@@ -98,21 +98,21 @@ class Grammar:
         for serial in serials:
             self._answers.pop(serial, None)
 
-    def guide(self, step: GuideStep) -> Guided:
+    def guide(self, step: MaskQuestion) -> MaskAnswer:
         """Follow an answer, and say what may come next in it."""
         answer = self._answers.get(step.serial)
         if step.start == 0:
             answer = self._answers[step.serial] = _Answer(self._beginning.deep_copy())
         if answer is None or answer.num_tokens != step.start:
             position = step.start + len(step.token_ids)
-            return Guided(step.serial, position, b"", False, "its beginning is not known here")
+            return MaskAnswer(step.serial, position, b"", False, "its beginning is not known here")
         answer.num_tokens += len(step.token_ids)
         problem, mask, is_over = "", b"", False
         if answer.matcher.consume_tokens(list(step.token_ids)):
             mask, is_over = self._mask(answer.matcher)
         if answer.matcher.is_error():
             problem = _problem(answer.matcher.get_error()) or "its grammar became too complex"
-        return Guided(step.serial, answer.num_tokens, mask, is_over, problem)
+        return MaskAnswer(step.serial, answer.num_tokens, mask, is_over, problem)
 
     def _mask(self, matcher: LLMatcher) -> tuple[bytes, bool]:
         """A bit per token, and whether nothing but the end can follow."""

@@ -25,8 +25,8 @@ from triolet.ipc.grammar import (
     GrammarReply,
     GrammarRequest,
     GrammarState,
-    GuidedSteps,
-    GuideSteps,
+    MaskAnswers,
+    MaskQuestions,
     OpenGrammar,
     Vocabulary,
 )
@@ -76,10 +76,10 @@ def _serve(tokens: Tokens, connection: socket.socket) -> NoReturn:
             if isinstance(request, OpenGrammar):
                 grammar, problem = _compile(tokens, request)
                 _reply(connection, GrammarState(os.getpid(), problem))
-            elif isinstance(request, GuideSteps) and grammar is not None:
+            elif isinstance(request, MaskQuestions) and grammar is not None:
                 grammar.forget(request.ended)
                 guided = tuple(map(grammar.guide, request.steps))
-                _reply(connection, GuidedSteps(guided, os.getpid()))
+                _reply(connection, MaskAnswers(guided, os.getpid()))
             else:
                 break
     except (BrokenPipeError, ConnectionResetError):
@@ -110,7 +110,7 @@ def _limit_memory(num_bytes: int) -> None:
 def _requests(connection: socket.socket) -> Iterator[GrammarRequest]:
     reader = GRAMMAR_REQUESTS.reader()
     while data := connection.recv(READ_BYTES):
-        reader.feed(data)
+        reader.processor(data)
         yield from GRAMMAR_REQUESTS.messages(reader)
 
 

@@ -46,7 +46,7 @@ SYS_CLOSE_RANGE = 436  # on every architecture
 CLOSE_RANGE_UNSHARE = 2  # from <linux/close_range.h>
 
 
-class Runner(Protocol):
+class RunnerProgram(Protocol):
     """What the process drives: `model.runner.ModelRunner`, or a fake."""
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -54,7 +54,7 @@ class Runner(Protocol):
         ...
 
 
-Load = Callable[[EngineConfig, OnProgress], tuple[Runner, ModelInfo]]
+Load = Callable[[EngineConfig, OnProgress], tuple[RunnerProgram, ModelInfo]]
 
 
 @attrs.frozen
@@ -77,7 +77,7 @@ class Pipe:
         """
         reader = REQUESTS.reader()
         while data := os.read(self.requests_fd, READ_BYTES):
-            reader.feed(data)
+            reader.processor(data)
             yield from REQUESTS.messages(reader)
         reader.close()
 
@@ -122,7 +122,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
-    runner: Runner | None = None
+    runner: RunnerProgram | None = None
     for request in pipe.requests():
         if isinstance(request, EngineConfig):
             runner, info = load(request, pipe.reply)
@@ -135,7 +135,7 @@ def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
             yield from _results(runner, request, pipe)
 
 
-def _results(runner: Runner, plan: StepPlan, pipe: Pipe) -> Iterator[StepResult]:
+def _results(runner: RunnerProgram, plan: StepPlan, pipe: Pipe) -> Iterator[StepResult]:
     while True:
         result = runner.execute(plan)
         if (rest := plan.after(result)) is None or pipe.has_request():  # which can only be to halt
@@ -209,7 +209,7 @@ def _watch_parent(requests_fd: int) -> None:
     _leave(0)
 
 
-def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[RunnerProgram, ModelInfo]:
     """Load a real model; torch is first imported here."""
     from triolet.model.runner import load_configured_runner
 

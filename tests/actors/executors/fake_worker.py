@@ -24,7 +24,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.ipc.messages import REPLIES
-from triolet.workers.runner import Runner, serve
+from triolet.workers.runner import RunnerProgram, serve
 
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
 POISON = 13
@@ -96,7 +96,7 @@ class Misbehaving:
         self.model = FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
         self.num_steps = 0
 
-    def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[RunnerProgram, ModelInfo]:
         on_progress(LoadProgress("weights", 0, 2))
         self._misbehave("load")
         on_progress(LoadProgress("weights", 2, 2))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.output.list_prefix import Prefix
+from triolet.core.output.list_prefix import ListPrefix
 from triolet.core.output.logprobs import FlatLogprobs, Logprob
 
 LISTS = st.lists(st.integers(0, 9), max_size=8)
@@ -15,7 +15,7 @@ def test_it_is_what_the_list_was_whatever_becomes_of_the_list(
     before: list[int], after: list[int], at: object
 ) -> None:
     items = list(before)
-    prefix = Prefix(items, len(items))
+    prefix = ListPrefix(items, len(items))
     items.extend(after)
     assert list(prefix) == before
     assert (prefix == before, prefix == tuple(before), before == prefix) == (True, True, True)
@@ -32,7 +32,7 @@ def test_it_is_what_the_list_was_whatever_becomes_of_the_list(
 
 
 def test_it_is_no_text() -> None:
-    assert Prefix([], 0) != ""
+    assert ListPrefix([], 0) != ""
 
 
 def test_columns_are_the_positions_they_came_from() -> None:

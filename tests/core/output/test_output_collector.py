@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.output.list_prefix import Prefix
+from triolet.core.output.list_prefix import ListPrefix
 from triolet.core.output.logprobs import FlatLogprobs
 from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.outputs import CompletionOutput, Logprob
@@ -346,7 +346,7 @@ def test_a_cumulative_stream_copies_no_tokens_and_describes_each_logprob_once() 
         story.give("x", token_id, logprobs=TokenLogprobs((token_id, 99), (-1.0, -2.0), 1))
         outputs.append(story.take())
     assert len(decoded) == 2 * 50
-    assert all(isinstance(output.token_ids, Prefix) for output in outputs)
+    assert all(isinstance(output.token_ids, ListPrefix) for output in outputs)
     story.collector.finish(FinishReason.LENGTH)
     assert story.take().token_ids == tuple(range(50))
 

@@ -14,7 +14,7 @@ from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal
 from triolet.core.output.detokenizer import Piece
 from triolet.core.output.logprobs import Logprob
-from triolet.core.output.output_processor import Feed
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.status import FinishReason
@@ -43,12 +43,12 @@ class Letters:
 @attrs.define
 class Story:
     journal: Journal
-    feed: Feed
+    processor: OutputProcessor
     codec: Letters | None
 
     def say(self, text: str, *, end: FinishReason | None = None, stop_reason: int | None = None) -> bool:
         """Commit the letters (`.` is the end-of-sequence token), end the answer, deliver."""
-        entry = self.feed.entry
+        entry = self.processor.entry
         for letter in text:
             token_id = EOS if letter == "." else ord(letter) - ord("a")
             self.journal.commit(
@@ -56,14 +56,14 @@ class Story:
             )
         if end is not None:
             entry.finish(end, stop_reason)
-        return self.feed.advance()
+        return self.processor.advance()
 
     def read(self) -> CompletionOutput:
-        (completion,) = self.feed.collector.take().outputs
+        (completion,) = self.processor.collector.take().outputs
         return completion
 
     def text(self) -> str:
-        return self.feed.collector.text
+        return self.processor.collector.text
 
 
 def story(*, codec: bool = True, kind: RequestOutputKind = RequestOutputKind.DELTA, **params: Any) -> Story:
@@ -72,7 +72,7 @@ def story(*, codec: bool = True, kind: RequestOutputKind = RequestOutputKind.DEL
     request = make_request((0,), params=asked, max_tokens=100, eos_token_ids=(EOS,))
     entry = journal.open(request)
     letters = Letters() if codec else None
-    return Story(journal, Feed.open(entry, letters, arrival_time=0.0), letters)
+    return Story(journal, OutputProcessor.open(entry, letters, arrival_time=0.0), letters)
 
 
 # -------------------------------------------------------------------------------- plain answers
@@ -81,9 +81,9 @@ def story(*, codec: bool = True, kind: RequestOutputKind = RequestOutputKind.DEL
 def test_new_tokens_become_text_once() -> None:
     tale = story()
     assert tale.say("ab") is False
-    assert (tale.read().text, tale.feed.collector.num_tokens) == ("ab", 2)
+    assert (tale.read().text, tale.processor.collector.num_tokens) == ("ab", 2)
     assert tale.say("") is False
-    assert not tale.feed.collector.has_output()
+    assert not tale.processor.collector.has_output()
     tale.say("c")
     assert tale.read().token_ids == (2,)
 
@@ -110,8 +110,8 @@ def test_after_the_end_nothing_is_delivered() -> None:
     assert tale.say("ab") is True
     tale.read()
     assert tale.say("c", end=FinishReason.STOP) is False
-    assert not tale.feed.collector.has_output()
-    assert tale.feed.collector.num_tokens == 2
+    assert not tale.processor.collector.has_output()
+    assert tale.processor.collector.num_tokens == 2
 
 
 def test_a_model_without_a_tokenizer_gives_tokens_and_no_text() -> None:
@@ -144,7 +144,7 @@ class Spaced(Letters):
 )
 def test_special_tokens_that_are_shown_may_stand_without_spaces(fields: dict[str, Any], text: str) -> None:
     tale = story(skip_special_tokens=False, **fields)
-    tale.feed.codec = Spaced()
+    tale.processor.codec = Spaced()
     tale.say("a..b.c", end=FinishReason.LENGTH)
     assert tale.text().strip() == text
 
@@ -178,7 +178,7 @@ def test_what_a_codec_knows_of_single_tokens_is_taken_where_they_are_shown_as_it
     fields: dict[str, Any], text: str
 ) -> None:
     tale = story(**fields)
-    tale.feed.codec = Knowing()
+    tale.processor.codec = Knowing()
     tale.say("abc.", end=FinishReason.LENGTH)
     assert tale.text() == text
 
@@ -243,13 +243,13 @@ def test_a_stop_string_is_held_back_and_then_ends_the_answer(
     assert [completion.text for completion in got] == texts
     assert wanted == [False] * 5 + [True]
     assert (got[-1].finish_reason, got[-1].stop_reason) == ("stop", "def")
-    assert tale.feed.collector.num_tokens == 6
+    assert tale.processor.collector.num_tokens == 6
 
 
 def test_a_stop_string_can_be_shown() -> None:
     tale = story(stop=["def"], include_stop_str_in_output=True)
     assert tale.say("abcdefgh") is True
-    assert (tale.text(), tale.feed.collector.num_tokens) == ("abcdef", 6)
+    assert (tale.text(), tale.processor.collector.num_tokens) == ("abcdef", 6)
 
 
 def test_tokens_behind_the_stop_string_are_dropped() -> None:
@@ -263,7 +263,7 @@ def test_tokens_behind_the_stop_string_are_dropped() -> None:
 def test_before_min_tokens_a_stop_string_is_text() -> None:
     tale = story(stop=["b"], min_tokens=2)
     assert [tale.say(letter) for letter in "abcb"] == [False, False, False, True]
-    assert (tale.text(), tale.feed.collector.num_tokens) == ("abc", 4)
+    assert (tale.text(), tale.processor.collector.num_tokens) == ("abc", 4)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT, FinishReason.DEADLINE])
@@ -300,25 +300,31 @@ def test_an_answer_is_delivered_exactly_once_however_often_the_text_is_forgotten
     for index, (text, is_forgotten, is_read) in enumerate(steps):
         reason = end if index == len(steps) - 1 else None
         if is_forgotten:
-            crashing.feed.forget_text()
+            crashing.processor.forget_text()
         assert crashing.say(text, end=reason) == undisturbed.say(text, end=reason)
         if is_read:
             completion = crashing.read()
             read_text += completion.text
             read_ids += completion.token_ids
     assert read_text == crashing.text() == undisturbed.text()
-    assert read_ids == undisturbed.feed.entry.output_token_ids[: undisturbed.feed.collector.num_tokens]
-    assert crashing.feed.collector.finish_reason == undisturbed.feed.collector.finish_reason is not None
+    assert (
+        read_ids == undisturbed.processor.entry.output_token_ids[: undisturbed.processor.collector.num_tokens]
+    )
+    assert (
+        crashing.processor.collector.finish_reason
+        == undisturbed.processor.collector.finish_reason
+        is not None
+    )
 
 
 def test_a_panic_while_the_text_is_built_again_loses_nothing_and_repeats_nothing() -> None:
     tale = story()
     tale.say("ab")
-    tale.feed.forget_text()
+    tale.processor.forget_text()
     assert tale.codec is not None
     tale.codec.panics_at = 1
     with pytest.raises(RuntimeError, match="panic"):
         tale.say("c")
     tale.codec.panics_at = None
     tale.say("d")
-    assert (tale.text(), tale.feed.collector.num_tokens) == ("abcd", 4)
+    assert (tale.text(), tale.processor.collector.num_tokens) == ("abcd", 4)

@@ -12,7 +12,7 @@ from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.journal import Journal
 from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.parallel_sampling import Answers
+from triolet.core.output.parallel_sampling import ParallelCollector
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.request import Request, fan_out
@@ -149,7 +149,7 @@ class Trio:
         self.collectors = [
             OutputCollector(entry, lambda token_id, before: str(token_id)) for entry in self.entries
         ]
-        self.answers = Answers(self.collectors)
+        self.answers = ParallelCollector(self.collectors)
 
     def say(self, index: int, text: str) -> None:
         for _ in text:

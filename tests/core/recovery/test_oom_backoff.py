@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from tests.core.scheduling.test_scheduler_walk import Walk, make_config
 from tests.core.stage import Stage
-from triolet.core.recovery.oom_backoff import CALM_STEPS, MemoryLimit
+from triolet.core.recovery.oom_backoff import CALM_STEPS, OomBackoff
 from triolet.core.request.status import FinishReason
 from triolet.core.step_plan import StepResult
 
 
 def test_without_trouble_there_is_no_limit() -> None:
-    limit = MemoryLimit()
+    limit = OomBackoff()
     limit.step_done(8, 64)
     assert (limit.max_rows(8), limit.max_tokens(64)) == (8, 64)
 
 
 def test_the_largest_rows_leave_and_more_of_them_each_time() -> None:
-    limit = MemoryLimit()
+    limit = OomBackoff()
     assert limit.step_did_not_fit([30, 5, 1, 1, 1, 1, 1, 1]) == 1
     assert (limit.max_rows(100), limit.max_tokens(100)) == (7, 11)
     assert limit.step_did_not_fit([5, 1, 1, 1, 1, 1, 1]) == 2
@@ -29,20 +29,20 @@ def test_the_largest_rows_leave_and_more_of_them_each_time() -> None:
 
 
 def test_a_row_that_is_alone_is_cut_in_halves() -> None:
-    limit = MemoryLimit()
+    limit = OomBackoff()
     assert limit.step_did_not_fit([9]) == 0
     assert (limit.max_rows(100), limit.max_tokens(100)) == (1, 4)
 
 
 def test_one_token_alone_is_as_small_as_a_step_can_be_and_afterwards_all_is_as_before() -> None:
-    limit = MemoryLimit()
+    limit = OomBackoff()
     limit.step_did_not_fit([2])
     assert limit.step_did_not_fit([1]) is None
     assert (limit.max_rows(8), limit.max_tokens(64)) == (8, 64)
 
 
 def test_after_calm_steps_the_limits_grow_and_at_last_are_gone() -> None:
-    limit = MemoryLimit()
+    limit = OomBackoff()
     limit.step_did_not_fit([40, 2, 2])
     sizes = []
     for _ in range(10 * CALM_STEPS):
@@ -55,7 +55,7 @@ def test_after_calm_steps_the_limits_grow_and_at_last_are_gone() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
 def test_whatever_fits_at_all_is_reached_in_few_tries(rows: list[int], capacity: int) -> None:
-    limit, num_tries = MemoryLimit(), 0
+    limit, num_tries = OomBackoff(), 0
     rows = sorted(rows, reverse=True)
     while sum(rows) > capacity:
         num_leaving = limit.step_did_not_fit(rows)
@@ -123,7 +123,7 @@ def test_a_step_whose_requests_have_all_left_teaches_nothing() -> None:
     stage.scheduler.abort(entry.serial)
     stage.scheduler.apply(result, 0.0)
     stage.scheduler.check()
-    assert stage.scheduler.caution.memory.max_tokens(8) == 8
+    assert stage.scheduler.recovery.memory.max_tokens(8) == 8
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.recovery.poison_bisection import Suspects, Verdict
+from triolet.core.recovery.poison_bisection import CrashOutcome, PoisonBisection
 
 MARK = 10
 
@@ -21,7 +21,7 @@ class Trial:
 
     crashes: Callable[[Collection[int]], bool]
     live: set[int]
-    suspects: Suspects = attrs.field(factory=Suspects)
+    poison_bisection: PoisonBisection = attrs.field(factory=PoisonBisection)
     convicted: list[int] = attrs.field(factory=list)
     num_crashes: int = 0
     num_counted: int = 0
@@ -30,19 +30,19 @@ class Trial:
     draw: random.Random = attrs.field(factory=lambda: random.Random(0))
 
     def step(self) -> None:
-        rows = sorted(serial for serial in self.live if self.suspects.may_run(serial))
+        rows = sorted(serial for serial in self.live if self.poison_bisection.may_run(serial))
         rows = sorted(self.draw.sample(rows, min(self.most_rows, len(rows))))
         if not self.crashes(rows):
-            self.suspects.step_done(dict.fromkeys(rows, MARK))
+            self.poison_bisection.step_done(dict.fromkeys(rows, MARK))
             return
         self.num_rows_of_crashes.append(len(rows))
-        verdict = self.suspects.step_failed(dict.fromkeys(rows, MARK), num_rows=len(rows))
+        outcome = self.poison_bisection.step_failed(dict.fromkeys(rows, MARK), num_rows=len(rows))
         self.num_crashes += 1
-        self.num_counted = max(0, self.num_counted + 1 - verdict.num_pardoned)
-        if verdict.culprit is not None:
-            self.convicted.append(verdict.culprit)
-            self.live.discard(verdict.culprit)
-            self.suspects.ended(verdict.culprit)
+        self.num_counted = max(0, self.num_counted + 1 - outcome.num_uncounted)
+        if outcome.culprit is not None:
+            self.convicted.append(outcome.culprit)
+            self.live.discard(outcome.culprit)
+            self.poison_bisection.ended(outcome.culprit)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 16, 33, 64, 256])
@@ -81,7 +81,7 @@ def test_every_culprit_is_found_and_nobody_else(
         if trial.draw.random() < 0.02:  # a client leaves
             gone = trial.draw.randrange(num_rows)
             trial.live.discard(gone)
-            trial.suspects.ended(gone)
+            trial.poison_bisection.ended(gone)
     assert set(trial.convicted) <= culprits
     assert not culprits & trial.live
     assert trial.num_crashes <= len(culprits) * (3 + num_rows.bit_length())
@@ -89,49 +89,49 @@ def test_every_culprit_is_found_and_nobody_else(
 
 
 def test_a_single_crash_holds_nobody_back_and_a_success_clears() -> None:
-    suspects = Suspects()
+    poison_bisection = PoisonBisection()
     for _ in range(50):
-        assert suspects.step_failed({1: 5, 2: 7}, num_rows=2) == Verdict(None, 0)
-        assert not suspects.is_trial
-        suspects.step_done({1: 5, 2: 7})
+        assert poison_bisection.step_failed({1: 5, 2: 7}, num_rows=2) == CrashOutcome(None, 0)
+        assert not poison_bisection.is_trial
+        poison_bisection.step_done({1: 5, 2: 7})
 
 
 def test_a_success_short_of_the_mark_clears_nobody() -> None:
-    suspects = Suspects()
-    suspects.step_failed({1: 8, 2: 8}, num_rows=2)
-    suspects.step_done({1: 7, 2: 8})
-    suspects.step_failed({1: 8, 2: 9}, num_rows=2)
-    assert [suspects.may_run(serial) for serial in (1, 2, 3)] == [True, False, False]
+    poison_bisection = PoisonBisection()
+    poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
+    poison_bisection.step_done({1: 7, 2: 8})
+    poison_bisection.step_failed({1: 8, 2: 9}, num_rows=2)
+    assert [poison_bisection.may_run(serial) for serial in (1, 2, 3)] == [True, False, False]
 
 
 def test_a_request_that_failed_beside_one_that_has_left_is_tried_alone_before_it_is_blamed() -> None:
-    suspects = Suspects()
-    assert suspects.step_failed({1: 8}, num_rows=2).culprit is None
-    assert suspects.step_failed({1: 8}, num_rows=2).culprit is None
-    assert suspects.is_trial
-    assert suspects.step_failed({1: 8}, num_rows=1) == Verdict(1, 3)
+    poison_bisection = PoisonBisection()
+    assert poison_bisection.step_failed({1: 8}, num_rows=2).culprit is None
+    assert poison_bisection.step_failed({1: 8}, num_rows=2).culprit is None
+    assert poison_bisection.is_trial
+    assert poison_bisection.step_failed({1: 8}, num_rows=1) == CrashOutcome(1, 3)
 
 
 def test_chance_that_strikes_first_many_and_then_one_of_them_alone_convicts_nobody() -> None:
-    suspects = Suspects()
-    suspects.step_failed({1: 8, 2: 8}, num_rows=2)
-    assert suspects.step_failed({1: 6}, num_rows=1) == Verdict(None, 0)
-    assert [suspects.may_run(serial) for serial in (1, 2)] == [True, False]
-    suspects.step_done({1: 8})
-    assert not suspects.is_trial
+    poison_bisection = PoisonBisection()
+    poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
+    assert poison_bisection.step_failed({1: 6}, num_rows=1) == CrashOutcome(None, 0)
+    assert [poison_bisection.may_run(serial) for serial in (1, 2)] == [True, False]
+    poison_bisection.step_done({1: 8})
+    assert not poison_bisection.is_trial
 
 
 def test_when_all_on_trial_have_left_the_next_half_is_tried() -> None:
-    suspects = Suspects()
+    poison_bisection = PoisonBisection()
     for _ in range(2):
-        suspects.step_failed(dict.fromkeys((1, 2, 3, 4), 8), num_rows=4)
+        poison_bisection.step_failed(dict.fromkeys((1, 2, 3, 4), 8), num_rows=4)
     for serial in (1, 2):
-        assert suspects.may_run(serial)
-        suspects.ended(serial)
-    assert [suspects.may_run(serial) for serial in (3, 4)] == [True, False]
-    suspects.ended(3)
-    suspects.ended(4)
-    assert not suspects.is_trial and suspects.may_run(5)
+        assert poison_bisection.may_run(serial)
+        poison_bisection.ended(serial)
+    assert [poison_bisection.may_run(serial) for serial in (3, 4)] == [True, False]
+    poison_bisection.ended(3)
+    poison_bisection.ended(4)
+    assert not poison_bisection.is_trial and poison_bisection.may_run(5)
 
 
 def test_a_crash_of_the_company_and_not_of_one_convicts_nobody_and_counts() -> None:

@@ -7,14 +7,14 @@ from triolet.core.recovery.stderr_tail import (
     NUM_FRAMES,
     NUM_LINES,
     NUM_LINES_BEFORE,
-    LastWords,
+    StderrTail,
 )
 
 FATAL = "Fatal Python error: Floating point exception"
 
 
-def words(lines: list[str]) -> LastWords:
-    heard = LastWords()
+def words(lines: list[str]) -> StderrTail:
+    heard = StderrTail()
     for line in lines:
         heard.hear(line, 1.0)
     return heard

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.request.grammar_state import Constraint, Guidance, Thinking, ThinkingRules, only, with_token
+from triolet.core.request.grammar_state import (
+    Constraint,
+    Thinking,
+    ThinkingRules,
+    TokenMask,
+    only,
+    with_token,
+)
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
@@ -53,14 +60,14 @@ class Story:
 def test_a_request_waits_for_its_form_and_others_overtake_it() -> None:
     story = Story()
     bound, free = story.add("bound", is_bound=True), story.add("free", is_bound=False)
-    assert story.journal.take_unguided() == (bound.serial,)
-    assert story.journal.take_unguided() == ()  # named once
+    assert story.journal.take_unmasked() == (bound.serial,)
+    assert story.journal.take_unmasked() == ()  # named once
     plan = story.plan()
     assert plan is not None
     assert [start.request_id for start in plan.starts] == ["free"]
     story.done(plan, free)
     assert bound.scheduled_s is None
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))
     plan = story.plan()
     assert plan is not None
     assert [start.request_id for start in plan.starts] == ["bound"]
@@ -70,15 +77,15 @@ def test_a_request_waits_for_its_form_and_others_overtake_it() -> None:
 def test_a_request_sits_out_until_its_last_token_has_been_followed() -> None:
     story = Story()
     bound = story.add("bound", is_bound=True)
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))
     plan = story.plan()
     assert plan is not None
     story.done(plan, bound)
-    assert story.journal.take_unguided() == (bound.serial,)
+    assert story.journal.take_unmasked() == (bound.serial,)
     assert story.plan() is None
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x01"))  # of an answer that has grown since
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x01"))  # of an answer that has grown since
     assert story.plan() is None
-    story.scheduler.guide(bound.serial, Guidance(1, b"\x02"))
+    story.scheduler.guide(bound.serial, TokenMask(1, b"\x02"))
     plan = story.plan()
     assert plan is not None
     assert plan.rows[0].mask == b"\x02"
@@ -87,13 +94,13 @@ def test_a_request_sits_out_until_its_last_token_has_been_followed() -> None:
 def test_who_sits_a_step_out_keeps_its_share_of_the_steps_to_come() -> None:
     story = Story(max_num_batched_tokens=1)
     bound = story.add("bound", is_bound=True, num_prompt_tokens=1)
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))
     plan = story.plan()
     assert plan is not None
     story.done(plan, bound)
     story.add("free", is_bound=False, num_prompt_tokens=1)
     assert story.plan() is None  # let in now, it would hold blocks and have no token in the steps after that
-    story.scheduler.guide(bound.serial, Guidance(1, b"", is_over=True))
+    story.scheduler.guide(bound.serial, TokenMask(1, b"", is_over=True))
     assert story.plan() is not None
     story.scheduler.check()
 
@@ -101,7 +108,7 @@ def test_who_sits_a_step_out_keeps_its_share_of_the_steps_to_come() -> None:
 def test_a_prompt_in_pieces_brings_its_mask_with_the_last_one() -> None:
     story = Story(max_num_batched_tokens=4)
     bound = story.add("bound", is_bound=True, num_prompt_tokens=6)
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))
     first = story.plan()
     assert first is not None
     assert (first.rows[0].sample, first.rows[0].mask) == (False, None)
@@ -114,11 +121,11 @@ def test_a_prompt_in_pieces_brings_its_mask_with_the_last_one() -> None:
 def test_an_answer_that_is_all_that_its_form_allows_is_over() -> None:
     story = Story()
     bound = story.add("bound", is_bound=True)
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))
     plan = story.plan()
     assert plan is not None
     story.done(plan, bound)
-    story.scheduler.guide(bound.serial, Guidance(1, b"", is_over=True))
+    story.scheduler.guide(bound.serial, TokenMask(1, b"", is_over=True))
     assert (bound.finish_reason, bound.stop_reason) == (FinishReason.STOP, None)
     assert not bound.ended_by_token  # so its text is shown
     story.scheduler.check()
@@ -128,7 +135,7 @@ def test_an_answer_that_is_all_that_its_form_allows_is_over() -> None:
 def test_a_form_that_can_not_be_followed_fails_its_request_alone() -> None:
     story = Story()
     bound, free = story.add("bound", is_bound=True), story.add("free", is_bound=False)
-    story.scheduler.guide(bound.serial, Guidance(0, problem="too complex"))
+    story.scheduler.guide(bound.serial, TokenMask(0, problem="too complex"))
     assert (bound.finish_reason, bound.failure) == (FinishReason.ERROR, "too complex")
     assert free.finish_reason is None
     assert story.plan() is not None
@@ -138,27 +145,27 @@ def test_a_preempted_request_needs_no_new_guidance() -> None:
     story = Story(num_blocks=17, max_num_batched_tokens=64)
     first = story.add("first", is_bound=False, num_prompt_tokens=40)
     bound = story.add("bound", is_bound=True, num_prompt_tokens=26)
-    story.scheduler.guide(bound.serial, Guidance(0, b"\x80"))
+    story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))
     for position in range(3):
         plan = story.plan()
         assert plan is not None
         entries = [e for e in (first, bound) if e.epoch in {s.epoch for s in plan.starts} or position]
         story.done(plan, *entries)
-        story.scheduler.guide(bound.serial, Guidance(len(bound.output_token_ids), b"\x80"))
+        story.scheduler.guide(bound.serial, TokenMask(len(bound.output_token_ids), b"\x80"))
     story.scheduler.abort(first.serial)
     assert bound.mask == b"\x80"
-    assert not bound.awaits_guidance
+    assert not bound.awaits_mask
 
 
 def test_a_new_scheduler_asks_for_what_is_not_known() -> None:
     story = Story()
     known, unknown = story.add("known", is_bound=True), story.add("unknown", is_bound=True)
-    story.scheduler.guide(known.serial, Guidance(0, b"\x80"))
-    story.journal.take_unguided()
+    story.scheduler.guide(known.serial, TokenMask(0, b"\x80"))
+    story.journal.take_unmasked()
     reborn = Scheduler(story.scheduler.config, story.journal, story.scheduler.counters)
     for entry in (known, unknown):
         reborn.add(entry)
-    assert story.journal.take_unguided() == (unknown.serial,)
+    assert story.journal.take_unmasked() == (unknown.serial,)
     plan = reborn.plan_step(0.0)
     assert plan is not None
     assert [start.request_id for start in plan.starts] == ["known"]

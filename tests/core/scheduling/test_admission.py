@@ -207,7 +207,7 @@ def fair_admission(*, places: int = 16, tokens: int = 1000) -> Admission:
     return Admission(Journal(), places // 2, places - places // 2, tokens, is_fair=True)
 
 
-def let_in(admission: Admission, client: str, num_tokens: int = 3) -> bool:
+def admits(admission: Admission, client: str, num_tokens: int = 3) -> bool:
     """One more request of a client; whether there was a place."""
     try:
         admission.reserve(0.0, client=client)
@@ -220,21 +220,21 @@ def let_in(admission: Admission, client: str, num_tokens: int = 3) -> bool:
 
 def test_under_fair_a_client_alone_leaves_an_eighth_of_the_places_to_whoever_comes() -> None:
     admission = fair_admission(places=16)
-    assert sum(let_in(admission, "hog") for _ in range(50)) == 14
+    assert sum(admits(admission, "hog") for _ in range(50)) == 14
     with pytest.raises(Overloaded) as caught:
         admission.reserve(0.0, client="hog")
     error = caught.value
     assert (error.limit, error.bound, error.is_for_others) == ("max_queued_requests", 8, True)
     assert "max_queued_requests=8, the last eighth of it for clients with less" in str(error)
-    assert [let_in(admission, client) for client in ("light", "third", "fourth")] == [True, True, False]
+    assert [admits(admission, client) for client in ("light", "third", "fourth")] == [True, True, False]
 
 
 def test_under_fair_who_has_its_share_is_refused_before_the_last_places_are_gone() -> None:
     admission = fair_admission(places=16)
     for _ in range(9):
-        assert let_in(admission, "hog")
-    assert sum(let_in(admission, "light") for _ in range(50)) == 5  # a third
-    assert let_in(admission, "third")
+        assert admits(admission, "hog")
+    assert sum(admits(admission, "light") for _ in range(50)) == 5  # a third
+    assert admits(admission, "third")
 
 
 def test_under_fair_places_that_are_reserved_count_for_their_client() -> None:
@@ -250,7 +250,7 @@ def test_under_fair_places_that_are_reserved_count_for_their_client() -> None:
 
 def test_under_fair_an_eighth_of_the_tokens_that_may_wait_is_for_clients_with_less() -> None:
     admission = fair_admission(places=100, tokens=80)
-    assert sum(let_in(admission, "hog", num_tokens=10) for _ in range(50)) == 7
+    assert sum(admits(admission, "hog", num_tokens=10) for _ in range(50)) == 7
     with pytest.raises(Overloaded) as caught:
         admission.check_tokens(0.0, "hog")
     assert (caught.value.limit, caught.value.bound, caught.value.is_for_others) == (
@@ -258,17 +258,17 @@ def test_under_fair_an_eighth_of_the_tokens_that_may_wait_is_for_clients_with_le
         80,
         True,
     )
-    assert let_in(admission, "light", num_tokens=10)
-    assert not let_in(admission, "light", num_tokens=10)  # all of them wait
+    assert admits(admission, "light", num_tokens=10)
+    assert not admits(admission, "light", num_tokens=10)  # all of them wait
 
 
 def test_what_was_let_in_by_another_engine_is_not_asked_for_its_share() -> None:
     admission = fair_admission(places=16)
     for _ in range(14):
-        assert let_in(admission, "hog")
-    admission.reserve(0.0, client="hog", was_let_in=True)
+        assert admits(admission, "hog")
+    admission.reserve(0.0, client="hog", was_admitted=True)
 
 
 def test_without_fair_one_client_may_take_every_place() -> None:
     admission = make_admission(running=8, queued=8)
-    assert sum(let_in(admission, "hog") for _ in range(50)) == 16
+    assert sum(admits(admission, "hog") for _ in range(50)) == 16

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from tests.core.stage import make_config
-from triolet.core.scheduling.budget import MIN_CHUNK, Pace
-from triolet.core.scheduling.cost_model import MEMORY_STEPS, StepCosts
-from triolet.core.scheduling.policies.fair import LINGER_S, MANY, Company
+from triolet.core.scheduling.budget import MIN_CHUNK, TokenBudget
+from triolet.core.scheduling.cost_model import MEMORY_STEPS, CostModel
+from triolet.core.scheduling.policies.fair import LINGER_S, MANY, ActiveClients
 
 
-def taught(fixed_s: float = 2.0, row_s: float = 0.25, token_s: float = 0.125) -> StepCosts:
-    costs = StepCosts()
+def taught(fixed_s: float = 2.0, row_s: float = 0.25, token_s: float = 0.125) -> CostModel:
+    costs = CostModel()
     for num_rows, num_further in ((1, 0), (8, 0), (100, 0), (1, 50), (4, 200)):
         elapsed_s = fixed_s + num_rows * row_s + num_further * token_s
         costs.observe(num_rows, num_rows + num_further, elapsed_s)
@@ -34,7 +34,7 @@ def test_one_step_that_took_long_for_another_reason_changes_little() -> None:
 
 
 def test_what_was_not_seen_for_long_is_forgotten() -> None:
-    costs = StepCosts()
+    costs = CostModel()
     costs.observe(1, 33, 900.0)  # a first time
     for _ in range(MEMORY_STEPS + 8):
         costs.observe(1, 1, 1.0)
@@ -42,16 +42,16 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
 
 
 def test_a_step_of_unknown_length_teaches_nothing() -> None:
-    costs = StepCosts()
+    costs = CostModel()
     costs.observe(4, 40, 0.0)
-    assert costs == StepCosts()
+    assert costs == CostModel()
 
 
 # --------------------------------------------------------------------------------------- prompts
 
 
-def pace(**config: object) -> Pace:
-    return Pace(make_config(**config), taught())
+def pace(**config: object) -> TokenBudget:
+    return TokenBudget(make_config(**config), taught())
 
 
 def long_steps(**config: object) -> dict[str, object]:
@@ -59,7 +59,7 @@ def long_steps(**config: object) -> dict[str, object]:
 
 
 def test_a_step_has_more_tokens_than_are_sure_as_far_as_is_known_what_they_take() -> None:
-    assert Pace(make_config(**long_steps())).max_tokens == 16
+    assert TokenBudget(make_config(**long_steps())).max_tokens == 16
     assert pace(**long_steps()).max_tokens == 40  # of 0.125 seconds each
     assert pace(**long_steps(max_prefill_delay_s=1.0)).max_tokens == 16
     assert pace(**long_steps(max_prefill_delay_s=math.inf)).max_tokens == 400
@@ -70,7 +70,7 @@ def test_under_fair_no_step_is_longer_than_is_sure() -> None:
 
 
 def test_without_a_number_of_sure_tokens_all_are() -> None:
-    assert Pace(make_config(max_num_batched_tokens=400)).max_tokens == 400
+    assert TokenBudget(make_config(max_num_batched_tokens=400)).max_tokens == 400
 
 
 def test_prompts_beside_decodes_are_cut_to_the_bound_together() -> None:
@@ -93,7 +93,7 @@ def test_prompts_that_delay_nobody_are_not_cut() -> None:
 
 
 def test_before_anything_is_known_nothing_is_cut() -> None:
-    limited = Pace(make_config(max_prefill_delay_s=0.001, fair_ttft_factor=2.0))
+    limited = TokenBudget(make_config(max_prefill_delay_s=0.001, fair_ttft_factor=2.0))
     limited.begin_step(has_decodes=True)
     assert limited.chunk(100) == 100
     assert limited.many_s == math.inf
@@ -102,8 +102,8 @@ def test_before_anything_is_known_nothing_is_cut() -> None:
 # --------------------------------------------------------------------------------------- company
 
 
-def company(**requests: int) -> Company:
-    there = Company()
+def company(**requests: int) -> ActiveClients:
+    there = ActiveClients()
     for client, number in requests.items():
         there.has(client, number)
     return there

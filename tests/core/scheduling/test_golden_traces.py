@@ -12,7 +12,7 @@ import pytest
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal
-from triolet.core.output.output_processor import Feed
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.output.stop_strings import HoldBack
 from triolet.core.request.params import RequestOutputKind, SamplingParams
@@ -63,7 +63,7 @@ def trace(
     journal = Journal()
     asked = SamplingParams(output_kind=kind, max_tokens=100, stop=stop, **params)
     entry = journal.open(make_request((0,), params=asked, max_tokens=100))
-    feed = Feed.open(entry, Letters(), arrival_time=0.0, hold_back=hold_back)
+    processor = OutputProcessor.open(entry, Letters(), arrival_time=0.0, hold_back=hold_back)
     outputs: list[CompletionOutput] = []
     for place in range(0, len(text), per_step):
         letters = text[place : place + per_step]
@@ -71,15 +71,15 @@ def trace(
             journal.commit(entry, next_token(entry, ord(letter) - ord("a")), 0.0)
         if end is not FinishReason.ABORT and place + per_step >= len(text) and end is not None:
             entry.finish(end)
-        feed.advance()
-        if feed.collector.has_output():
-            outputs.extend(feed.collector.take().outputs)
-        if feed.collector.finish_reason is not None:
+        processor.advance()
+        if processor.collector.has_output():
+            outputs.extend(processor.collector.take().outputs)
+        if processor.collector.finish_reason is not None:
             break
     if end is FinishReason.ABORT:
         entry.finish(end)
-        feed.advance()
-        outputs.extend(feed.collector.take().outputs)
+        processor.advance()
+        outputs.extend(processor.collector.take().outputs)
     return Trace(outputs)
 
 

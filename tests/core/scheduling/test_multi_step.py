@@ -127,7 +127,7 @@ def test_drafts_are_made_step_by_step() -> None:
 def test_who_was_in_a_step_that_crashed_is_computed_step_by_step() -> None:
     stage = stage_with("a", "b")
     plan = stage.run()
-    stage.scheduler.caution.suspects.step_failed(stage.scheduler.marks(), num_rows=2)
+    stage.scheduler.recovery.poison_bisection.step_failed(stage.scheduler.marks(), num_rows=2)
     stage.scheduler.abandon_step()
     assert plan.num_steps > 1
     assert stage.run().num_steps == 1

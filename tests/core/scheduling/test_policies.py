@@ -9,7 +9,7 @@ import pytest
 from tests.core.stage import Stage
 from triolet.core.journal import JournalEntry
 from triolet.core.request.status import FinishReason
-from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, FairLine
+from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, FairQueue
 
 
 def names(shares: list[tuple[str, int, int]]) -> list[str]:
@@ -26,7 +26,7 @@ def fair_stage(**config: object) -> Stage:
 
 def served(stage: Stage, client: str) -> int:
     line = stage.scheduler._lanes.waiting
-    assert isinstance(line, FairLine)
+    assert isinstance(line, FairQueue)
     return line.served(client)
 
 
@@ -256,7 +256,7 @@ def test_accounts_are_kept_for_a_bounded_number_of_clients() -> None:
         entry = stage.add(f"r{number}", [number], client=f"client {number}")
         stage.scheduler.abort(entry.serial)
     line = stage.scheduler._lanes.waiting
-    assert isinstance(line, FairLine)
+    assert isinstance(line, FairQueue)
     assert len(line._served) <= MAX_ACCOUNTS + 1
 
 

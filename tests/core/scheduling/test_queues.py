@@ -11,8 +11,8 @@ from tests.core.stage import BLOCK_SIZE, crowded_stage, make_config
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.scheduling.config import SchedulerCounters
-from triolet.core.scheduling.policies.base import WaitingLine
-from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.policies.base import WaitingQueue
+from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
 from triolet.errors import InvariantViolated
@@ -26,13 +26,13 @@ class Hall:
     def __init__(self) -> None:
         config = make_config(max_num_seqs=NUM_ROWS)
         self.journal, self.counters, self.pool = Journal(), SchedulerCounters(), BlockPool(config.num_blocks)
-        self.lanes = Lanes(config, self.journal, self.counters, self.pool, WaitingLine(config))
+        self.lanes = RequestQueues(config, self.journal, self.counters, self.pool, WaitingQueue(config))
 
     def enter(self) -> Sequence:
         return self.lanes.enter(self.journal.open(make_request()))
 
-    def let_in(self, sequence: Sequence, num_blocks: int = 1) -> None:
-        self.lanes.let_in(sequence, [], [])
+    def admit(self, sequence: Sequence, num_blocks: int = 1) -> None:
+        self.lanes.admit(sequence, [], [])
         sequence.block_table += self.pool.allocate(num_blocks)
 
     def check(self) -> None:
@@ -43,7 +43,7 @@ class Hall:
 def test_who_is_let_in_has_a_row_and_who_waits_has_none() -> None:
     hall = Hall()
     first, second = hall.enter(), hall.enter()
-    hall.let_in(second)
+    hall.admit(second)
     assert (list(hall.lanes.waiting), hall.lanes.running) == ([first], [second])
     assert (first.row_id, second.row_id) == (None, NUM_ROWS - 1)
     hall.check()
@@ -52,8 +52,8 @@ def test_who_is_let_in_has_a_row_and_who_waits_has_none() -> None:
 def test_those_that_run_are_in_order_whoever_was_let_in_first() -> None:
     hall = Hall()
     first, second = hall.enter(), hall.enter()
-    hall.let_in(second)
-    hall.let_in(first)
+    hall.admit(second)
+    hall.admit(first)
     assert hall.lanes.running == [first, second]
     hall.check()
 
@@ -61,8 +61,8 @@ def test_those_that_run_are_in_order_whoever_was_let_in_first() -> None:
 def test_who_is_let_in_shares_the_blocks_that_were_found_for_it() -> None:
     hall = Hall()
     owner, other = hall.enter(), hall.enter()
-    hall.let_in(owner, num_blocks=2)
-    hall.lanes.let_in(other, owner.block_table[:1], [b"hash"])
+    hall.admit(owner, num_blocks=2)
+    hall.lanes.admit(other, owner.block_table[:1], [b"hash"])
     assert (other.num_computed_tokens, other.block_hashes) == (BLOCK_SIZE, [b"hash"])
     hall.check()
     hall.lanes.leave(owner, step_id=None)
@@ -73,7 +73,7 @@ def test_who_is_let_in_shares_the_blocks_that_were_found_for_it() -> None:
 def test_the_preempted_one_gives_everything_back_and_begins_another_stay() -> None:
     hall = Hall()
     victim = hall.enter()
-    hall.let_in(victim)
+    hall.admit(victim)
     epoch = victim.entry.epoch
     hall.lanes.preempt(victim)
     assert victim.entry.epoch != epoch
@@ -86,7 +86,7 @@ def test_the_preempted_one_gives_everything_back_and_begins_another_stay() -> No
 def test_one_that_a_step_works_on_is_not_preempted() -> None:
     hall = Hall()
     victim = hall.enter()
-    hall.let_in(victim)
+    hall.admit(victim)
     victim.schedule(1, step_id=1)
     with pytest.raises(AssertionError):
         hall.lanes.preempt(victim)
@@ -95,7 +95,7 @@ def test_one_that_a_step_works_on_is_not_preempted() -> None:
 def test_what_leaves_amid_a_step_keeps_its_blocks_from_others_until_that_ends() -> None:
     hall = Hall()
     leaver = hall.enter()
-    hall.let_in(leaver)
+    hall.admit(leaver)
     num_available = hall.pool.num_available
     hall.lanes.leave(leaver, step_id=7)
     assert hall.pool.num_available == num_available
@@ -117,7 +117,7 @@ def test_every_row_has_ended_before_anybody_has_begun_and_each_is_told_once() ->
     hall = Hall()
     assert [hall.lanes.take_ended_rows(), hall.lanes.take_ended_rows()] == [(0, 1), ()]
     runner = hall.enter()
-    hall.let_in(runner)
+    hall.admit(runner)
     row_id = runner.row_id
     hall.lanes.preempt(runner)
     assert [hall.lanes.take_ended_rows(), hall.lanes.take_ended_rows()] == [(row_id,), ()]

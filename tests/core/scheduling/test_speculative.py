@@ -9,7 +9,7 @@ import pytest
 from tests.core.fake_model import CIRCLE, REPETITIVE, expected_answer
 from tests.core.scheduling.test_scheduler_walk import VOCAB, Walk, make_config
 from triolet.core.journal import JournalEntry
-from triolet.core.request.grammar_state import Constraint, Guidance
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
@@ -203,7 +203,7 @@ def test_an_answer_bound_to_a_form_tries_nothing() -> None:
     entry = ask(walk, constraint=Constraint(grammar=StructuredOutputsParams(regex="a*")))
     tried = []
     while len(entry.output_token_ids) < 8:
-        walk.scheduler.guide(entry.serial, Guidance(len(entry.output_token_ids)))
+        walk.scheduler.guide(entry.serial, TokenMask(len(entry.output_token_ids)))
         tried += drafts(step(walk))
     assert set(tried) == {0}
 
@@ -215,8 +215,8 @@ def test_who_was_in_a_step_that_crashed_tries_nothing_any_more() -> None:
     crashed = plan(walk)
     assert drafts(crashed.rows) == [4]
     dead = walk.scheduler
-    dead.caution.suspects.step_failed(dead.marks(), num_rows=1)
-    walk.scheduler = Scheduler(walk.config, walk.journal, dead.counters, dead.caution)
+    dead.recovery.poison_bisection.step_failed(dead.marks(), num_rows=1)
+    walk.scheduler = Scheduler(walk.config, walk.journal, dead.counters, dead.recovery)
     walk.scheduler.add(entry)
     other = ask(walk, seed=1)
     rows = [row for _ in range(25) for row in step(walk)]
@@ -224,7 +224,7 @@ def test_who_was_in_a_step_that_crashed_tries_nothing_any_more() -> None:
     assert len({row.row_id for row in rows if row.draft_token_ids}) == 1
     walk.run()
     assert [entry.output_token_ids, other.output_token_ids] == [walk.answer(entry), walk.answer(other)]
-    assert not walk.scheduler.caution.suspects.was_struck(entry.serial)
+    assert not walk.scheduler.recovery.poison_bisection.was_struck(entry.serial)
 
 
 def test_a_long_prompt_is_looked_at_bit_by_bit() -> None:

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.backends.transformers_attention import AttentionCall, MaskRule, refuse_unsupported_call
+from triolet.model.backends.transformers_attention import (
+    MaskRule,
+    TransformersAttentionCall,
+    refuse_unsupported_call,
+)
 from triolet.model.backends.transformers_backend import load_transformers_model
 from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
 
@@ -363,8 +367,8 @@ def test_attention_of_another_kind_is_refused_by_name(
         load(tmp_path)
 
 
-def attention_call(mask: object = None, **options: Any) -> AttentionCall:
-    return AttentionCall(
+def attention_call(mask: object = None, **options: Any) -> TransformersAttentionCall:
+    return TransformersAttentionCall(
         torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8), mask, options
     )
 
@@ -393,7 +397,7 @@ def test_a_mask_with_another_rule_than_ours_is_refused() -> None:
 
 
 def test_what_paged_attention_would_leave_out_is_refused() -> None:
-    def check(call: AttentionCall) -> None:
+    def check(call: TransformersAttentionCall) -> None:
         refuse_unsupported_call(nn.Identity(), call, 2, 1024)
 
     check(attention_call(dropout=0.0, position_ids=torch.zeros(1), s_aux=None))

@@ -21,7 +21,7 @@ from tests.model.tiny import make_model
 from triolet.model.interface import LayerCacheSpec, ModelSpec
 from triolet.model.memory import page_prefault
 from triolet.model.memory.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
-from triolet.model.memory.page_prefault import AT_ONCE_BYTES, PagesAhead, _populate, pages_ahead
+from triolet.model.memory.page_prefault import AT_ONCE_BYTES, PagePrefault, _populate, prefault_pages
 from triolet.model.runner import load_runner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
@@ -69,7 +69,7 @@ def num_threads() -> Callable[[], int]:
 
 def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more() -> None:
     tensors = [make_tensor(), make_tensor()]
-    pages = PagesAhead(tensors, min_bytes=2 * 16 * BLOCK_BYTES, max_bytes=2 * 16 * BLOCK_BYTES)
+    pages = PagePrefault(tensors, min_bytes=2 * 16 * BLOCK_BYTES, max_bytes=2 * 16 * BLOCK_BYTES)
     wait_for(lambda: all(is_resident(tensor, 0, 16) for tensor in tensors))
     assert all(
         num_resident(tensor, 24, NUM_BLOCKS) == 0 for tensor in tensors
@@ -87,7 +87,7 @@ def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more(
 
 def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
     tensor = make_tensor()
-    pages = PagesAhead([tensor], min_bytes=8 * BLOCK_BYTES, max_bytes=24 * BLOCK_BYTES)
+    pages = PagePrefault([tensor], min_bytes=8 * BLOCK_BYTES, max_bytes=24 * BLOCK_BYTES)
     for highest, ahead in ((0, 9), (15, 32), (31, 56)):
         pages.reach(highest)
         pages.rest()
@@ -98,7 +98,7 @@ def test_what_is_in_memory_ahead_grows_with_what_is_used() -> None:
 
 def test_while_steps_are_computed_however_long_only_as_many_are_touched_as_are_used() -> None:
     tensor = make_tensor()
-    pages = PagesAhead([tensor], quiet_s=0.2)
+    pages = PagePrefault([tensor], quiet_s=0.2)
     pages.reach(7)
     wait_for(lambda: is_resident(tensor, 0, 16))
     time.sleep(0.6)  # a step
@@ -111,7 +111,7 @@ def test_while_steps_are_computed_however_long_only_as_many_are_touched_as_are_u
 
 def test_between_steps_it_is_not_quiet() -> None:
     tensor = make_tensor()
-    pages = PagesAhead([tensor], quiet_s=2.0)
+    pages = PagePrefault([tensor], quiet_s=2.0)
     for _ in range(50):
         pages.reach(7)
         pages.rest()
@@ -143,7 +143,7 @@ def test_a_token_of_many_layers_does_not_take_a_large_page_of_each(num_layers: i
 def test_what_is_in_a_page_stays() -> None:
     tensor = make_tensor()
     tensor[5] = 7.0
-    pages = PagesAhead([tensor])
+    pages = PagePrefault([tensor])
     wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
     pages.close()
     assert (tensor[5] == 7.0).all() and (tensor[6] == 0.0).all()
@@ -152,7 +152,7 @@ def test_what_is_in_a_page_stays() -> None:
 def test_the_thread_ends_with_whose_it_is_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
     tensor = make_tensor()
     cache = weakref.ref(tensor)
-    pages: PagesAhead | None = PagesAhead([tensor], min_bytes=BLOCK_BYTES)
+    pages: PagePrefault | None = PagePrefault([tensor], min_bytes=BLOCK_BYTES)
     assert num_threads() == 1
     del tensor
     assert pages is not None and cache() is not None
@@ -166,7 +166,7 @@ def test_where_the_system_can_not_do_it_the_thread_ends(
 ) -> None:
     monkeypatch.setattr(page_prefault, "MADV_POPULATE_WRITE", 12345)
     tensor = make_tensor()
-    pages = PagesAhead([tensor])
+    pages = PagePrefault([tensor])
     wait_for(lambda: num_threads() == 0)
     pages.reach(9)
     pages.close()
@@ -174,7 +174,7 @@ def test_where_the_system_can_not_do_it_the_thread_ends(
 
 
 def test_only_main_memory_is_touched() -> None:
-    assert pages_ahead([make_tensor()], torch.device("cuda")) is None
+    assert prefault_pages([make_tensor()], torch.device("cuda")) is None
     assert _populate(0, PAGE) != 0  # what is not mapped is told, and nothing happens
 
 

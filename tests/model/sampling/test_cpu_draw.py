@@ -13,7 +13,7 @@ from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from triolet.core.request.params import SamplingParams
 from triolet.kernels.cpu import draw
 from triolet.model.sampling import cpu_draw
-from triolet.model.sampling.random_draw import RandomRows
+from triolet.model.sampling.random_draw import RandomDraw
 from triolet.model.sampling.sampling_row import SamplingRow
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_a_drawn_token_is_the_one_that_torch_draws(
     spread: float, dtype: torch.dtype, vocab_size: int, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_draw, "library", lambda: compiled(variant))
-    batch = RandomRows.of(make_rows(64), vocab_size, CPU)
+    batch = RandomDraw.of(make_rows(64), vocab_size, CPU)
     assert batch.on_cpu is not None
     logits = make_logits(64, vocab_size, spread).to(dtype)
     peaks = logits.max(dim=1).values.float()
@@ -65,7 +65,7 @@ def test_masked_tokens_are_never_drawn_and_a_row_without_numbers_harms_no_other(
     logits[8] = math.nan
     logits[9] = -math.inf
     peaks, _ = draw.largest(logits)
-    tokens = RandomRows.of(make_rows(64), 500, CPU).draw(logits, peaks, [0] * 64).tolist()
+    tokens = RandomDraw.of(make_rows(64), 500, CPU).draw(logits, peaks, [0] * 64).tolist()
     assert all(token == 123 for row, token in enumerate(tokens) if row not in (8, 9))
     assert all(0 <= token < 500 for token in tokens)
 
@@ -77,12 +77,12 @@ def test_a_row_gets_the_same_token_alone_and_beside_others(num_threads: int) -> 
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        together = RandomRows.of(rows, 5000, CPU).draw(logits, peaks, [7] * 16).tolist()
+        together = RandomDraw.of(rows, 5000, CPU).draw(logits, peaks, [7] * 16).tolist()
     finally:
         torch.set_num_threads(before)
     for place, row in enumerate(rows):
         one = slice(place, place + 1)
-        assert RandomRows.of([row], 5000, CPU).draw(logits[one], peaks[one], [7]).tolist() == [
+        assert RandomDraw.of([row], 5000, CPU).draw(logits[one], peaks[one], [7]).tolist() == [
             together[place]
         ]
 

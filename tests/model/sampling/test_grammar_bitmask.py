@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triolet.model.sampling.logits_processors import apply_masks_
+from triolet.model.sampling.logits_processors import apply_bitmasks_
 
 NEVER = float("-inf")
 
@@ -21,7 +21,7 @@ def test_masks_take_out_what_has_no_bit(dtype: torch.dtype, vocab_size: int) -> 
         for start in range(0, vocab_size, 8)
     )
     masked = logits.clone()
-    apply_masks_(masked, [None, mask, None])
+    apply_bitmasks_(masked, [None, mask, None])
     assert torch.equal(masked[[0, 2]], logits[[0, 2]])
     assert torch.equal(masked[1][allowed], logits[1][allowed])
     assert (masked[1][~allowed] == NEVER).all()
@@ -29,12 +29,12 @@ def test_masks_take_out_what_has_no_bit(dtype: torch.dtype, vocab_size: int) -> 
 
 def test_tokens_that_a_short_mask_says_nothing_of_may_not_come() -> None:
     logits = torch.zeros(1, 20)
-    apply_masks_(logits, [b"\xff"])
+    apply_bitmasks_(logits, [b"\xff"])
     assert (logits[0, :8] == 0).all()
     assert (logits[0, 8:] == NEVER).all()
 
 
 def test_bits_behind_the_vocabulary_are_nobodys() -> None:
     logits = torch.zeros(1, 5)
-    apply_masks_(logits, [b"\xe1\xff\xff"])
+    apply_bitmasks_(logits, [b"\xe1\xff\xff"])
     assert logits[0].tolist() == [0.0, NEVER, NEVER, NEVER, NEVER]

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
-from triolet.core.request.prompt import Conversation
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.tokenizer.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
@@ -50,7 +50,7 @@ def test_a_conversation_says_how_it_is_written(folder: Path) -> None:
         {"add_generation_prompt": True, "chat_template": other},
         {"add_generation_prompt": False, "continue_final_message": True, "chat_template": other},
     ):
-        answer = ours.tokenize(Tokenize(Conversation.parse({"messages": half, **asked})))
+        answer = ours.tokenize(Tokenize(ChatPrompt.parse({"messages": half, **asked})))
         assert answer.text == theirs.apply_chat_template(half, tokenize=False, **asked)
         expected = theirs.apply_chat_template(half, return_dict=False, **asked)
         assert list(answer.token_ids) == expected
@@ -60,7 +60,7 @@ def test_a_model_without_a_template_takes_that_of_a_conversation(folder: Path) -
     ours = attrs.evolve(load(folder), chat_template=None)
     with pytest.raises(UnsupportedFeature, match="the model has no chat template"):
         ours.render(MESSAGES)
-    asked = Conversation(messages=MESSAGES, chat_template="{{ messages[0].content }}{{ eos_token }}")
+    asked = ChatPrompt(messages=MESSAGES, chat_template="{{ messages[0].content }}{{ eos_token }}")
     assert ours.render(asked) == f"Be brief.{SPECIAL_TOKENS[1]}"
     with pytest.raises(ChatTemplateError):
         ours.render(attrs.evolve(asked, chat_template="{% if %}"))
@@ -82,7 +82,7 @@ def test_a_model_without_a_template_takes_that_of_a_conversation(folder: Path) -
 )
 def test_a_conversation_that_contradicts_itself_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidPrompt, match=message):
-        Conversation.parse({"messages": MESSAGES, **asked})
+        ChatPrompt.parse({"messages": MESSAGES, **asked})
 
 
 def test_special_tokens_are_shown_or_skipped(folder: Path) -> None:

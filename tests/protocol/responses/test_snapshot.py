@@ -15,7 +15,7 @@ from triolet.errors import SnapshotError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.response import Answer
-from triolet.protocol.responses.session import Service
+from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.responses.snapshot import KeptAnswer, Rest, from_bytes, to_bytes
 from triolet.protocol.responses.store import ResponseStore
 
@@ -30,7 +30,7 @@ STORIES: dict[str, tuple[str, dict[str, Any]]] = {
 EARLIER = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello ✓"})
 
 
-def service(**fields: Any) -> Service:
+def service(**fields: Any) -> ResponsesContext:
     numbers = count(1)
     known: dict[str, Any] = {
         "models": ("m",),
@@ -41,10 +41,10 @@ def service(**fields: Any) -> Service:
         "reasoning_parser": "qwen3",
         "hands_over": True,
     }
-    return Service(**{**known, **fields})
+    return ResponsesContext(**{**known, **fields})
 
 
-def begun(ours: Service, **fields: Any) -> Answer:
+def begun(ours: ResponsesContext, **fields: Any) -> Answer:
     request = CreateResponse.of(create(resumable=True, **fields))
     return ours.answer(request, ours.params(request), EARLIER, NOW)
 
@@ -67,7 +67,9 @@ def told(subject: Answer, outputs: list[RequestOutput]) -> list[Event]:
     return [event for one in outputs for event in subject.add(one, NOW + 1)]
 
 
-def through_a_file(subject: Answer, engine: str | None, next_one: Service) -> tuple[Answer, KeptAnswer]:
+def through_a_file(
+    subject: Answer, engine: str | None, next_one: ResponsesContext
+) -> tuple[Answer, KeptAnswer]:
     history = subject.history()
     assert history is not None
     data, num_kept = to_bytes([KeptAnswer.of(subject, history, "owner", engine)])

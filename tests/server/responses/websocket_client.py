@@ -15,7 +15,7 @@ from wsproto.connection import ConnectionType
 from wsproto.events import AcceptConnection, CloseConnection, Message, RejectConnection, RejectData, Request
 
 from tests.actors.harness import LetterCodec
-from triolet.core.request.prompt import Conversation
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import InvalidPrompt
 from triolet.protocol.responses.output_items import Event
@@ -32,7 +32,7 @@ class ChatCodec(LetterCodec):
         match message.prompt:
             case str(text):
                 contents = [text]
-            case Conversation(messages=messages) | list(messages):
+            case ChatPrompt(messages=messages) | list(messages):
                 contents = [said["content"] for said in messages]
             case _:
                 raise InvalidPrompt("prompt must be a text or a chat here", field="prompt")

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from tests.actors.harness import FakeExecutor, LetterCodec, fake_engine
 from triolet.config.server import GatewayConfig
-from triolet.core.request.prompt import Conversation
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
 from triolet.server import create_app
@@ -28,7 +28,7 @@ class ChatCodec(LetterCodec):
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         prompt = message.prompt
-        if isinstance(prompt, Conversation):
+        if isinstance(prompt, ChatPrompt):
             prompt = prompt.messages
         if not isinstance(prompt, str):
             prompt = "".join(str(one.get("content")) for one in prompt or ())

@@ -10,7 +10,7 @@ from tests.actors.harness import LetterCodec
 from tests.server.routes import harness
 from tests.server.routes.harness import MODEL, serving
 from triolet.core.chat_template import ChatTemplate
-from triolet.core.request.prompt import Conversation
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 
 TEMPLATE = ChatTemplate(
@@ -24,7 +24,7 @@ class TemplateCodec(LetterCodec):
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         prompt = message.prompt
-        if isinstance(prompt, Conversation):
+        if isinstance(prompt, ChatPrompt):
             prompt = TEMPLATE.render(
                 prompt.messages,
                 add_generation_prompt=prompt.add_generation_prompt,

@@ -13,7 +13,7 @@ from typing import Any
 from triolet.core.chat_template.continuation import cut, marked
 from triolet.core.chat_template.messages import plain_data, plain_messages, plain_tools
 from triolet.core.chat_template.meter import Meter
-from triolet.core.chat_template.program import Program
+from triolet.core.chat_template.program import TemplateProgram
 from triolet.errors import ChatTemplateError
 
 MAX_SOURCE_CHARS = 250_000
@@ -65,7 +65,7 @@ class ChatTemplate:
         self._max_output_chars = max_output_chars
         self._max_work = max_work
         self._source = source
-        self._program = Program.compile(source, Meter(max_work))
+        self._program = TemplateProgram.compile(source, Meter(max_work))
         own_names = {"messages", "tools", "add_generation_prompt", "strftime_now", *tokens}
         self._variables = self._program.variables - own_names
 

@@ -23,7 +23,7 @@ FILENAME = "<chat template>"
 
 
 @attrs.frozen
-class Program:
+class TemplateProgram:
     """A compiled, instrumented template.
 
     Args:
@@ -35,7 +35,7 @@ class Program:
     variables: frozenset[str]
 
     @classmethod
-    def compile(cls, source: str, meter: Meter) -> Program:
+    def compile(cls, source: str, meter: Meter) -> TemplateProgram:
         """Compile a template.
 
         Raises:

@@ -90,7 +90,7 @@ class IterationStats:
     rejections: Mapping[str | None, int] = MappingProxyType({})
 
 
-class Tally:
+class StatsAccumulator:
     """Counts, and never decides anything. `take` is called at least once per step."""
 
     def __init__(self) -> None:

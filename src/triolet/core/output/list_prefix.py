@@ -13,7 +13,7 @@ from typing import TypeVar, overload
 T = TypeVar("T")
 
 
-class Prefix(Sequence[T]):
+class ListPrefix(Sequence[T]):
     """The first `length` items of a list to which items are only ever appended; equal to any sequence of the same.
 
     Args:

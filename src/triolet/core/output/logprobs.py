@@ -7,7 +7,7 @@ from typing import overload
 
 import attrs
 
-from triolet.core.output.list_prefix import Prefix
+from triolet.core.output.list_prefix import ListPrefix
 from triolet.core.output.token_text import DecodeToken
 from triolet.core.step_plan import TokenLogprobs
 
@@ -144,10 +144,10 @@ class FlatColumns:
         """All positions so far."""
         num_positions, num_entries = len(self._ends), len(self._token_ids)
         return FlatLogprobs(
-            start_indices=Prefix(self._starts, num_positions),
-            end_indices=Prefix(self._ends, num_positions),
-            token_ids=Prefix(self._token_ids, num_entries),
-            logprobs=Prefix(self._logprobs, num_entries),
-            ranks=Prefix(self._ranks, num_entries),
-            decoded_tokens=Prefix(self._decoded_tokens, num_entries),
+            start_indices=ListPrefix(self._starts, num_positions),
+            end_indices=ListPrefix(self._ends, num_positions),
+            token_ids=ListPrefix(self._token_ids, num_entries),
+            logprobs=ListPrefix(self._logprobs, num_entries),
+            ranks=ListPrefix(self._ranks, num_entries),
+            decoded_tokens=ListPrefix(self._decoded_tokens, num_entries),
         )

@@ -12,7 +12,7 @@ from typing import TypeVar
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.output.list_prefix import Prefix
+from triolet.core.output.list_prefix import ListPrefix
 from triolet.core.output.logprobs import Entries, FlatColumns, Position, entries_of
 from triolet.core.output.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from triolet.core.output.token_text import MAX_BEFORE, DecodeToken
@@ -141,7 +141,7 @@ class OutputCollector:
         if self._kind is RequestOutputKind.DELTA:
             return tuple(items[self._num_taken : self._num_tokens])
         if self._finish_reason is None:
-            return Prefix(items, self._num_tokens)
+            return ListPrefix(items, self._num_tokens)
         return tuple(items[: self._num_tokens])
 
     def _answer_logprobs(self) -> Sequence[Position]:

@@ -15,11 +15,11 @@ from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.stop_strings import HoldBack
 from triolet.core.output.token_text import no_text, token_decoder
 from triolet.core.request.status import FinishReason
-from triolet.core.request.tokenizer_interface import PieceCodec, TextCodec
+from triolet.core.request.tokenizer_interface import ContextFreeTokenizer, TokenizerInterface
 
 
 @attrs.define(eq=False)
-class Feed:
+class OutputProcessor:
     """Moves new tokens of the journal, as text, into the collector. Exactly once, also after a crash in between:
     how far it has come is what the collector has, and the half characters before it are computed again.
 
@@ -32,7 +32,7 @@ class Feed:
 
     entry: JournalEntry
     collector: OutputCollector
-    codec: TextCodec | None
+    codec: TokenizerInterface | None
     hold_back: HoldBack = "exact"
     _text: OutputText | None = attrs.field(default=None, init=False)
 
@@ -40,11 +40,11 @@ class Feed:
     def open(
         cls,
         entry: JournalEntry,
-        codec: TextCodec | None,
+        codec: TokenizerInterface | None,
         *,
         arrival_time: float,
         hold_back: HoldBack = "exact",
-    ) -> Feed:
+    ) -> OutputProcessor:
         """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
         has_text = codec is not None and entry.request.params.detokenize
         decode_token = token_decoder(decoder(codec, skip_special_tokens=False)) if has_text else no_text
@@ -119,7 +119,7 @@ class Feed:
         return text
 
 
-def decoder(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Decode:
+def decoder(codec: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Decode:
     """What turns the tokens of a request into text; see `SamplingParams` for its arguments."""
     if codec is None:
         return lambda token_ids: ""
@@ -130,14 +130,14 @@ def decoder(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bo
     return decode if is_spaced or skip_special_tokens else _unspaced(codec, decode)
 
 
-def pieces(codec: TextCodec | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Piece:
+def pieces(codec: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Piece:
     """What is known of single tokens under the `decoder` with the same arguments."""
-    if isinstance(codec, PieceCodec) and (is_spaced or skip_special_tokens):
+    if isinstance(codec, ContextFreeTokenizer) and (is_spaced or skip_special_tokens):
         return codec.pieces(skip_special_tokens=skip_special_tokens)
     return no_piece
 
 
-def _unspaced(codec: TextCodec, decode: Decode) -> Decode:
+def _unspaced(codec: TokenizerInterface, decode: Decode) -> Decode:
     """A decoder that puts nothing between two special tokens: each of them begins a text of its own."""
 
     @cache

@@ -17,12 +17,12 @@ from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind
 
 
-def answers_of(collectors: Sequence[OutputCollector]) -> Answers | OutputCollector:
+def collector_of(collectors: Sequence[OutputCollector]) -> ParallelCollector | OutputCollector:
     """What a reader takes from, who has asked for as many answers; by index."""
-    return collectors[0] if len(collectors) == 1 else Answers(collectors)
+    return collectors[0] if len(collectors) == 1 else ParallelCollector(collectors)
 
 
-class Answers:
+class ParallelCollector:
     """What a reader of several takes from; a collector has the same methods.
 
     Args:

@@ -90,7 +90,7 @@ MAX_AGE_S = 600.0
 
 
 @attrs.define
-class Endings:
+class EndedRequests:
     """The latest endings, by request id.
 
     Args:

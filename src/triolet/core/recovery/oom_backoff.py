@@ -19,7 +19,7 @@ CALM_STEPS, MAX_CALM_STEPS = 32, 4096
 
 
 @attrs.define
-class MemoryLimit:
+class OomBackoff:
     """Limits of a step; none, as long as memory was always found."""
 
     _max_rows: int | None = None

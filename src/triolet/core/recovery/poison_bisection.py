@@ -24,13 +24,13 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from triolet.core.recovery.oom_backoff import MemoryLimit
+from triolet.core.recovery.oom_backoff import OomBackoff
 
 MAX_STRIKES = 2
 
 
 @attrs.frozen
-class Verdict:
+class CrashOutcome:
     """What follows from a crash.
 
     Args:
@@ -39,7 +39,7 @@ class Verdict:
     """
 
     culprit: int | None
-    num_pardoned: int
+    num_uncounted: int
 
 
 @attrs.define
@@ -59,11 +59,11 @@ class _Suspect:
     num_counted: int = 0
 
 
-class Suspects:
+class PoisonBisection:
     """See the module's text. Requests are named by their serials: the smaller is the older."""
 
     def __init__(self) -> None:
-        self._suspects: dict[int, _Suspect] = {}
+        self._poison_bisection: dict[int, _Suspect] = {}
         self._struck: set[int] = set()
         self._on_trial: set[int] = set()
         self._next_half: set[int] = set()
@@ -81,7 +81,7 @@ class Suspects:
         """Whether the request was ever in a step that crashed, cleared since then or not."""
         return serial in self._struck
 
-    def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> Verdict:
+    def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> CrashOutcome:
         """The runner has crashed in a step.
 
         Args:
@@ -91,22 +91,28 @@ class Suspects:
         is_trial = self.is_trial
         self._struck |= marks.keys()
         for serial, mark in marks.items():
-            suspect = self._suspects.setdefault(serial, _Suspect())
+            suspect = self._poison_bisection.setdefault(serial, _Suspect())
             suspect.mark = max(suspect.mark, mark)
             suspect.num_strikes += 1
             suspect.num_alone += num_rows == 1
             suspect.num_counted += not is_trial
-        struck = [serial for serial in marks if self._suspects[serial].num_strikes >= MAX_STRIKES]
-        if num_rows == 1 and struck and (is_trial or self._suspects[struck[0]].num_alone >= MAX_STRIKES):
-            return Verdict(struck[0], int(is_trial) + self._convict(struck[0]))
+        struck = [serial for serial in marks if self._poison_bisection[serial].num_strikes >= MAX_STRIKES]
+        if (
+            num_rows == 1
+            and struck
+            and (is_trial or self._poison_bisection[struck[0]].num_alone >= MAX_STRIKES)
+        ):
+            return CrashOutcome(struck[0], int(is_trial) + self._convict(struck[0]))
         if struck:
             self._try(struck)
-        return Verdict(None, int(is_trial))
+        return CrashOutcome(None, int(is_trial))
 
     def _convict(self, serial: int) -> int:
         """Returns how many counted crashes are explained by it."""
-        num_explained = self._suspects.pop(serial).num_counted
-        for suspect in self._suspects.values():  # most of theirs were this one's, and are pardoned once
+        num_explained = self._poison_bisection.pop(serial).num_counted
+        for (
+            suspect
+        ) in self._poison_bisection.values():  # most of theirs were this one's, and are pardoned once
             suspect.num_counted = 0
         self._on_trial, self._next_half = set(), set()
         return num_explained
@@ -123,22 +129,22 @@ class Suspects:
         Args:
             num_computed: of its requests, how many of their tokens are computed now.
         """
-        if self._suspects:
+        if self._poison_bisection:
             self._clear(
                 serial
                 for serial, number in num_computed.items()
-                if serial in self._suspects and number >= self._suspects[serial].mark
+                if serial in self._poison_bisection and number >= self._poison_bisection[serial].mark
             )
 
     def ended(self, serial: int) -> None:
         """A request has ended: nothing of it will be computed any more."""
         self._struck.discard(serial)
-        if serial in self._suspects:
+        if serial in self._poison_bisection:
             self._clear([serial])
 
     def _clear(self, serials: Iterable[int]) -> None:
         for serial in list(serials):
-            del self._suspects[serial]
+            del self._poison_bisection[serial]
             self._next_half.discard(serial)
             self._on_trial.discard(serial)
         if not self._on_trial and self._next_half:
@@ -150,7 +156,7 @@ class Suspects:
 
 
 @attrs.frozen
-class Caution:
+class RecoveryState:
     """See the two.
 
     Args:
@@ -158,5 +164,5 @@ class Caution:
         memory: how large a step may be.
     """
 
-    suspects: Suspects = attrs.field(factory=Suspects)
-    memory: MemoryLimit = attrs.field(factory=MemoryLimit)
+    poison_bisection: PoisonBisection = attrs.field(factory=PoisonBisection)
+    memory: OomBackoff = attrs.field(factory=OomBackoff)

@@ -29,7 +29,7 @@ Line = tuple[float, str]
 
 
 @attrs.define(eq=False)
-class LastWords:
+class StderrTail:
     """Takes lines as they are written; keeps few of them, and of each the beginning."""
 
     _recent: deque[Line] = attrs.field(factory=lambda: deque(maxlen=NUM_LINES), init=False)

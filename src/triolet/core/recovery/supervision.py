@@ -51,7 +51,7 @@ class RestartIntensity:
     period_s: float = attrs.field(validator=attrs.validators.gt(0))
     _restarts: deque[tuple[float, int | None]] = attrs.field(factory=deque, init=False)
 
-    def allow(self, now_s: float, num_achieved: int | None = None, num_pardoned: int = 0) -> bool:
+    def allow(self, now_s: float, num_achieved: int | None = None, num_uncounted: int = 0) -> bool:
         """Record a restart; False means give up.
 
         Args:
@@ -64,7 +64,7 @@ class RestartIntensity:
         while self._restarts and self._is_forgotten(*self._restarts[0], now_s, num_achieved):
             self._restarts.popleft()
         self._restarts.append((now_s, num_achieved))
-        for _ in range(min(num_pardoned, len(self._restarts))):
+        for _ in range(min(num_uncounted, len(self._restarts))):
             self._restarts.pop()
         return len(self._restarts) <= self.max_restarts
 

@@ -4,7 +4,7 @@
     Guidance     of an answer of so many tokens: which tokens may come next, or that none may
     Thinking     where in an answer the reasoning ends, and with it the model's freedom from the grammar
 
-The scheduler computes no token for a request whose `Guidance` is older than its last token. It does not matter to it
+The scheduler computes no token for a request whose `TokenMask` is older than its last token. It does not matter to it
 where guidance comes from, nor how long that takes: such a request sits steps out, and the others go on.
 """
 
@@ -48,7 +48,7 @@ class Constraint:
 
 
 @attrs.frozen
-class Guidance:
+class TokenMask:
     """What may come next in an answer.
 
     Args:

@@ -18,7 +18,7 @@ FIELDS = ("messages", "tools", "chat_template", "chat_template_kwargs", *FLAGS)
 
 
 @attrs.frozen(kw_only=True)
-class Conversation:
+class ChatPrompt:
     """What a chat template is given; it checks and copies all of it.
 
     Args:
@@ -38,7 +38,7 @@ class Conversation:
     continue_final_message: bool = False
 
     @classmethod
-    def parse(cls, prompt: Mapping[str, Any]) -> Conversation:
+    def parse(cls, prompt: Mapping[str, Any]) -> ChatPrompt:
         """From `{"messages": [...], "tools": [...], "chat_template_kwargs": {...}}` and what else there may be.
 
         Raises:
@@ -106,7 +106,7 @@ class ParsedPrompt:
     """
 
     token_ids: tuple[int, ...] | None = None
-    content: str | Sequence[Mapping[str, Any]] | Conversation | None = None
+    content: str | Sequence[Mapping[str, Any]] | ChatPrompt | None = None
     text: str | None = None
 
 
@@ -128,7 +128,7 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
         case [Mapping(), *_]:
             return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
         case {"messages": _}:
-            return ParsedPrompt(content=Conversation.parse(cast("Mapping[str, Any]", prompt)))
+            return ParsedPrompt(content=ChatPrompt.parse(cast("Mapping[str, Any]", prompt)))
         case bytes() | bytearray() | Mapping():
             raise _of_no_form(prompt)
         case Sequence():

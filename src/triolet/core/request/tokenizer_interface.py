@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from triolet.core.output.detokenizer import Piece
-from triolet.core.request.prompt import Conversation
+from triolet.core.request.prompt import ChatPrompt
 
 
-class TextCodec(Protocol):
+class TokenizerInterface(Protocol):
     """Text to ids and back. Its methods may be called from any thread."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
@@ -28,7 +28,7 @@ class TextCodec(Protocol):
 
 
 @runtime_checkable
-class PieceCodec(TextCodec, Protocol):
+class ContextFreeTokenizer(TokenizerInterface, Protocol):
     """A tokenizer that knows which of its tokens have the same text wherever they stand."""
 
     def pieces(self, *, skip_special_tokens: bool) -> Piece:
@@ -37,7 +37,7 @@ class PieceCodec(TextCodec, Protocol):
 
 
 @runtime_checkable
-class SpelledCodec(Protocol):
+class SerializableTokenizer(Protocol):
     """A tokenizer that can be told to another program, token by token."""
 
     def tokenizer_json(self) -> str:
@@ -55,7 +55,7 @@ class Tokenize:
         marks: texts whose ids are wanted as they stand in an answer.
     """
 
-    prompt: str | Sequence[Mapping[str, Any]] | Conversation | None
+    prompt: str | Sequence[Mapping[str, Any]] | ChatPrompt | None
     bad_words: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
 

@@ -50,7 +50,7 @@ class Admission:
         return self.max_num_seqs + self.max_queued_requests
 
     def reserve(
-        self, now_s: float, num_places: int = 1, *, client: str | None = None, was_let_in: bool = False
+        self, now_s: float, num_places: int = 1, *, client: str | None = None, was_admitted: bool = False
     ) -> None:
         """Take places for a request whose prompt is not known in tokens yet: one for each of its answers, or none.
 
@@ -73,11 +73,11 @@ class Admission:
         if num_left < 0:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
         is_kept = self.is_fair and num_left < self.max_live_requests // KEPT
-        if is_kept and not was_let_in and self._places(client) + num_places > self.share(client):
+        if is_kept and not was_admitted and self._places(client) + num_places > self.share(client):
             raise Overloaded(
                 "max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s), is_for_others=True
             )
-        if not was_let_in:
+        if not was_admitted:
             self.check_tokens(now_s, client)
         self._num_reserved += num_places
         self._reserved[client] += num_places

@@ -25,7 +25,7 @@ from collections import deque
 import attrs
 
 from triolet.core.scheduling.config import SchedulerConfig
-from triolet.core.scheduling.cost_model import StepCosts
+from triolet.core.scheduling.cost_model import CostModel
 from triolet.core.step_plan import StepPlan
 
 MIN_CHUNK = 16  # tokens: a block of the default size
@@ -33,7 +33,7 @@ NUM_FIRST_STEPS = 8
 
 
 @attrs.define
-class Pace:
+class TokenBudget:
     """See the module's text.
 
     Args:
@@ -42,7 +42,7 @@ class Pace:
     """
 
     config: SchedulerConfig
-    costs: StepCosts = attrs.field(factory=StepCosts)
+    costs: CostModel = attrs.field(factory=CostModel)
     _first_steps_s: deque[float] = attrs.field(factory=lambda: deque(maxlen=NUM_FIRST_STEPS), init=False)
     _chunks_s: float = attrs.field(default=float("inf"), init=False)
     _has_chunk: bool = attrs.field(default=False, init=False)

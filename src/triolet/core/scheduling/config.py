@@ -12,7 +12,7 @@ DEFAULT_BATCHED_TOKENS = 2048
 SURE_TOKENS = {"cpu": 512}  # by device; elsewhere all: what a step may have without having been measured
 
 
-class Limits(Protocol):
+class SchedulerLimits(Protocol):
     """What is needed of an `EngineConfig`."""
 
     @property
@@ -111,7 +111,7 @@ class SchedulerConfig:
     prompt_lookup_min: int = 3
 
     @classmethod
-    def of(cls, limits: Limits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
+    def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
         """The limits, now that the model is known."""
         device = info.device.partition(":")[0]
         return cls(

@@ -41,7 +41,7 @@ class _Point:
 
 
 @attrs.define
-class StepCosts:
+class CostModel:
     """See the module's text. Until steps were measured, everything costs nothing.
 
     Args:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from triolet.core.kv_cache.block_pool import BlockPool
-from triolet.core.recovery.poison_bisection import Caution
+from triolet.core.recovery.poison_bisection import RecoveryState
 from triolet.core.scheduling.config import SchedulerConfig
 from triolet.core.scheduling.sequence import Sequence
 
 
-def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, caution: Caution) -> int:
+def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, recovery: RecoveryState) -> int:
     """How many steps these rows may go on for, if nobody else runs or waits, and blocks suffice.
 
     Args:
@@ -31,7 +31,7 @@ def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, caut
         return 1
     if not all(_can_go_on(sequence) for sequence in scheduled):
         return 1
-    if any(caution.suspects.was_struck(sequence.entry.serial) for sequence in scheduled):
+    if any(recovery.poison_bisection.was_struck(sequence.entry.serial) for sequence in scheduled):
         return 1
     num_left = min(one.entry.request.max_tokens - len(one.entry.output_token_ids) for one in scheduled)
     return max(1, min(config.num_scheduler_steps, num_left))

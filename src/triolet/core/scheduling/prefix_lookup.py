@@ -6,7 +6,7 @@ Only full blocks are shared, and the last token of the prompt is always computed
 copying it would be trouble.
 
 Requests with the same beginning often come together. Of these the first one computes it, and the others are let in a
-step later and find it (`Underway`), where that saves them at least half of their work.
+step later and find it (`PrefixesInStep`), where that saves them at least half of their work.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
 
 
 @attrs.define
-class Underway:
+class PrefixesInStep:
     """The beginnings that the step which is being planned computes, and who had better wait for them.
 
     Args:

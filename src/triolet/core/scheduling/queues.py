@@ -16,12 +16,12 @@ from bisect import insort
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
-from triolet.core.scheduling.policies.base import WaitingLine, by_order, check_order
+from triolet.core.scheduling.policies.base import WaitingQueue, by_order, check_order
 from triolet.core.scheduling.sequence import Sequence
 from triolet.errors import InvariantViolated
 
 
-class Lanes:
+class RequestQueues:
     """See the module's text. The lists are for looking at: only the methods here change them.
 
     Args:
@@ -38,7 +38,7 @@ class Lanes:
         journal: Journal,
         counters: SchedulerCounters,
         pool: BlockPool,
-        waiting: WaitingLine,
+        waiting: WaitingQueue,
     ) -> None:
         self.waiting = waiting
         self.running: list[Sequence] = []  # in order: the last is the first to lose its row
@@ -58,7 +58,7 @@ class Lanes:
         self.waiting.add(sequence)
         return sequence
 
-    def let_in(self, sequence: Sequence, block_ids: list[int], hashes: list[bytes]) -> None:
+    def admit(self, sequence: Sequence, block_ids: list[int], hashes: list[bytes]) -> None:
         """A waiting request gets a row.
 
         Args:

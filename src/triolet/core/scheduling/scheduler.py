@@ -20,19 +20,19 @@ from __future__ import annotations
 
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.prefix_cache import PrefixCache
-from triolet.core.recovery.poison_bisection import Caution
-from triolet.core.request.grammar_state import Guidance
+from triolet.core.recovery.poison_bisection import RecoveryState
+from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling.admission import Deadlines, is_overdue
-from triolet.core.scheduling.budget import Pace
+from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
-from triolet.core.scheduling.policies.base import WaitingLine
-from triolet.core.scheduling.policies.fair import FairLine
+from triolet.core.scheduling.policies.base import WaitingQueue
+from triolet.core.scheduling.policies.fair import FairQueue
 from triolet.core.scheduling.prefix_lookup import publish_computed
-from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.sequence import Sequence, largest_first
-from triolet.core.scheduling.speculative import Drafting
-from triolet.core.scheduling.step_planner import Planner
+from triolet.core.scheduling.speculative import SpeculativeDecoding
+from triolet.core.scheduling.step_planner import StepPlanner
 from triolet.core.scheduling.stop_conditions import commit_tokens, ending_of
 from triolet.core.step_plan import StepPlan, StepResult
 
@@ -54,29 +54,29 @@ class Scheduler:
         config: SchedulerConfig,
         journal: Journal,
         counters: SchedulerCounters | None = None,
-        caution: Caution | None = None,
+        recovery: RecoveryState | None = None,
     ) -> None:
         self.config = config
         self.journal = journal
         self.counters = counters or SchedulerCounters()
-        self.caution = caution or Caution()
+        self.recovery = recovery or RecoveryState()
         self.cache = PrefixCache(
             config.num_blocks, config.block_size, key=config.cache_key, enabled=config.enable_prefix_caching
         )
         self.pool = self.cache.pool
-        self._pace = Pace(config)
-        waiting = FairLine(config, self._pace) if config.policy == "fair" else WaitingLine(config)
-        self._lanes = Lanes(config, journal, self.counters, self.pool, waiting)
-        self._drafting = Drafting(config, self.counters, self.caution)
-        self._planner = Planner(
+        self._pace = TokenBudget(config)
+        waiting = FairQueue(config, self._pace) if config.policy == "fair" else WaitingQueue(config)
+        self._lanes = RequestQueues(config, journal, self.counters, self.pool, waiting)
+        self._speculative = SpeculativeDecoding(config, self.counters, self.recovery)
+        self._planner = StepPlanner(
             config=config,
             journal=journal,
             counters=self.counters,
             lanes=self._lanes,
             cache=self.cache,
             pace=self._pace,
-            caution=self.caution,
-            drafting=self._drafting,
+            recovery=self.recovery,
+            drafting=self._speculative,
         )
         self._in_flight: StepPlan | None = None
         self._scheduled: list[Sequence] = []  # who has a part in it
@@ -133,7 +133,7 @@ class Scheduler:
 
     def _close(self, entry: JournalEntry) -> None:
         for serial in self.journal.close(entry):
-            self.caution.suspects.ended(serial)
+            self.recovery.poison_bisection.ended(serial)
             self._progress[serial] = None
 
     def next_deadline(self) -> float:
@@ -155,7 +155,7 @@ class Scheduler:
         self._progress.clear()
         return serials
 
-    def guide(self, serial: int, guidance: Guidance) -> None:
+    def guide(self, serial: int, guidance: TokenMask) -> None:
         """Take in what may come next in an answer; whether anything may."""
         sequence = self._lanes.live.get(serial)
         if sequence is None or len(sequence.entry.output_token_ids) != guidance.position:
@@ -218,14 +218,14 @@ class Scheduler:
             return
         self.counters.num_steps_done += 1
         self._pace.step_done(plan, result.elapsed_s)
-        self.journal.tally.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
-        self.caution.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        self.caution.suspects.step_done(self.marks())
+        self.journal.stats.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
+        self.recovery.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.recovery.poison_bisection.step_done(self.marks())
         failed_epochs = {failure.epoch for failure in result.failures}
         grown = commit_tokens(self.journal, result.tokens, self._lanes.by_epoch, now_s)
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
-                self._drafting.end_step(sequence)
+                self._speculative.end_step(sequence)
                 if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
                     publish_computed(self.cache, sequence)
         for share in result.prompt_logprobs:
@@ -251,7 +251,7 @@ class Scheduler:
         num_tokens = [sequence.num_scheduled_tokens for sequence in rows]
         # Without those that have ended since, it is a smaller step already.
         is_whole = sum(num_tokens) == plan.num_tokens
-        num_leaving = self.caution.memory.step_did_not_fit(num_tokens) if is_whole else 0
+        num_leaving = self.recovery.memory.step_did_not_fit(num_tokens) if is_whole else 0
         for sequence in rows:
             sequence.num_scheduled_tokens = 0
         self._scheduled = []

@@ -29,7 +29,7 @@ import attrs
 
 from triolet.core.journal import JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
-from triolet.core.recovery.poison_bisection import Caution
+from triolet.core.recovery.poison_bisection import RecoveryState
 from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
 from triolet.core.scheduling.ngram_proposer import NgramIndex
 from triolet.core.scheduling.sequence import Sequence
@@ -58,7 +58,7 @@ class _Drafter:
         return len(new)
 
 
-class Drafting:
+class SpeculativeDecoding:
     """See the module's text.
 
     Args:
@@ -67,8 +67,8 @@ class Drafting:
         caution: names those for whom none are made.
     """
 
-    def __init__(self, config: SchedulerConfig, counters: SchedulerCounters, caution: Caution) -> None:
-        self._config, self._counters, self._caution = config, counters, caution
+    def __init__(self, config: SchedulerConfig, counters: SchedulerCounters, recovery: RecoveryState) -> None:
+        self._config, self._counters, self._recovery = config, counters, recovery
         per_position = counters.num_accepted_tokens_per_pos
         per_position += [0] * (config.num_speculative_tokens - len(per_position))
         self._drafters: dict[int, _Drafter] = {}  # by epoch: of the rows of the last step
@@ -107,7 +107,7 @@ class Drafting:
         return (
             row.num_pending_tokens == 1
             and entry.request.constraint is None  # its form allows one token at a time
-            and not self._caution.suspects.was_struck(entry.serial)
+            and not self._recovery.poison_bisection.was_struck(entry.serial)
         )
 
     def _draft(self, row: Sequence, drafter: _Drafter, budget: int, num_blocks: int) -> int:

@@ -24,19 +24,19 @@ import attrs
 
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.prefix_cache import PrefixCache
-from triolet.core.recovery.poison_bisection import Caution
-from triolet.core.scheduling.budget import Pace
+from triolet.core.recovery.poison_bisection import RecoveryState
+from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
 from triolet.core.scheduling.multi_step import add_blocks_of_run, length_of_run
-from triolet.core.scheduling.prefix_lookup import Found, Underway, find_computed, has_room
-from triolet.core.scheduling.queues import Lanes
+from triolet.core.scheduling.prefix_lookup import Found, PrefixesInStep, find_computed, has_room
+from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.sequence import Sequence
-from triolet.core.scheduling.speculative import Drafting
+from triolet.core.scheduling.speculative import SpeculativeDecoding
 from triolet.core.step_plan import RowStart, StepPlan
 
 
 @attrs.define(kw_only=True, eq=False)
-class Planner:
+class StepPlanner:
     """See the module's text.
 
     Args:
@@ -54,17 +54,17 @@ class Planner:
     config: SchedulerConfig
     journal: Journal
     counters: SchedulerCounters
-    lanes: Lanes
+    lanes: RequestQueues
     cache: PrefixCache
-    pace: Pace
-    caution: Caution
-    drafting: Drafting
+    pace: TokenBudget
+    recovery: RecoveryState
+    drafting: SpeculativeDecoding
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
-    _underway: Underway = attrs.field(init=False)
+    _underway: PrefixesInStep = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._underway = Underway(self.cache)
+        self._underway = PrefixesInStep(self.cache)
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed.
@@ -99,7 +99,7 @@ class Planner:
         """How many steps the plan is for; see `core.scheduling.multi_step`."""
         if self._starts or self.lanes.waiting or len(self.scheduled) < len(self.lanes.running):
             return 1
-        num_steps = length_of_run(self.scheduled, self.config, self.caution)
+        num_steps = length_of_run(self.scheduled, self.config, self.recovery)
         return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
 
     def go_on(self, now_s: float) -> None:
@@ -117,11 +117,11 @@ class Planner:
     def _budget(self) -> int:
         """Tokens of the step that is being planned; enough for all that run to decode."""
         num_tokens = max(self.pace.max_tokens, len(self.lanes.running))
-        return min(num_tokens, self.caution.memory.max_tokens(self.config.max_num_batched_tokens))
+        return min(num_tokens, self.recovery.memory.max_tokens(self.config.max_num_batched_tokens))
 
     def _hold_back(self) -> None:
         """Send those back to wait that may not take part in the next step."""
-        running, may_run = self.lanes.running, self.caution.suspects.may_run
+        running, may_run = self.lanes.running, self.recovery.poison_bisection.may_run
         for sequence in [sequence for sequence in running if not may_run(sequence.entry.serial)]:
             self.lanes.preempt(sequence)
         while len(running) > self._max_rows:
@@ -131,12 +131,12 @@ class Planner:
     def _max_rows(self) -> int:
         # Each has a token in every step, also those that sit one out: they come back.
         most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        return self.caution.memory.max_rows(most)
+        return self.recovery.memory.max_rows(most)
 
     def _may_be_let_in(self, sequence: Sequence) -> bool:
         entry = sequence.entry
-        is_held = entry.awaits_guidance or entry.serial in self._underway.held
-        return not is_held and self.caution.suspects.may_run(entry.serial)
+        is_held = entry.awaits_mask or entry.serial in self._underway.held
+        return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
 
     def _let_overtake(self, budget: int, now_s: float) -> int:
         """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
@@ -146,7 +146,7 @@ class Planner:
         while self.pace.has_room and (pair := waiting.overtaking(running, self._may_be_let_in)) is not None:
             sequence, victim = pair
             spare = budget - sum(other.is_unserved for other in running)
-            if num_tokens := self._let_in(sequence, spare, now_s):
+            if num_tokens := self._admit_waiting(sequence, spare, now_s):
                 budget -= num_tokens
             elif not self._underway.holds(sequence, self._find_computed(sequence)):
                 self.lanes.preempt(victim)
@@ -164,7 +164,7 @@ class Planner:
         preempted = False
         order = self.lanes.waiting.service_order(list(self.lanes.running))
         for sequence in sorted(self.lanes.waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
-            if not (sequence.is_unserved and budget) or sequence.entry.awaits_guidance:
+            if not (sequence.is_unserved and budget) or sequence.entry.awaits_mask:
                 continue  # it has lost its blocks to one before it, has its tokens, or can not use any
             if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
                 continue  # the step is long enough
@@ -181,13 +181,13 @@ class Planner:
         """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
         may_run, waiting, underway = self._may_be_let_in, self.lanes.waiting, self._underway
         while not underway.is_full and (sequence := waiting.next(may_run)) is not None:
-            if num_tokens := self._let_in(sequence, budget, now_s):
+            if num_tokens := self._admit_waiting(sequence, budget, now_s):
                 budget -= num_tokens
             elif sequence.entry.serial not in underway.held:
                 break
         return budget
 
-    def _let_in(self, sequence: Sequence, budget: int, now_s: float) -> int:
+    def _admit_waiting(self, sequence: Sequence, budget: int, now_s: float) -> int:
         """Give a waiting request a row, and all the blocks that its known tokens need: let in half, it would soon
         fight its neighbours for the rest.
 
@@ -203,7 +203,7 @@ class Planner:
         num_cached = len(block_ids) * self.config.block_size
         if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
             return 0
-        self.lanes.let_in(sequence, block_ids, hashes)
+        self.lanes.admit(sequence, block_ids, hashes)
         missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
         self._schedule(sequence, num_tokens, missing)
         if self.config.enable_prefix_caching:

@@ -76,7 +76,7 @@ class MaskRule:
 
 
 @attrs.frozen(eq=False)
-class AttentionCall:
+class TransformersAttentionCall:
     """What one layer asked of its attention function.
 
     Args:
@@ -109,9 +109,9 @@ class AttentionCall:
 class Inspection:
     """Collects each attention module's call during one forward pass."""
 
-    calls: dict[nn.Module, AttentionCall] = attrs.field(factory=dict)
+    calls: dict[nn.Module, TransformersAttentionCall] = attrs.field(factory=dict)
 
-    def record(self, module: nn.Module, call: AttentionCall) -> None:
+    def record(self, module: nn.Module, call: TransformersAttentionCall) -> None:
         """Keep one layer's call.
 
         Raises:
@@ -183,7 +183,7 @@ def _inspected_attention(
         raise UnsupportedModel(
             f"{type(module).__name__} does not hand keyword arguments on to its attention function"
         )
-    inspection.record(module, AttentionCall(query, key, value, attention_mask, options))
+    inspection.record(module, TransformersAttentionCall(query, key, value, attention_mask, options))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -192,7 +192,7 @@ def _mask_rule(*, mask_function: Callable[..., Tensor], **_options: object) -> M
 
 
 def refuse_unsupported_call(
-    module: nn.Module, call: AttentionCall, num_tokens: int, max_position: int
+    module: nn.Module, call: TransformersAttentionCall, num_tokens: int, max_position: int
 ) -> None:
     """Hold one layer's call against what paged attention computes.
 
@@ -210,7 +210,9 @@ def refuse_unsupported_call(
         raise UnsupportedModel(f"{type(module).__name__} {problem}, which paged attention does not offer")
 
 
-def _problem(module: nn.Module, call: AttentionCall, num_tokens: int, max_position: int) -> str | None:
+def _problem(
+    module: nn.Module, call: TransformersAttentionCall, num_tokens: int, max_position: int
+) -> str | None:
     known = _HARMLESS_OPTIONS | {"scaling", "sliding_window", "softcap", "is_causal"}
     for name, option in call.options.items():
         if name not in known and option is not None and option is not False:

@@ -24,8 +24,8 @@ from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.backends.transformers_attention import (
     INSPECTED_ATTENTION,
     PAGED_ATTENTION,
-    AttentionCall,
     Inspection,
+    TransformersAttentionCall,
     refuse_unsupported_call,
 )
 from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
@@ -44,7 +44,9 @@ _BLOCK_TABLES: Final = ((1, 3), (6, 0, 4, 2))  # the neighbour's, and the compar
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.12}
 
 
-def inspect_layers(model: PreTrainedModel, max_position: int) -> Mapping[nn.Module, AttentionCall]:
+def inspect_layers(
+    model: PreTrainedModel, max_position: int
+) -> Mapping[nn.Module, TransformersAttentionCall]:
     """Run two tokens through the model and collect what each attention layer asks for.
 
     Args:

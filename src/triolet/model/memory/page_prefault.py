@@ -32,7 +32,7 @@ CHUNK_BYTES = 2**21  # a large page: the thread can be ended between two
 MADV_POPULATE_WRITE = 23  # from <asm-generic/mman-common.h>; Linux 5.14
 
 
-class PagesAhead:
+class PagePrefault:
     """A thread that keeps some blocks beyond the highest used one in memory; it ends with the cache.
 
     Args:
@@ -148,6 +148,6 @@ def _end(pages: _Pages, thread: threading.Thread) -> None:
     thread.join()
 
 
-def pages_ahead(tensors: Sequence[Tensor], device: torch.device) -> PagesAhead | None:
+def prefault_pages(tensors: Sequence[Tensor], device: torch.device) -> PagePrefault | None:
     """For a cache in main memory, where the system hands out its pages like that."""
-    return PagesAhead(tensors) if device.type == "cpu" and sys.platform == "linux" else None
+    return PagePrefault(tensors) if device.type == "cpu" and sys.platform == "linux" else None

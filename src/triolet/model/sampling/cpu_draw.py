@@ -58,7 +58,7 @@ class CpuDraws:
         self._draws["log_min_p"] = [math.log(p.min_p) if p.min_p else -math.inf for p in params]
 
     def draw(self, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
-        """See `RandomRows.draw`; the logits stay as they are."""
+        """See `RandomDraw.draw`; the logits stay as they are."""
         self._draws["peak"] = peaks.numpy()
         self._draws["position"] = positions
         return draw(self._cpp, self._draws.ctypes.data, logits)

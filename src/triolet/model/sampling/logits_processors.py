@@ -157,7 +157,7 @@ class Penalties:
 NEVER = float("-inf")
 
 
-def apply_masks_(logits: Tensor, masks: Sequence[bytes | None]) -> None:
+def apply_bitmasks_(logits: Tensor, masks: Sequence[bytes | None]) -> None:
     """Take what is masked out of the rows that have a mask, in place.
 
     Args:

@@ -13,13 +13,13 @@ from triolet.model.sampling.cpu_draw import CpuDraws, make_cpu_draws
 from triolet.model.sampling.logits_processors import NEVER
 from triolet.model.sampling.noise import answer_streams, exponential_noise, position_streams
 from triolet.model.sampling.sampling_row import SamplingRow
-from triolet.model.sampling.top_k_top_p import Limits, draw_within, is_limited, keep_within
+from triolet.model.sampling.top_k_top_p import TopKTopP, draw_within, is_limited, keep_within
 
 BLOCK_ENTRIES = 2**17  # of full rows handled at a time on a CPU: a few arrays of this size stay in the cache
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class RandomRows:
+class RandomDraw:
     """Rows whose token is drawn, with their parameters on the device.
 
     Args:
@@ -38,12 +38,12 @@ class RandomRows:
     answers: Tensor
     open_rows: Tensor
     limited_rows: Tensor
-    limits: Limits
+    limits: TopKTopP
     vocabulary: Tensor
     on_cpu: CpuDraws | None
 
     @classmethod
-    def of(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> RandomRows:
+    def of(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> RandomDraw:
         """For rows none of which is greedy."""
         params = [row.params for row in rows]
         limited = [i for i, p in enumerate(params) if is_limited(p, vocab_size)]
@@ -60,7 +60,7 @@ class RandomRows:
             answers=answers,
             open_rows=torch.tensor(opened, dtype=torch.int64, device=device),
             limited_rows=torch.tensor(limited, dtype=torch.int64, device=device),
-            limits=Limits.of([params[i] for i in limited], vocab_size, device),
+            limits=TopKTopP.of([params[i] for i in limited], vocab_size, device),
             vocabulary=torch.arange(vocab_size, device=device),
             on_cpu=make_cpu_draws(params, answers, vocab_size, device),
         )

@@ -27,7 +27,7 @@ from triolet.core.step_plan import TokenLogprobs
 from triolet.kernels.cpu.draw import largest
 from triolet.model.sampling.logits_processors import LogitEdits
 from triolet.model.sampling.logprobs import token_logprobs
-from triolet.model.sampling.random_draw import RandomRows
+from triolet.model.sampling.random_draw import RandomDraw
 from triolet.model.sampling.sampling_row import SamplingRow
 
 NOT_NUMBERS = "its logits are not finite numbers"
@@ -92,7 +92,7 @@ class SamplingBatch:
         self._edits = LogitEdits(edited, device) if edited else None
         self._drawn = [place for place, i in enumerate(self._worked) if not rows[i].params.is_greedy]
         self._random_rows = [rows[self._worked[place]] for place in self._drawn]
-        self._random = RandomRows.of(self._random_rows, vocab_size, device) if self._drawn else None
+        self._random = RandomDraw.of(self._random_rows, vocab_size, device) if self._drawn else None
         self._logprobs_index = self._index(self._with_logprobs)
         both = [i for i in self._with_logprobs if i in self._worked] if self._is_processed else []
         self._told_of_work = self._index([self._worked.index(i) for i in both])

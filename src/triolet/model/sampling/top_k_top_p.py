@@ -27,7 +27,7 @@ FIRST_WIDTH, SECOND_WIDTH = 128, 2048  # most nuclei have fewer than 100 tokens
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Limits:
+class TopKTopP:
     """The top_k and top_p of some rows, each of which has one of them at least.
 
     Args:
@@ -43,7 +43,7 @@ class Limits:
     needs_totals: bool
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Limits:
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> TopKTopP:
         """For rows with `is_limited`."""
         top_k = [p.top_k if has_top_k(p, vocab_size) else vocab_size for p in params]
         top_p = [p.top_p if p.top_p < 1.0 else NO_TOP_P for p in params]
@@ -71,7 +71,7 @@ def is_limited(params: SamplingParams, vocab_size: int) -> bool:
     return has_top_k(params, vocab_size) or params.top_p < 1.0
 
 
-def draw_within(limits: Limits, logits: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
+def draw_within(limits: TopKTopP, logits: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
     """Draw a token for each row from what its top_k and then its top_p leave.
 
     Args:
@@ -90,7 +90,7 @@ def draw_within(limits: Limits, logits: Tensor, peaks: Tensor, streams: Tensor) 
     return _draw(rows, limits.widths(logits.shape[1]))
 
 
-def keep_within(limits: Limits, logits: Tensor, peaks: Tensor) -> Tensor:
+def keep_within(limits: TopKTopP, logits: Tensor, peaks: Tensor) -> Tensor:
     """The logits of what each row's top_k and then its top_p leave, -inf for the others.
 
     Args:

@@ -18,7 +18,7 @@ import tokenizers
 
 from triolet.core.chat_template import ChatTemplate
 from triolet.core.output.detokenizer import Piece
-from triolet.core.request.prompt import Conversation
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.tokenizer.context_free_tokens import token_pieces
@@ -61,18 +61,18 @@ class TextTokenizer:
         return text
 
     def pieces(self, *, skip_special_tokens: bool) -> Piece:
-        """See `PieceCodec`."""
+        """See `ContextFreeTokenizer`."""
         return self._pieces[skip_special_tokens]
 
-    def render(self, messages: Sequence[Mapping[str, Any]] | Conversation) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]] | ChatPrompt) -> str:
         """The text of a conversation, up to where the assistant's next turn begins, or as the conversation says.
 
         Raises:
             UnsupportedFeature: the model has no chat template.
             ChatTemplateError: the template refused the messages, or failed.
         """
-        if not isinstance(messages, Conversation):
-            messages = Conversation(messages=messages)
+        if not isinstance(messages, ChatPrompt):
+            messages = ChatPrompt(messages=messages)
         template = self._template(messages.chat_template)
         if messages.tools and not template.reads_tools:
             raise UnsupportedFeature(
@@ -99,7 +99,7 @@ class TextTokenizer:
         return self.chat_template
 
     def tokenize(self, message: Tokenize) -> Tokenized:
-        """See `TextCodec`. A conversation's template writes its special tokens; a plain text gets the model's."""
+        """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model."""
         match message.prompt:
             case None:
                 text, token_ids = None, []
@@ -119,7 +119,7 @@ class TextTokenizer:
         return self.chat_template.source if isinstance(self.chat_template, ChatTemplate) else ""
 
     def tokenizer_json(self) -> str:
-        """See `SpelledCodec`."""
+        """See `SerializableTokenizer`."""
         text: str = self.backend.to_str()
         return text
 

@@ -43,7 +43,7 @@ from triolet.protocol.responses.requests import CancelResponse, CreateResponse, 
 from triolet.protocol.responses.response import Answer
 from triolet.protocol.responses.response_items import NewId
 from triolet.protocol.responses.store import ResponseStore, previous_messages, prompt_of
-from triolet.protocol.responses.turn_queues import Lanes
+from triolet.protocol.responses.turn_queues import TurnQueues
 from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
 
 TERMINAL_TYPES = ("response.completed", "response.failed", "response.incomplete")
@@ -52,7 +52,7 @@ MAX_LOCAL_BYTES = 16 * 2**20
 
 
 @attrs.frozen(kw_only=True)
-class Service:
+class ResponsesContext:
     """What a conversation must know of the server that it is held with.
 
     Args:
@@ -123,7 +123,7 @@ class Service:
         )
 
 
-class Conversation:
+class Session:
     """See the table at the head of this module. `now` is always seconds since the epoch.
 
     Args:
@@ -131,9 +131,9 @@ class Conversation:
         owner: whose key the connection was opened with; None where there are none.
     """
 
-    def __init__(self, service: Service, owner: str | None = None) -> None:
+    def __init__(self, service: ResponsesContext, owner: str | None = None) -> None:
         self._service, self._owner = service, owner
-        self._lanes = Lanes(
+        self._lanes = TurnQueues(
             max_active=service.max_active,
             max_lanes=service.max_lanes,
             max_queued=service.max_queued,

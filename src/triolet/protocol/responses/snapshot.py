@@ -23,7 +23,7 @@ from triolet.protocol.responses.replay import History, Piece
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.response import Answer
 from triolet.protocol.responses.response_items import NewId
-from triolet.protocol.responses.session import Service
+from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.structuring import CONVERTER, Wrong, structure
 
 FORMAT: Final = "triolet resumable responses"
@@ -120,7 +120,7 @@ class KeptAnswer:
             completed_at=self.completed_at,
         )
 
-    def answer(self, service: Service) -> Answer:
+    def answer(self, service: ResponsesContext) -> Answer:
         """The answer as it was.
 
         Raises:
@@ -133,7 +133,7 @@ class KeptAnswer:
                 f"response {self.response_id[:80]} can not be one of this server's: {error}"
             ) from error
 
-    def _answer(self, service: Service) -> Answer:
+    def _answer(self, service: ResponsesContext) -> Answer:
         request = CreateResponse.of({**self.request, "input": []})
         history = self.history()
         if (history.finish_reason is None) != (self.engine is not None):

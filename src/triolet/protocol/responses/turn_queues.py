@@ -17,7 +17,7 @@ class _Lane:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Lanes:
+class TurnQueues:
     """The lanes of one connection; the one without a name is always there.
 
     Args:

@@ -18,7 +18,7 @@ from triolet.protocol.access import Access
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import Answer
-from triolet.protocol.responses.session import Service
+from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.responses.snapshot import Rest
 from triolet.protocol.responses.store import ResponseStore
 from triolet.protocol.truncation import without_oldest
@@ -100,7 +100,7 @@ def answering(
     engine: Engine,
     config: GatewayConfig,
     find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None,
-) -> Service:
+) -> ResponsesContext:
     """What conversations must know of a server.
 
     Args:
@@ -108,7 +108,7 @@ def answering(
         config: the limits.
         find_resumable: the answer of that id that may be read on, for this owner.
     """
-    return Service(
+    return ResponsesContext(
         models=_names(engine),
         defaults=engine.default_sampling_params(),
         store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),

@@ -14,7 +14,7 @@ MAX_ANSWERS = 1024  # to messages that are no requests, such as errors
 
 
 @attrs.define(eq=False)
-class Outbox:
+class SendQueue:
     """Messages, and after them perhaps the end.
 
     Args:

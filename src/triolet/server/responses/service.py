@@ -98,7 +98,7 @@ class Gateway:
             handshake: Handshake | None = None
             with trio.move_on_after(self.config.handshake_timeout):
                 handshake = await socket.handshake()
-            if handshake is not None and (owner := await self._let_in(handshake)) is not None:
+            if handshake is not None and (owner := await self._admit_waiting(handshake)) is not None:
                 await self._hold(socket, owner.name)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -107,7 +107,7 @@ class Gateway:
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _let_in(self, handshake: Handshake) -> _Owner | None:
+    async def _admit_waiting(self, handshake: Handshake) -> _Owner | None:
         """Answer a request for a WebSocket; None if it was refused."""
         try:
             owner = self._admit(handshake)

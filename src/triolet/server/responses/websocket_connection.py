@@ -22,10 +22,10 @@ from triolet.config.server import GatewayConfig
 from triolet.protocol.errors import of_exception
 from triolet.protocol.json import encode
 from triolet.protocol.responses.client_events import ClientEvent, read_event
-from triolet.protocol.responses.session import Conversation, Service
+from triolet.protocol.responses.session import ResponsesContext, Session
 from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
 from triolet.server.responses.generate import Room, Tell
-from triolet.server.responses.send_queue import Outbox
+from triolet.server.responses.send_queue import SendQueue
 from triolet.server.transport.websocket import PING, ServerSocket
 
 LONG_MESSAGE_BYTES = 2**16  # takes a millisecond to read: the other connections do not wait for longer ones
@@ -52,14 +52,14 @@ class Connection:
         self,
         socket: ServerSocket,
         config: GatewayConfig,
-        service: Service,
+        service: ResponsesContext,
         answer: AnswerTurn,
         owner: str | None,
     ) -> None:
         self._socket, self._config, self._service = socket, config, service
         self._answer, self._owner = answer, owner
-        self._conversation = Conversation(service, owner)
-        self._outbox = Outbox()
+        self._conversation = Session(service, owner)
+        self._send_queue = SendQueue()
         self._turns: dict[Turn, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -86,7 +86,7 @@ class Connection:
         try:
             await task()
         except ConnectionClosed:
-            if self._outbox.close is not None and task == self._read:
+            if self._send_queue.close is not None and task == self._read:
                 return  # the writer is saying goodbye
         except Exception:
             log.exception("a WebSocket failed")
@@ -98,14 +98,14 @@ class Connection:
     def _give_up(self, code: int, reason: str) -> None:
         """Free what the client holds, at once; the writer says goodbye."""
         self._apply(self._conversation.abandon())
-        self._outbox.give_up(code, reason)
+        self._send_queue.give_up(code, reason)
 
     # ---------------------------------------------------------------------------------- reader, writer
 
     async def _read(self) -> None:
         while True:
             raw = await self._socket.get_message()
-            await self._outbox.room_for_answer()
+            await self._send_queue.room_for_answer()
             event = (await self._understood(raw)).traced_by(self._socket.trace_headers)
             self._apply(self._conversation.receive(event, _now()))
 
@@ -116,12 +116,12 @@ class Connection:
         return await trio.to_thread.run_sync(read_event, raw, models, params_of)
 
     async def _write(self) -> None:
-        outbox = self._outbox
-        while texts := await outbox.take():
+        send_queue = self._send_queue
+        while texts := await send_queue.take():
             await self._socket.send_texts(texts)
-            outbox.sent(texts)
-        assert outbox.close is not None, "only the end leaves an outbox empty"
-        await self._socket.close(*outbox.close)
+            send_queue.sent(texts)
+        assert send_queue.close is not None, "only the end leaves an outbox empty"
+        await self._socket.close(*send_queue.close)
 
     async def _watch(self) -> None:
         """Give up a client that takes nothing, and one that gives no sign of life when it is asked for one."""
@@ -131,7 +131,7 @@ class Connection:
                 await socket.stalled(config.write_timeout)
                 self._give_up(SLOW, "the client does not read")
                 break
-            self._outbox.put(PING)
+            self._send_queue.put(PING)
         else:
             log.info("a client gave no sign of life for %g s", 2 * config.ping_interval)
             return
@@ -149,7 +149,7 @@ class Connection:
         for effect in effects:
             match effect:
                 case Send(event):
-                    self._outbox.put(encode(event))
+                    self._send_queue.put(encode(event))
                 case Start(turn):
                     assert self._nursery is not None
                     self._turns[turn] = trio.CancelScope()
@@ -158,7 +158,7 @@ class Connection:
                     if scope := self._turns.get(turn):
                         scope.cancel()
                 case Close(code, reason):
-                    self._outbox.put_close(code, reason)
+                    self._send_queue.put_close(code, reason)
 
     async def _take_turn(self, turn: Turn) -> None:
         try:
@@ -167,7 +167,7 @@ class Connection:
                     turn,
                     self._owner,
                     lambda events: self._apply(self._conversation.tell(turn, events, _now())),
-                    self._outbox.room,
+                    self._send_queue.room,
                 )
         except Exception as error:
             told = of_exception(error)

@@ -13,7 +13,7 @@ from triolet.errors import TrioletError
 from triolet.observability.prometheus import Metrics
 from triolet.server.responses.generate import RunningAnswers, answering
 from triolet.server.responses.service import Gateway
-from triolet.server.routes.app_context import Service
+from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.chat_completions import chat_completions
 from triolet.server.routes.completions import completions
 from triolet.server.routes.errors import answer_error, answer_http_error
@@ -46,7 +46,7 @@ def create_app(
             own, no limits per key, and no response can be resumed.
     """
     config = config or GatewayConfig()
-    service = Service(
+    service = AppContext(
         engine=engine,
         config=config,
         answering=gateway.service if gateway is not None else answering(engine, config),

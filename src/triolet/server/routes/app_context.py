@@ -16,7 +16,7 @@ from triolet.observability.prometheus import Metrics
 from triolet.protocol.access import Access
 from triolet.protocol.errors import model_not_found, wrong
 from triolet.protocol.generation import GenerationRequest
-from triolet.protocol.responses.session import Service as Answering
+from triolet.protocol.responses.session import ResponsesContext
 from triolet.server.responses.generate import RunningAnswers, access_to, salt_of
 from triolet.server.responses.service import Gateway
 
@@ -24,7 +24,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Service:
+class AppContext:
     """One app's.
 
     Args:
@@ -39,7 +39,7 @@ class Service:
 
     engine: Engine
     config: GatewayConfig
-    answering: Answering
+    answering: ResponsesContext
     running: RunningAnswers
     gateway: Gateway | None
     metrics: Metrics
@@ -84,9 +84,9 @@ class Service:
         }
 
 
-def service_of(request: Request) -> Service:
+def context_of(request: Request) -> AppContext:
     """The app's."""
-    service: Service = request.app.state.service
+    service: AppContext = request.app.state.service
     return service
 
 

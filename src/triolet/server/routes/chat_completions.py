@@ -16,7 +16,7 @@ from triolet.core.tools import ToolPlan
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
 from triolet.server.responses.generate import new_id
-from triolet.server.routes.app_context import service_of
+from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import refusals
 from triolet.server.routes.generation_route import Generated
 from triolet.server.routes.request_body import read_json
@@ -25,7 +25,7 @@ from triolet.server.routes.sse import Events
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat, whole or in chunks."""
-    service = service_of(request)
+    service = context_of(request)
     body = await read_json(request, ChatRequest.of)
     service.check_model(body.model)
     plan = body.plan(service.engine.tool_parser, service.engine.reasoning_parser)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from triolet.core.output.outputs import RequestOutput
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.completions import CompletionRequest, TextChoice, text_completion
-from triolet.server.routes.app_context import service_of
+from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import refusals
 from triolet.server.routes.generation_route import Generated
 from triolet.server.routes.request_body import read_json
@@ -22,7 +22,7 @@ from triolet.server.routes.sse import Events
 
 async def completions(request: Request) -> Response:
     """Continue a text, or several at once."""
-    service = service_of(request)
+    service = context_of(request)
     body = await read_json(request, CompletionRequest.of)
     service.check_model(body.model)
     params = body.params(service.engine.default_sampling_params())

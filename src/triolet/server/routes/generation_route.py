@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from triolet.core.request.params import SamplingParams
 from triolet.protocol.generation import GenerationRequest, Usage
 from triolet.server.responses.generate import new_id
-from triolet.server.routes.app_context import Service, owner_of
+from triolet.server.routes.app_context import AppContext, owner_of
 from triolet.server.routes.request_body import until_gone
 from triolet.server.routes.sse import Events, EventStream
 
@@ -26,7 +26,7 @@ class Generated(ABC, Generic[Body]):
 
     ID_PREFIX: ClassVar[str]
 
-    service: Service
+    service: AppContext
     body: Body
     params: SamplingParams
     arguments: dict[str, Any]
@@ -39,7 +39,9 @@ class Generated(ABC, Generic[Body]):
         self.frame = {"answer_id": new_id(self.ID_PREFIX), "created": int(time.time()), "model": model}
 
     @classmethod
-    def to(cls, request: Request, service: Service, body: Body, params: SamplingParams, **more: Any) -> Self:
+    def to(
+        cls, request: Request, service: AppContext, body: Body, params: SamplingParams, **more: Any
+    ) -> Self:
         """The answer to a request."""
         return cls(service, body, params, service.arguments(request, body), owner_of(request), **more)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triolet.protocol.access import ANY
 from triolet.protocol.errors import WireError
 from triolet.server.responses.generate import new_id
-from triolet.server.routes.app_context import Service
+from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.errors import answer_error, error_response
 from triolet.server.routes.request_body import Gone
 
@@ -41,7 +41,7 @@ class Guard:
     """
 
     app: ASGIApp
-    service: Service
+    service: AppContext
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or say why not."""

@@ -12,13 +12,13 @@ import triolet
 from triolet.errors import EngineDead, EngineUnhealthy
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, model_not_found
-from triolet.server.routes.app_context import Service, owner_of, service_of
+from triolet.server.routes.app_context import AppContext, context_of, owner_of
 
 
 async def health(request: Request) -> Response:
     """200 while steps are made, or nothing is waiting for one."""
     try:
-        service_of(request).engine.check_health()
+        context_of(request).engine.check_health()
     except (EngineUnhealthy, EngineDead) as error:
         sentence = (
             str(error) if isinstance(error, EngineUnhealthy) else "The engine has given up."
@@ -29,7 +29,7 @@ async def health(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """What Prometheus reads."""
-    return Response(service_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+    return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 async def version(request: Request) -> Response:
@@ -39,7 +39,7 @@ async def version(request: Request) -> Response:
 
 async def requests(request: Request) -> Response:
     """What waits and runs; with keys, what was asked for with this one."""
-    service = service_of(request)
+    service = context_of(request)
     live = service.engine.requests(owner_of(request))
     return JSONResponse(
         {"object": "list", "data": [{"object": "request", **attrs.asdict(one)} for one in live]}
@@ -48,13 +48,13 @@ async def requests(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """The one model that is served, under all its names."""
-    service = service_of(request)
+    service = context_of(request)
     return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.model_names]})
 
 
 async def model(request: Request) -> Response:
     """One of its names."""
-    service = service_of(request)
+    service = context_of(request)
     name: str = request.path_params["name"]
     if not name:  # a slash at the end
         return await models(request)
@@ -63,7 +63,7 @@ async def model(request: Request) -> Response:
     return JSONResponse(_card(service, name))
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def _card(service: AppContext, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",

@@ -22,7 +22,7 @@ from triolet.protocol.responses.response import Answer
 from triolet.protocol.responses.session import shutting_down
 from triolet.protocol.responses.store import previous_messages, prompt_of
 from triolet.protocol.responses.turns import Turn
-from triolet.server.routes.app_context import Service, deadline_of, owner_of, service_of
+from triolet.server.routes.app_context import AppContext, context_of, deadline_of, owner_of
 from triolet.server.routes.errors import error_response, log_failure
 from triolet.server.routes.request_body import read_json, until_gone
 from triolet.server.routes.sse import Events, EventStream
@@ -34,7 +34,7 @@ MAX_NUMBER_DIGITS = 18
 
 async def responses(request: Request) -> Response:
     """Make a response, whole or in events."""
-    service, owner = service_of(request), owner_of(request)
+    service, owner = context_of(request), owner_of(request)
     body = await read_json(request, CreateResponse.of)
     service.check_model(body.model)
     if body.resumable and service.gateway is None:
@@ -54,7 +54,7 @@ async def responses(request: Request) -> Response:
 
 async def get_response(request: Request) -> Response:
     """A response that is remembered; with `stream=true` one that can be resumed, after `starting_after`."""
-    service, owner = service_of(request), owner_of(request)
+    service, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
     answer = service.answering.find_resumable(response_id, owner)
     if request.query_params.get("stream") == "true":
@@ -84,7 +84,7 @@ def as_json(response: dict[str, Any]) -> Response:
 async def delete_response(request: Request) -> Response:
     """Forget a response."""
     response_id: str = request.path_params["id"]
-    if not service_of(request).answering.store.delete(response_id, owner_of(request)):
+    if not context_of(request).answering.store.delete(response_id, owner_of(request)):
         raise not_found("There is no response of that id.")
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -103,7 +103,7 @@ async def no_websocket(request: Request) -> Response:
 class _Making:
     """A response that the engine is to make."""
 
-    service: Service
+    service: AppContext
     owner: str | None
     answer: Answer
     messages: list[Message]
@@ -229,7 +229,7 @@ def not_found(sentence: str) -> WireError:
 
 async def cancel_response(request: Request) -> Response:
     """End a response that is being made, wherever it was asked for; one that is over stays as it is."""
-    service, owner = service_of(request), owner_of(request)
+    service, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
     answer = service.running.cancel(response_id, owner, int(time.time()))
     if answer is None:
@@ -243,7 +243,7 @@ async def cancel_response(request: Request) -> Response:
 
 async def list_input_items(request: Request) -> Response:
     """What a response was asked in, with the turns before: messages, calls and their outputs."""
-    service, owner = service_of(request), owner_of(request)
+    service, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
     if (stored := service.answering.store.get(response_id, owner)) is not None:
         chat = stored.messages[: stored.num_input]

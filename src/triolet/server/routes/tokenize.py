@@ -11,14 +11,14 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.core.request.prompt import Conversation
-from triolet.core.request.tokenizer_interface import TextCodec, Tokenize
+from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.errors import InvalidPrompt
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.completions import Prompts
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
 from triolet.protocol.structuring import structure
-from triolet.server.routes.app_context import Service, service_of
+from triolet.server.routes.app_context import AppContext, context_of
 from triolet.server.routes.request_body import read_json
 
 MAX_THREADS = 2  # of one app: however many ask, the engine's own work goes on
@@ -55,7 +55,7 @@ class TokenizeRequest:
                 raise unsupported(name, f"{name} is not supported by this server")
         return structure(payload, cls)
 
-    def content(self) -> str | Conversation:
+    def content(self) -> str | ChatPrompt:
         """What the tokenizer is asked.
 
         Raises:
@@ -73,7 +73,7 @@ class TokenizeRequest:
             "continue_final_message": self.continue_final_message,
         }
         try:
-            return Conversation.parse(chat)
+            return ChatPrompt.parse(chat)
         except InvalidPrompt as error:
             raise of_exception(error) from None
 
@@ -99,7 +99,7 @@ class EmbeddingsRequest:
 
 async def tokenize(request: Request) -> Response:
     """The tokens that a prompt becomes, the chat template's included."""
-    service = service_of(request)
+    service = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
     codec = _codec(service, body.model)
     content = body.content()
@@ -122,7 +122,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of tokens."""
-    service = service_of(request)
+    service = context_of(request)
     body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
     codec, vocab_size = _codec(service, body.model), service.engine.model_info.vocab_size
     for token_id in body.tokens:
@@ -135,7 +135,7 @@ async def detokenize(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """No vectors yet: the request is checked, and refused for what it is."""
     body = await read_json(request, lambda payload: structure(payload, EmbeddingsRequest))
-    service_of(request).check_model(body.model)
+    context_of(request).check_model(body.model)
     if body.encoding_format not in ENCODINGS:
         raise wrong("encoding_format", " or ".join(ENCODINGS), body.encoding_format)
     if body.dimensions is not None and body.dimensions < 1:
@@ -147,7 +147,7 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _codec(service: Service, model: str | None) -> TextCodec:
+def _codec(service: AppContext, model: str | None) -> TokenizerInterface:
     if model is not None:
         service.check_model(model)
     if service.engine.tokenizer is None:
@@ -155,7 +155,7 @@ def _codec(service: Service, model: str | None) -> TextCodec:
     return service.engine.tokenizer
 
 
-def _strings(codec: TextCodec, token_ids: tuple[int, ...]) -> list[str]:
+def _strings(codec: TokenizerInterface, token_ids: tuple[int, ...]) -> list[str]:
     return [codec.decode((token_id,), skip_special_tokens=False) for token_id in token_ids]
 
 

@@ -31,7 +31,7 @@ MayRun = Callable[[Sequence], bool]
 Overtaking = tuple[Sequence, Sequence]  # a waiting one, and a running one
 
 
-class WaitingLine:
+class WaitingQueue:
     """The waiting requests, first the one that goes first.
 
     Args:

@@ -42,9 +42,9 @@ from collections.abc import Iterator
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.scheduling.budget import Pace
+from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerConfig
-from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingLine, by_order, check_order
+from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingQueue, by_order, check_order
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
@@ -65,7 +65,7 @@ Client = str | None
 
 
 @attrs.define
-class Company:
+class ActiveClients:
     """See the module's text."""
 
     _present: dict[Client, int] = attrs.field(factory=dict, init=False)
@@ -116,13 +116,13 @@ SLACK = 256
 MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
 
 
-class FairLine(WaitingLine):
+class FairQueue(WaitingQueue):
     """The waiting requests of all clients, and what each client has been served."""
 
-    def __init__(self, config: SchedulerConfig, pace: Pace) -> None:
+    def __init__(self, config: SchedulerConfig, pace: TokenBudget) -> None:
         super().__init__(config)
         self._pace = pace
-        self._company = Company()
+        self._company = ActiveClients()
         self._queues: dict[Client, list[Sequence]] = {}  # none is empty
         self._num_rows: Counter[Client] = Counter()
         self._served: OrderedDict[Client, int] = OrderedDict()
@@ -143,7 +143,7 @@ class FairLine(WaitingLine):
             yield from queue
 
     def order(self, entry: JournalEntry) -> Order:
-        """See `WaitingLine`: the place among the requests of one client."""
+        """See `WaitingQueue`: the place among the requests of one client."""
         return (entry.request.priority, entry.serial)
 
     def served(self, client: Client) -> int:
@@ -153,7 +153,7 @@ class FairLine(WaitingLine):
     # ------------------------------------------------------------------------------------- the line
 
     def add(self, sequence: Sequence) -> None:
-        """See `WaitingLine`."""
+        """See `WaitingQueue`."""
         client = client_of(sequence)
         if not self._is_contended:
             self._close_accounts()
@@ -166,7 +166,7 @@ class FairLine(WaitingLine):
         self._company.has(client, self._num_requests(client))
 
     def remove(self, sequence: Sequence) -> None:
-        """See `WaitingLine`."""
+        """See `WaitingQueue`."""
         client = client_of(sequence)
         queue = self._queues[client]
         del queue[bisect_left(queue, sequence.order, key=by_order)]
@@ -178,7 +178,7 @@ class FairLine(WaitingLine):
             self._settle(client)
 
     def position(self, sequence: Sequence) -> int:
-        """See `WaitingLine`: as if every waiting client got its turn once a round."""
+        """See `WaitingQueue`: as if every waiting client got its turn once a round."""
         own = client_of(sequence)
         index = bisect_left(self._queues[own], sequence.order, key=by_order)
         return index + sum(
@@ -188,7 +188,7 @@ class FairLine(WaitingLine):
         )
 
     def next(self, may_run: MayRun) -> Sequence | None:
-        """See `WaitingLine`: of the client that has been served the least."""
+        """See `WaitingQueue`: of the client that has been served the least."""
         shut = () if self._has_spare else self._held_back
         for client in sorted(self._queues.keys() - self._resting.union(shut), key=self._rank):
             if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
@@ -200,11 +200,11 @@ class FairLine(WaitingLine):
         return (self.served(client), self._num_rows[client], self._queues[client][0].order)
 
     def service_order(self, running: list[Sequence]) -> list[Sequence]:
-        """See `WaitingLine`: under pressure those suffer first that have had the most."""
+        """See `WaitingQueue`: under pressure those suffer first that have had the most."""
         return sorted(running, key=lambda sequence: (self.served(client_of(sequence)), sequence.order))
 
     def taking_part(self, running: list[Sequence]) -> list[Sequence]:
-        """See `WaitingLine`: a step in which a client overtakes is spared by those who make way for it."""
+        """See `WaitingQueue`: a step in which a client overtakes is spared by those who make way for it."""
         overtakers = {client_of(other) for other in running if not other.is_unserved}
         clients = {client_of(other) for other in running} - overtakers
         self._resting = {
@@ -216,7 +216,7 @@ class FairLine(WaitingLine):
         """Without the rows of those who are held back that do not fit into a step of its length."""
         held_back: dict[Client, list[Sequence]] = {client: [] for client in self._held_back}
         for other in running:
-            if client_of(other) in held_back and other.is_unserved and not other.entry.awaits_guidance:
+            if client_of(other) in held_back and other.is_unserved and not other.entry.awaits_mask:
                 held_back[client_of(other)].append(other)
         turns = []
         for client, rows in held_back.items():
@@ -242,7 +242,7 @@ class FairLine(WaitingLine):
         return num_tokens
 
     def portion(self, sequence: Sequence, num_tokens: int) -> int:
-        """See `WaitingLine`."""
+        """See `WaitingQueue`."""
         if client_of(sequence) not in self._held_back:
             return num_tokens
         if sequence.row_id is None:  # it is about to be let in
@@ -250,7 +250,7 @@ class FairLine(WaitingLine):
         return min(num_tokens, self._shares.get(sequence.entry.serial, num_tokens))
 
     def begin_step(self, now_s: float) -> None:
-        """See `WaitingLine`: find out who has many requests beside one with few."""
+        """See `WaitingQueue`: find out who has many requests beside one with few."""
         self._company.passes(now_s)
         self._resting, self._shares = set(), {}
         self._spare_s, self._has_spare = self._pace.many_s, True
@@ -268,7 +268,7 @@ class FairLine(WaitingLine):
         return bool(self._queues or self._held_back)
 
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
-        """See `WaitingLine`: the last request of the client that runs the most makes way."""
+        """See `WaitingQueue`: the last request of the client that runs the most makes way."""
         unserved: dict[Client, Sequence] = {}
         for other in running:  # in order, so that the last one stays
             if other.is_unserved:
@@ -288,14 +288,14 @@ class FairLine(WaitingLine):
     # ---------------------------------------------------------------------------------- the accounts
 
     def started(self, sequence: Sequence) -> None:
-        """See `WaitingLine`. What was found in the prefix cache is free."""
+        """See `WaitingQueue`. What was found in the prefix cache is free."""
         client = client_of(sequence)
         self._num_rows[client] += 1
         self._company.has(client, self._num_requests(client))
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
 
     def stopped(self, sequence: Sequence) -> None:
-        """See `WaitingLine`."""
+        """See `WaitingQueue`."""
         client = client_of(sequence)
         self._num_rows[client] -= 1
         if not self._num_rows[client]:
@@ -305,7 +305,7 @@ class FairLine(WaitingLine):
             self._settle(client)
 
     def charge(self, sequence: Sequence, end: int) -> None:
-        """See `WaitingLine`."""
+        """See `WaitingQueue`."""
         if end > sequence.num_charged_tokens:
             client = client_of(sequence)
             self._served[client] = self.served(client) + end - sequence.num_charged_tokens
@@ -340,7 +340,7 @@ class FairLine(WaitingLine):
         return client not in self._queues and client not in self._num_rows
 
     def check(self) -> None:
-        """See `WaitingLine`.
+        """See `WaitingQueue`.
 
         Raises:
             InvariantViolated: a queue is empty or out of order, or there are accounts while nobody waits.
