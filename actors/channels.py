@@ -108,7 +108,7 @@ class Wiring:
         self.recovery = RecoveryState()
         self.streams: dict[int, Stream] = {}
         self.model_info: ModelInfo | None = None
-        self.codec: TokenizerInterface | None = None
+        self.tokenizer: TokenizerInterface | None = None
         self.scheduler: Scheduler | None = None
         self.is_scheduling = False
         self.guidance = GrammarRequests(self.journal)

@@ -29,7 +29,7 @@ from triolet.actors.model_runner import Executor, model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import structured_output_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
-from triolet.actors.tokenizer import LoadCodec, tokenizer_actor
+from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
 from triolet.actors.watchdog import watchdog_actor, watched
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
@@ -41,7 +41,7 @@ def build_supervision_tree(
     config: EngineConfig,
     wiring: Wiring,
     executor: Executor,
-    load_codec: LoadCodec,
+    load_tokenizer: LoadTokenizer,
     on_progress: OnProgress,
     on_report: Callable[[CrashReport], None],
 ) -> Supervisor:
@@ -69,7 +69,7 @@ def build_supervision_tree(
         num_achieved=num_steps_done,
         take_uncounted_restarts=wiring.take_uncounted_restarts,
     )
-    tokenizer = partial(tokenizer_actor, wiring, load_codec, inline=config.runner == "inline")
+    tokenizer = partial(tokenizer_actor, wiring, load_tokenizer, inline=config.runner == "inline")
     text = Supervisor(
         "text",
         [

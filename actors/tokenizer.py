@@ -23,12 +23,12 @@ from triolet.errors import ConfigError, InvalidPrompt, TrioletError, Unsupported
 NUM_THREADS = 2
 
 Run = Callable[[Callable[[], Tokenized]], Awaitable[Tokenized]]
-LoadCodec = Callable[[], TokenizerInterface | None]
+LoadTokenizer = Callable[[], TokenizerInterface | None]
 
 
 async def tokenizer_actor(
     wiring: Wiring,
-    load: LoadCodec,
+    load: LoadTokenizer,
     *,
     inline: bool,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -40,8 +40,8 @@ async def tokenizer_actor(
         load: reads the tokenizer; called once, a later life uses the same.
         inline: work in the event loop, for tests that want one order of events.
     """
-    if wiring.codec is None:
-        wiring.codec = load() if inline else await trio.to_thread.run_sync(load)
+    if wiring.tokenizer is None:
+        wiring.tokenizer = load() if inline else await trio.to_thread.run_sync(load)
     limiter = trio.CapacityLimiter(NUM_THREADS)
 
     async def run(function: Callable[[], Tokenized]) -> Tokenized:
@@ -65,26 +65,26 @@ async def _serve(wiring: Wiring, request: TokenizeRequest, run: Run) -> None:
     """Answer one question. If the actor dies of it that is written down: for the second time, it fails alone."""
     errors: list[BaseException] = []
     with foreign_errors_kept(errors.append):
-        await _answer(wiring.codec, request, run)
+        await _answer(wiring.tokenizer, request, run)
     if errors:
         wiring.pulse.count_crash(id(request[0]))
         raise errors[0]
 
 
-async def _answer(codec: TokenizerInterface | None, request: TokenizeRequest, run: Run) -> None:
+async def _answer(tokenizer: TokenizerInterface | None, request: TokenizeRequest, run: Run) -> None:
     message, reply = request
     answers: list[TokenizeReply] = []
     with reply:  # closed without an answer if this life ends here: then the asker asks the next one
         with foreign_errors_kept(lambda error: answers.append(_at_the_caller(error, message))):
-            answers.append(await run(lambda: _tokenize(codec, message)))
+            answers.append(await run(lambda: _tokenize(tokenizer, message)))
         with suppress(trio.BrokenResourceError):
             reply.send_nowait(answers[0])
 
 
-def _tokenize(codec: TokenizerInterface | None, message: Tokenize) -> Tokenized:
-    if codec is None:
+def _tokenize(tokenizer: TokenizerInterface | None, message: Tokenize) -> Tokenized:
+    if tokenizer is None:
         raise UnsupportedFeature("prompt must be token ids: the model has no tokenizer", field="prompt")
-    return codec.tokenize(message)
+    return tokenizer.tokenize(message)
 
 
 def _at_the_caller(error: BaseException, message: Tokenize) -> BaseException:
@@ -124,7 +124,7 @@ async def _ask(wiring: Wiring, message: Tokenize) -> TokenizeReply:
     return InvalidPrompt("prompt could not be tokenized: the tokenizer dies of it each time", field="prompt")
 
 
-def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
+def make_tokenizer_loader(config: EngineConfig, wiring: Wiring) -> LoadTokenizer:
     """Reads the configured tokenizer, or the one in the folder of the model that the runner has loaded."""
 
     def load() -> TokenizerInterface | None:
@@ -132,9 +132,9 @@ def make_codec_loader(config: EngineConfig, wiring: Wiring) -> LoadCodec:
 
         assert wiring.model_info is not None, "the runner starts before the tokenizer"
         folder = config.tokenizer or wiring.model_info.folder
-        codec = load_tokenizer(Path(folder), trust_remote_code=config.trust_remote_code)
-        if codec is None and config.tokenizer is not None:  # what was named must be there
+        tokenizer = load_tokenizer(Path(folder), trust_remote_code=config.trust_remote_code)
+        if tokenizer is None and config.tokenizer is not None:  # what was named must be there
             raise ConfigError("tokenizer", "a folder with a tokenizer", config.tokenizer)
-        return codec
+        return tokenizer
 
     return load

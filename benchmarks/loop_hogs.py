@@ -81,14 +81,14 @@ async def measure(options: argparse.Namespace, *, is_long: bool) -> dict[str, ob
         max_queued_tokens=10**6,
         max_num_batched_tokens=2048,
     )
-    codec = load_tokenizer(Path(PATH))
-    assert codec is not None
+    tokenizer = load_tokenizer(Path(PATH))
+    assert tokenizer is not None
     text = long_text(options.prompt_chars)
     if options.settle:
         freeze_gc()
-    executor = StandIn(options.step_ms / 1000, codec.backend.get_vocab_size())
+    executor = StandIn(options.step_ms / 1000, tokenizer.backend.get_vocab_size())
     gaps_s: list[float] = []
-    async with run_engine(config, executor, lambda: codec) as engine:
+    async with run_engine(config, executor, lambda: tokenizer) as engine:
         work = Work()
         trio.lowlevel.add_instrument(work)
         async with trio.open_nursery() as nursery:

@@ -99,11 +99,11 @@ def make_executor(runner: str, vocab_size: int) -> Executor:
 @asynccontextmanager
 async def open_idle_engine(runner: str, max_num_seqs: int) -> AsyncGenerator[Engine]:
     """An engine whose model costs nothing."""
-    codec = load_tokenizer(PATH)
-    assert codec is not None
+    tokenizer = load_tokenizer(PATH)
+    assert tokenizer is not None
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, enable_prefix_caching=True)
     executor = make_executor(runner, 2000)
-    async with run_engine(config, executor, lambda: codec) as engine:
+    async with run_engine(config, executor, lambda: tokenizer) as engine:
         with frozen_gc():  # as in `open_engine`
             yield engine
 

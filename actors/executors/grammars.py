@@ -163,12 +163,12 @@ def make_grammars(config: EngineConfig, wiring: Wiring) -> OpenGrammars:
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Grammars]:
-        codec: object = wiring.codec
+        tokenizer: object = wiring.tokenizer
         info = wiring.model_info
-        if info is None or not isinstance(codec, SerializableTokenizer):
+        if info is None or not isinstance(tokenizer, SerializableTokenizer):
             yield NoGrammars("structured_outputs must be None: they need a tokenizer.json")
             return
-        vocabulary = Vocabulary(codec.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids)
+        vocabulary = Vocabulary(tokenizer.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids)
         if config.runner == "inline":
             yield _inline(vocabulary)
             return

@@ -13,7 +13,7 @@ from triolet.actors.channels import TokenizeRequest
 def stuck_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes questions and answers none; prompts of token ids do not need it."""
 
-    async def hold(codec: object, request: TokenizeRequest, run: object) -> None:
+    async def hold(tokenizer: object, request: TokenizeRequest, run: object) -> None:
         _, reply = request
         with reply:
             await trio.sleep_forever()

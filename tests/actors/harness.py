@@ -30,7 +30,7 @@ class Panic(BaseException):
     """What foreign code may raise past every `except Exception`."""
 
 
-class LetterCodec:
+class LetterTokenizer:
     """One token is one character: token 0 is 'A', token 1 is 'B' and so on."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
@@ -109,7 +109,7 @@ class FakeExecutor:
 
 @asynccontextmanager
 async def fake_engine(
-    executor: FakeExecutor | None = None, codec: TokenizerInterface | None = None, **fields: object
+    executor: FakeExecutor | None = None, tokenizer: TokenizerInterface | None = None, **fields: object
 ) -> AsyncGenerator[Engine]:
     """An engine over the fake model, with every count of its scheduler checked after every step."""
     config = EngineConfig.create(
@@ -119,7 +119,7 @@ async def fake_engine(
     violations: list[InvariantViolated] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channels, "Scheduler", _checked_scheduler(violations))
-        async with run_engine(config, executor, lambda: codec or LetterCodec()) as engine:
+        async with run_engine(config, executor, lambda: tokenizer or LetterTokenizer()) as engine:
             yield engine
             check(engine)
     assert violations == []

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.harness import (
     FakeExecutor,
-    LetterCodec,
+    LetterTokenizer,
     Panic,
     answer_of,
     assert_all_blocks_back,
@@ -178,7 +178,7 @@ async def test_whoever_is_being_tokenised_when_the_engine_dies_is_told_why(
 async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
     may_go_on = threading.Event()
 
-    class SlowCodec(LetterCodec):
+    class SlowTokenizer(LetterTokenizer):
         def tokenize(self, message: Tokenize) -> Tokenized:
             assert may_go_on.wait(5)
             return super().tokenize(message)
@@ -195,7 +195,7 @@ async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
                 nursery.start_soon(ask, prompt)
             for _ in range(2):
                 async with trio.open_nursery() as life:
-                    await life.start(partial(tokenizer_actor, wiring, SlowCodec, inline=False))
+                    await life.start(partial(tokenizer_actor, wiring, SlowTokenizer, inline=False))
                     await wait_all_tasks_blocked()
                     life.cancel_scope.cancel()
                     may_go_on.set()
@@ -389,10 +389,10 @@ def _reaching(original: Any, reach: Callable[[], None]) -> Any:
 
 
 def _reaching_with_a_question(original: Any, reach: Callable[[], None]) -> Any:
-    async def planted(codec: object, request: tuple[Tokenize, Any], run: object) -> None:
+    async def planted(tokenizer: object, request: tuple[Tokenize, Any], run: object) -> None:
         with request[1]:
             reach()
-            await original(codec, request, run)
+            await original(tokenizer, request, run)
 
     return planted
 

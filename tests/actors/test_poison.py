@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from tests.actors.executors.fake_worker import NUM_BLOCKS, POISON
 from tests.actors.harness import (
     FakeExecutor,
-    LetterCodec,
+    LetterTokenizer,
     Panic,
     answer_of,
     assert_all_blocks_back,
@@ -155,7 +155,7 @@ async def test_a_process_that_raises_dies_or_hangs_for_one_request_goes_on_for_t
         step_timeout=0.5 if misdeed == "hang" else 30.0,
     )
     with trio.fail_after(60):
-        async with run_engine(config, ProcessExecutor(config, command), LetterCodec) as engine:
+        async with run_engine(config, ProcessExecutor(config, command), LetterTokenizer) as engine:
             (failure,) = await ask_all(engine, prompts(3, num_requests=8))
             assert isinstance(failure.__cause__, cause)
             assert what in str(failure)

@@ -121,12 +121,12 @@ def misbehave_at(
     original: Answer = tokenizer._answer
     times: list[str] = []
 
-    async def answer(codec: Any, request: TokenizeRequest, run: Any) -> None:
+    async def answer(tokenizer: Any, request: TokenizeRequest, run: Any) -> None:
         if request[0].prompt == prompt and len(times) < num_times:
             times.append(prompt)
             with request[1]:
                 await misdeed()
-        await original(codec, request, run)
+        await original(tokenizer, request, run)
 
     monkeypatch.setattr(tokenizer, "_answer", answer)
 
@@ -174,9 +174,9 @@ async def test_a_question_that_a_thread_works_on_is_no_hang(
 
         original: Answer = tokenizer._answer
 
-        async def answer(codec: Any, request: TokenizeRequest, run: Any) -> None:
+        async def answer(tokenizer: Any, request: TokenizeRequest, run: Any) -> None:
             await think()
-            await original(codec, request, run)
+            await original(tokenizer, request, run)
 
         monkeypatch.setattr(tokenizer, "_answer", answer)
         assert await ask_all(engine, ["BCD"]) == right_answers(1)

@@ -10,7 +10,7 @@ import trio.testing
 from click.testing import CliRunner
 
 from tests.actors.harness import fake_engine
-from tests.server.responses.websocket_client import ChatCodec, Client
+from tests.server.responses.websocket_client import ChatTokenizer, Client
 from triolet.cli import main, options
 from triolet.cli.serve import Server
 from triolet.config.engine import EngineConfig
@@ -79,7 +79,10 @@ async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
 
     monkeypatch.setattr(Front, "run", run)
     server = Server(GatewayConfig(port=0), EngineConfig(runner="inline"))
-    async with fake_engine(codec=ChatCodec()) as engine, open_gateway(engine, server.gateway) as gateway:
+    async with (
+        fake_engine(tokenizer=ChatTokenizer()) as engine,
+        open_gateway(engine, server.gateway) as gateway,
+    ):
         async with trio.open_nursery() as nursery:
             await nursery.start(server._listen, engine, gateway)
             broken.set()

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.actors.harness import LetterCodec, answer_of, model_info
+from tests.actors.harness import LetterTokenizer, answer_of, model_info
 from tests.core.fake_model import REPETITIVE, FakeModel
 from tests.source_tree import ROOT, SRC
 from triolet.compat import LLM, LLMEngine, SamplingParams
@@ -60,7 +60,7 @@ def engine(runner: FakeRunner) -> LLMEngine:
 def make_engine(runner: FakeRunner | None = None, **fields: Any) -> LLMEngine:
     config = EngineConfig.create(EngineConfig(max_num_seqs=4, max_num_batched_tokens=16), **fields)
     ticks = iter(range(1_000_000))
-    loaded = (runner or FakeRunner(), model_info(NUM_BLOCKS, BLOCK_SIZE), LetterCodec())
+    loaded = (runner or FakeRunner(), model_info(NUM_BLOCKS, BLOCK_SIZE), LetterTokenizer())
     return LLMEngine(config, loaded=loaded, clock=lambda: next(ticks) * 0.001)
 
 

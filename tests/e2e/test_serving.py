@@ -18,7 +18,7 @@ import trio
 
 from tests.actors.harness import STEP_S, fake_engine
 from tests.e2e.server import Server, serve
-from tests.server.routes.harness import MODEL, ChatCodec
+from tests.server.routes.harness import MODEL, ChatTokenizer
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.server import create_app
@@ -50,7 +50,7 @@ def request_of(path: str, **fields: object) -> str:
 async def listening() -> AsyncGenerator[tuple[Engine, int]]:
     """The whole of a server in this process, with a step of 10 ms of real time."""
     config = GatewayConfig(port=0)
-    async with fake_engine(None, ChatCodec()) as engine, open_gateway(engine, config) as gateway:
+    async with fake_engine(None, ChatTokenizer()) as engine, open_gateway(engine, config) as gateway:
         front = Front(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
         async with trio.open_nursery() as nursery:
             url = await nursery.start(front.run)

@@ -14,7 +14,7 @@ from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints, w
 from tests.actors.harness import (
     STEP_S,
     FakeExecutor,
-    LetterCodec,
+    LetterTokenizer,
     answer_of,
     assert_all_blocks_back,
     fake_engine,
@@ -219,7 +219,7 @@ async def test_a_deadline_beyond_all_numbers_is_none(deadline: Any, autojump_clo
 @pytest.mark.parametrize("field", ["stop", "bad_words"])
 async def test_texts_need_a_tokenizer(field: str, autojump_clock: MockClock) -> None:
     async with fake_engine() as engine:
-        engine._wiring.codec = None
+        engine._wiring.tokenizer = None
         with pytest.raises(UnsupportedFeature, match=f"{field} must be empty") as caught:
             await engine.complete([1], SamplingParams(**{field: ["A"]}))  # type: ignore[arg-type]
         assert caught.value.field == field
@@ -272,7 +272,7 @@ async def test_a_text_is_answered_like_its_token_ids(autojump_clock: MockClock) 
 async def test_a_prompt_of_twenty_megabytes_delays_nobody_s_tokens() -> None:
     others_have_read = threading.Event()
 
-    class PatientCodec(LetterCodec):
+    class PatientTokenizer(LetterTokenizer):
         def tokenize(self, message: Tokenize) -> Tokenized:
             assert others_have_read.wait(30), "somebody waits for this prompt"
             return Tokenized("", (1,) * 5000, ())
@@ -281,7 +281,10 @@ async def test_a_prompt_of_twenty_megabytes_delays_nobody_s_tokens() -> None:
         with pytest.raises(PromptTooLong):
             await engine.complete("A" * 20 * 10**6, LONG)
 
-    async with fake_engine(codec=PatientCodec(), runner="thread") as engine, trio.open_nursery() as nursery:
+    async with (
+        fake_engine(tokenizer=PatientTokenizer(), runner="thread") as engine,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(ask_much)
         await trio.sleep(STEP_S)
         output = await engine.complete([1, 2, 3], SamplingParams(max_tokens=10, seed=1))

@@ -8,7 +8,7 @@ import trio
 from tests.actors.harness import (
     STEP_S,
     FakeExecutor,
-    LetterCodec,
+    LetterTokenizer,
     answer_of,
     assert_all_blocks_back,
     fake_engine,
@@ -188,14 +188,14 @@ async def test_a_crash_costs_no_answer_a_token(at_step: int, autojump_clock: tri
 
 
 async def test_one_that_can_not_be_finished_fails_the_request(autojump_clock: trio.abc.Clock) -> None:
-    class Codec(LetterCodec):
+    class StubTokenizer(LetterTokenizer):
         def decode(self, token_ids: object, *, skip_special_tokens: bool) -> str:
             text = super().decode(token_ids, skip_special_tokens=skip_special_tokens)  # type: ignore[arg-type]
             if list(answers()[1][:3]) == list(token_ids)[-3:]:  # type: ignore[call-overload]
                 raise RuntimeError("a panic in foreign code")
             return text
 
-    async with fake_engine(codec=Codec()) as engine:
+    async with fake_engine(tokenizer=StubTokenizer()) as engine:
         with pytest.raises(RequestFailed):
             await engine.complete(PROMPT, params())
         await trio.sleep(2 * STEP_S)

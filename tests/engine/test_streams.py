@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from tests.actors.harness import (
     STEP_S,
     FakeExecutor,
-    LetterCodec,
+    LetterTokenizer,
     Panic,
     answer_of,
     assert_all_blocks_back,
@@ -213,13 +213,13 @@ async def test_a_request_whose_tokens_can_not_be_decoded_fails_alone(autojump_cl
     expected = answer_of(neighbour_prompt, neighbour_seed, 9)
     assert fragile not in ANSWER[:5] and fragile not in (*PROMPT, *neighbour_prompt, *expected)
 
-    class FragileCodec(LetterCodec):
+    class FragileTokenizer(LetterTokenizer):
         def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
             if fragile in token_ids:
                 raise Panic("in foreign code")
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async with fake_engine(codec=FragileCodec()) as engine:
+    async with fake_engine(tokenizer=FragileTokenizer()) as engine:
         params = SamplingParams(max_tokens=9, seed=neighbour_seed)
         async with (
             engine.generate(neighbour_prompt, params) as neighbour,

@@ -68,7 +68,7 @@ class Answer:
         else:
             self._expect(kind is not RequestOutputKind.FINAL_ONLY, "an output came before the last one")
             num_tokens = len(self._token_ids)
-            if self.world.fired["codec.decode"] and num_tokens == len(expected.token_ids):
+            if self.world.fired["tokenizer.decode"] and num_tokens == len(expected.token_ids):
                 return  # the text of a token that ends the answer is hidden, also if the rest can not be decoded
             self._expect_text(expected.text_of(num_tokens, is_flushed=False))
 

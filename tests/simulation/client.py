@@ -209,7 +209,7 @@ class Client:
             case RequestFailed():
                 world.num_failed += 1
                 num_struck = sum(world.fired[point] for point in DETOKENIZER_POINTS)
-                return world.num_failed <= world.fired["codec.decode"] + num_struck // 2
+                return world.num_failed <= world.fired["tokenizer.decode"] + num_struck // 2
         return False
 
 

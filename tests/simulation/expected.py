@@ -10,7 +10,7 @@ import attrs
 from tests.actors.harness import VOCAB
 from tests.core.fake_model import expected_answer
 from tests.simulation.forms import choice_in
-from tests.simulation.model import HalfLetterCodec
+from tests.simulation.model import HalfLetterTokenizer
 from triolet.core.output.detokenizer import OutputText
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
@@ -75,9 +75,9 @@ def _text(
     request: Request, token_ids: tuple[int, ...], *, is_flushed: bool, hide_last: bool = False
 ) -> tuple[str, int, str | None]:
     """The text, how many of the tokens belong to it, and the stop string that ended it."""
-    params, codec = request.params, HalfLetterCodec()
+    params, tokenizer = request.params, HalfLetterTokenizer()
     output = OutputText(
-        lambda ids: codec.decode(ids, skip_special_tokens=params.skip_special_tokens),
+        lambda ids: tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens),
         request.prompt_token_ids,
         stop=params.stop,
         include_stop_str_in_output=params.include_stop_str_in_output,

@@ -7,7 +7,7 @@ import trio
 
 from tests.simulation.expected import expected_of
 from tests.simulation.hooks import watched
-from tests.simulation.model import FaultyCodec, FaultyExecutor
+from tests.simulation.model import FaultyExecutor, FaultyTokenizer
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, Snapshot
@@ -35,7 +35,7 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
     config = EngineConfig(runner="inline", **world.story.limits)
     with watched(next_world):
         executor = FaultyExecutor(next_world)
-        async with run_engine(config, executor, lambda: FaultyCodec(next_world)) as engine:
+        async with run_engine(config, executor, lambda: FaultyTokenizer(next_world)) as engine:
             streams = engine.resume(Snapshot.from_bytes(snapshot.to_bytes()))
             requests = [record.entry.request for records in cut_off.values() for record in records]
             tokens_s = sum(request.max_tokens + len(request.prompt_token_ids) for request in requests)

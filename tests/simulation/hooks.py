@@ -253,11 +253,11 @@ def _faulty_deliver(world: World) -> Any:
 def _faulty_answer(world: World) -> Any:
     original = tokenizer._answer
 
-    async def answer(codec: Any, request: Any, run: Any) -> None:
+    async def answer(tokenizer: Any, request: Any, run: Any) -> None:
         with request[1]:
             world.reach("tokenizer.answer.before")
             await world.maybe_hang("tokenizer.hang")
-            await original(codec, request, run)
+            await original(tokenizer, request, run)
             world.reach("tokenizer.answer.after")
 
     return answer

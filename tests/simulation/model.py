@@ -1,4 +1,4 @@
-"""The model's side of a simulated engine: a runner with faults, and a codec whose tokens are not always characters."""
+"""The model side of a simulated engine: a runner with faults, and a tokenizer with tokens that are half characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import trio
 
-from tests.actors.harness import FakeExecutor, LetterCodec, model_info
+from tests.actors.harness import FakeExecutor, LetterTokenizer, model_info
 from tests.simulation.forms import choice_in
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import World
@@ -23,7 +23,7 @@ MAX_REMEMBERED = 80
 EARLY_END = 0.05  # of runs, after any step
 
 
-class HalfLetterCodec(LetterCodec):
+class HalfLetterTokenizer(LetterTokenizer):
     """One token is one letter, or a half of one."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -36,14 +36,14 @@ def _byte(token_id: int) -> int:
     return 0xC3 + token_id - FIRST_LEAD if token_id >= FIRST_LEAD else 65 + token_id
 
 
-class FaultyCodec(HalfLetterCodec):
+class FaultyTokenizer(HalfLetterTokenizer):
     """The same, with the story's faults."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        self.world.reach("codec.decode")
+        self.world.reach("tokenizer.decode")
         return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 

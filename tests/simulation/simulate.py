@@ -10,7 +10,7 @@ from tests.simulation.determinism import seeded_scheduling
 from tests.simulation.expected import expected_of, tokens_of
 from tests.simulation.hand_over import hand_over
 from tests.simulation.hooks import WatchedScheduler, WatchedWiring, watched
-from tests.simulation.model import FaultyCodec, FaultyExecutor
+from tests.simulation.model import FaultyExecutor, FaultyTokenizer
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
@@ -81,7 +81,7 @@ async def _play(world: World) -> None:
     config = EngineConfig(runner="inline", **story.limits)
     clients = [Client(world, ask) for ask in story.asks]
     async with trio.open_nursery() as nursery:
-        async with run_engine(config, FaultyExecutor(world), lambda: FaultyCodec(world)) as engine:
+        async with run_engine(config, FaultyExecutor(world), lambda: FaultyTokenizer(world)) as engine:
             for client in clients:
                 nursery.start_soon(client.run, engine, name=client.name)
                 if client.ask.abort_after_s is not None:

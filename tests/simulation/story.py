@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
-from tests.actors.harness import VOCAB, LetterCodec
+from tests.actors.harness import VOCAB, LetterTokenizer
 from tests.core.fake_model import CIRCLE, REPETITIVE
 from tests.simulation.forms import draw_forms
 from triolet.core.request.params import RequestOutputKind
@@ -54,7 +54,12 @@ TOKENIZER_POINTS = ("tokenizer.answer.before", "tokenizer.answer.after")
 DETOKENIZER_POINTS = ("detokenizer.deliver.before", "detokenizer.deliver.after")
 TEXT_POINTS = (*TOKENIZER_POINTS, *DETOKENIZER_POINTS)
 # What no supervisor hears of: one request fails, or nothing at all happens.
-OTHER_POINTS = ("codec.decode", "runner.repeats_itself", "runner.repeats_the_past", "runner.out_of_memory")
+OTHER_POINTS = (
+    "tokenizer.decode",
+    "runner.repeats_itself",
+    "runner.repeats_the_past",
+    "runner.out_of_memory",
+)
 # Where answers have forms.
 FORM_POINTS = (
     "guidance.sort.before",
@@ -121,7 +126,9 @@ class Ask:
         prompt = self.prompt
         if prompt == "panic":
             return False
-        token_ids = LetterCodec().tokenize(Tokenize(prompt)).token_ids if isinstance(prompt, str) else prompt
+        token_ids = (
+            LetterTokenizer().tokenize(Tokenize(prompt)).token_ids if isinstance(prompt, str) else prompt
+        )
         answers = [(self.request_id, self.params["seed"])]
         if self.num_answers > 1:
             answers = [

@@ -154,7 +154,7 @@ class AsyncLLM(AsyncFacts):
         return self.engine.model_info
 
     @property
-    def _codec(self) -> TokenizerInterface | None:
+    def _tokenizer(self) -> TokenizerInterface | None:
         return self.engine.tokenizer
 
     @property

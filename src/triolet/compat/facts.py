@@ -38,7 +38,7 @@ class Facts(ABC):
 
     @property
     @abstractmethod
-    def _codec(self) -> TokenizerInterface | None:
+    def _tokenizer(self) -> TokenizerInterface | None:
         """Its tokenizer."""
 
     @property
@@ -49,7 +49,7 @@ class Facts(ABC):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's."""
-        return tokenizer_of(self._codec)
+        return tokenizer_of(self._tokenizer)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's."""

@@ -25,11 +25,11 @@ class InProcessGrammars:
     Args:
         config: of the engine.
         info: of its model.
-        codec: its tokenizer.
+        tokenizer: its tokenizer.
     """
 
-    def __init__(self, config: EngineConfig, info: ModelInfo, codec: TokenizerInterface | None) -> None:
-        self._config, self._info, self._codec = config, info, codec
+    def __init__(self, config: EngineConfig, info: ModelInfo, tokenizer: TokenizerInterface | None) -> None:
+        self._config, self._info, self._tokenizer = config, info, tokenizer
         self._tokens: Tokens | None = None
         self._grammars: dict[StructuredOutputsParams, Grammar] = {}
         self._num_told: dict[int, int] = {}  # tokens that the grammar of an answer knows of, by serial
@@ -46,7 +46,7 @@ class InProcessGrammars:
         grammar = params.structured_outputs
         if grammar is None:
             return None
-        if reasoning_parser_named(self._config.reasoning_parser, self._codec) is not None:
+        if reasoning_parser_named(self._config.reasoning_parser, self._tokenizer) is not None:
             raise UnsupportedFeature(
                 "structured_outputs must be None here: the model reasons before it answers",
                 field="structured_outputs",
@@ -59,8 +59,8 @@ class InProcessGrammars:
         return Constraint(grammar=grammar)
 
     def _compiled(self, grammar: StructuredOutputsParams) -> Grammar:
-        codec: object = self._codec
-        if not isinstance(codec, SerializableTokenizer):
+        tokenizer: object = self._tokenizer
+        if not isinstance(tokenizer, SerializableTokenizer):
             raise UnsupportedFeature(
                 "structured_outputs must be None: the model has no tokenizer that grammars work with",
                 field="structured_outputs",
@@ -68,7 +68,7 @@ class InProcessGrammars:
         try:
             if self._tokens is None:
                 eos = self._info.generation.eos_token_ids
-                spelled = codec.tokenizer_json()
+                spelled = tokenizer.tokenizer_json()
                 self._tokens = Tokens(Vocabulary(spelled, self._info.vocab_size, eos))
             return Grammar(self._tokens, grammar)
         except WrongGrammar as error:

@@ -114,9 +114,9 @@ class LLMEngine(EngineFacts):
         self._counters = SchedulerCounters()
         self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
         self._scheduler = Scheduler(self._limits, self._journal, self._counters)
-        self._grammars = InProcessGrammars(config, self._info, self._codec)
+        self._grammars = InProcessGrammars(config, self._info, self._tokenizer)
         self._seeds = Random(config.seed)
-        self._resolver = Resolver(config, self._info, self._codec, self._grammars, self._seeds)
+        self._resolver = Resolver(config, self._info, self._tokenizer, self._grammars, self._seeds)
         self._processors: dict[int, OutputProcessor] = {}
         self._answers: dict[str, ParallelCollector | OutputCollector] = {}
         self._serials: dict[str, list[int]] = {}
@@ -166,7 +166,7 @@ class LLMEngine(EngineFacts):
         return self._loaded[1]
 
     @property
-    def _codec(self) -> TokenizerInterface | None:
+    def _tokenizer(self) -> TokenizerInterface | None:
         return self._loaded[2]
 
     # ------------------------------------------------------------------------------------------ requests
@@ -236,7 +236,7 @@ class LLMEngine(EngineFacts):
             entry = self._journal.open(one, after=processors[0].entry if processors else None)
             self._journal.stats.accepted()
             processors.append(
-                OutputProcessor.open(entry, self._codec, arrival_time=arrival_time, hold_back=hold_back)
+                OutputProcessor.open(entry, self._tokenizer, arrival_time=arrival_time, hold_back=hold_back)
             )
             self._processors[entry.serial] = processors[-1]
         self._answers[request.request_id] = collector_of([processor.collector for processor in processors])

@@ -24,14 +24,14 @@ class Resolver:
     Args:
         config: of the engine.
         info: of its model.
-        codec: its tokenizer.
+        tokenizer: its tokenizer.
         grammars: compile what bounds an answer.
         seeds: where the seed of a request that brings none is drawn from.
     """
 
     config: EngineConfig
     info: ModelInfo
-    codec: TokenizerInterface | None
+    tokenizer: TokenizerInterface | None
     grammars: InProcessGrammars
     seeds: Random
 
@@ -63,14 +63,14 @@ class Resolver:
 
     def _tokenized(self, prompt: Any, params: SamplingParams) -> Tokenized:
         parsed = parse_prompt(prompt)
-        if self.codec is None and (parsed.token_ids is None or params.bad_words or params.stop):
+        if self.tokenizer is None and (parsed.token_ids is None or params.bad_words or params.stop):
             raise UnsupportedFeature(
                 "prompt must be token ids, without stop or bad_words: the model has no tokenizer",
                 field="prompt",
             )
-        if self.codec is None or (parsed.token_ids is not None and not params.bad_words):
+        if self.tokenizer is None or (parsed.token_ids is not None and not params.bad_words):
             return Tokenized(parsed.text, parsed.token_ids or (), ())
-        tokenized = self.codec.tokenize(Tokenize(parsed.content, params.bad_words))
+        tokenized = self.tokenizer.tokenize(Tokenize(parsed.content, params.bad_words))
         if parsed.token_ids is None:
             return tokenized
         return attrs.evolve(tokenized, text=parsed.text, token_ids=parsed.token_ids)

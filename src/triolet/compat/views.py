@@ -108,20 +108,20 @@ class Tokenizer:
     """The model's tokenizer, with the calls that users of transformers know.
 
     Args:
-        codec: of the engine.
+        tokenizer: of the engine.
     """
 
-    def __init__(self, codec: TokenizerInterface) -> None:
-        self._codec = codec
+    def __init__(self, tokenizer: TokenizerInterface) -> None:
+        self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, as a prompt: with the special tokens that the model wants around it."""
-        return list(self._codec.tokenize(Tokenize(text)).token_ids)
+        return list(self._tokenizer.tokenize(Tokenize(text)).token_ids)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of token ids."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
@@ -134,18 +134,20 @@ class Tokenizer:
             **options: `tools`, `chat_template`, `chat_template_kwargs`, `continue_final_message` and
                 `add_generation_prompt`, which is true here if nothing is said of it.
         """
-        tokenized = self._codec.tokenize(Tokenize(ChatPrompt.parse({"messages": conversation, **options})))
+        tokenized = self._tokenizer.tokenize(
+            Tokenize(ChatPrompt.parse({"messages": conversation, **options}))
+        )
         return list(tokenized.token_ids) if tokenize else tokenized.text
 
 
-def tokenizer_of(codec: TokenizerInterface | None) -> Tokenizer:
+def tokenizer_of(tokenizer: TokenizerInterface | None) -> Tokenizer:
     """The engine's tokenizer.
 
     Raises:
         UnsupportedFeature: the model has none.
     """
-    if codec is None:
+    if tokenizer is None:
         raise UnsupportedFeature(
             "get_tokenizer is not offered: the model has no tokenizer", field="tokenizer"
         )
-    return Tokenizer(codec)
+    return Tokenizer(tokenizer)

@@ -54,9 +54,11 @@ async def beam_search(
             break
         prompts = [beam.tokens for beam in beams.live]
         beams.advance([_choices(output) for output in await _complete_all(engine, prompts, asked, arguments)])
-    codec, is_plain = engine.tokenizer, params.skip_special_tokens
+    tokenizer, is_plain = engine.tokenizer, params.skip_special_tokens
     decoded = [
-        attrs.evolve(beam, text=codec.decode(beam.tokens, skip_special_tokens=is_plain) if codec else None)
+        attrs.evolve(
+            beam, text=tokenizer.decode(beam.tokens, skip_special_tokens=is_plain) if tokenizer else None
+        )
         for beam in beams.end()
     ]
     return BeamSearchOutput(tuple(decoded))

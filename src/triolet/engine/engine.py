@@ -83,7 +83,7 @@ class Engine:
     @property
     def tokenizer(self) -> TokenizerInterface | None:
         """The model's tokenizer; None if it has none."""
-        return self._wiring.codec
+        return self._wiring.tokenizer
 
     @property
     def max_model_len(self) -> int:

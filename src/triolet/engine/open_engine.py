@@ -13,7 +13,7 @@ from triolet.actors.executors.in_process import open_executor
 from triolet.actors.model_runner import Executor
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
-from triolet.actors.tokenizer import LoadCodec, make_codec_loader
+from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
 from triolet.config.engine import EngineConfig
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
@@ -48,7 +48,7 @@ async def open_engine(
 async def run_engine(
     config: EngineConfig,
     executor: Executor,
-    load_codec: LoadCodec | None = None,
+    load_tokenizer: LoadTokenizer | None = None,
     *,
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
@@ -64,8 +64,8 @@ async def run_engine(
         )
     )
     engine = Engine(config, wiring)
-    load_codec = load_codec or make_codec_loader(config, wiring)
-    tree = build_supervision_tree(config, wiring, executor, load_codec, on_progress, engine._note_report)
+    load_tokenizer = load_tokenizer or make_tokenizer_loader(config, wiring)
+    tree = build_supervision_tree(config, wiring, executor, load_tokenizer, on_progress, engine._note_report)
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:

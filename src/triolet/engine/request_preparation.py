@@ -64,7 +64,7 @@ async def resolve_constraint(
 async def _thinking_rules(
     wiring: Wiring, config: EngineConfig, budget: int | None, prompt_token_ids: Sequence[int]
 ) -> ThinkingRules | None:
-    name = reasoning_parser_named(config.reasoning_parser, wiring.codec)
+    name = reasoning_parser_named(config.reasoning_parser, wiring.tokenizer)
     if name is None:
         if budget is not None:
             raise UnsupportedFeature(
@@ -75,8 +75,8 @@ async def _thinking_rules(
             )
         return None
     marks = REASONING_FORMATS[name]
-    assert wiring.codec is not None, "a parser is told from a tokenizer"
-    tail = wiring.codec.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    assert wiring.tokenizer is not None, "a parser is told from a tokenizer"
+    tail = wiring.tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
     if tail.rstrip().endswith(marks.closing):  # a template that was told not to let it think
         return None
     ids = await ask_tokenizer(wiring, Tokenize(None, marks=(marks.opening, marks.closing)))
@@ -114,7 +114,7 @@ async def resolve(
     info, limit = wiring.model_info, wiring.model_info.max_model_len
     params.check_vocabulary(info.vocab_size)
     for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
-        if texts and wiring.codec is None:
+        if texts and wiring.tokenizer is None:
             raise UnsupportedFeature(
                 f"{field} must be empty: the model has no tokenizer", field=field, got=texts
             )
@@ -169,7 +169,7 @@ def open_streams(
             one, after=streams[0].processor.entry if streams and others_wait else None
         )
         processor = OutputProcessor.open(
-            entry, wiring.codec, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
+            entry, wiring.tokenizer, arrival_time=arrival_time, hold_back=cast("HoldBack", config.hold_back)
         )
         streams.append(Stream(processor, reader=reader))
         wiring.open_stream(entry.serial, streams[-1])

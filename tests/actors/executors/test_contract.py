@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.harness import (
     VOCAB,
-    LetterCodec,
+    LetterTokenizer,
     answer_of,
     assert_all_blocks_back,
     model_info,
@@ -254,7 +254,7 @@ async def test_an_engine_answers_the_same_and_survives_crashes(make: Make) -> No
     num_tasks = trio.lowlevel.current_statistics().tasks_living
     config = EngineConfig(runner="inline", max_num_seqs=4, max_num_batched_tokens=16)
     answers: dict[int, tuple[int, ...]] = {}
-    async with run_engine(config, make(runner.load), LetterCodec) as engine:
+    async with run_engine(config, make(runner.load), LetterTokenizer) as engine:
 
         async def ask(seed: int) -> None:
             params = SamplingParams(max_tokens=6, seed=seed)
@@ -377,7 +377,7 @@ async def test_the_engines_scope_waits_for_the_step_in_flight_and_leaves_no_thre
     executor = ThreadExecutor(FakeRunner(before_step=slow).load)
     config = EngineConfig(runner="thread", max_num_seqs=2, max_num_batched_tokens=16)
     async with trio.open_nursery() as nursery:
-        async with run_engine(config, executor, LetterCodec) as engine:
+        async with run_engine(config, executor, LetterTokenizer) as engine:
             async with engine.generate("HELLO", SamplingParams(max_tokens=5)):
                 assert await trio.to_thread.run_sync(has_begun.wait, 5)
             nursery.start_soon(trio.to_thread.run_sync, may_end.set)

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from tests.actors.executors.fake_worker import NUM_BLOCKS
-from tests.actors.harness import LetterCodec, answer_of, assert_all_blocks_back, unexpected
+from tests.actors.harness import LetterTokenizer, answer_of, assert_all_blocks_back, unexpected
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
@@ -556,7 +556,7 @@ async def ask_six(executor: ProcessExecutor) -> int:
     """Six streams at once, each of which must give the fake model's answer; the number of restarts."""
     config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
     answers: dict[int, tuple[int, ...]] = {}
-    async with run_engine(config, executor, LetterCodec) as engine:
+    async with run_engine(config, executor, LetterTokenizer) as engine:
 
         async def ask(seed: int) -> None:
             params = SamplingParams(max_tokens=30, seed=seed)
@@ -584,7 +584,7 @@ async def test_streams_go_on_after_every_kind_of_death(misdeed: str, tmp_path: P
 async def test_a_hang_shows_in_the_health_until_it_is_healed(tmp_path: Path) -> None:
     executor = executor_that("hang", 7, tmp_path / "mark", step_timeout=1.0)
     config = EngineConfig(runner="process", step_timeout=0.5)
-    async with run_engine(config, executor, LetterCodec) as engine:
+    async with run_engine(config, executor, LetterTokenizer) as engine:
         engine.check_health()
         async with engine.generate([1] * 5, SamplingParams(max_tokens=30, seed=4)) as stream:
             with pytest.raises(EngineUnhealthy, match=r"^model_runner is stuck: .* for 0\.[5-9] s$"):
@@ -607,5 +607,5 @@ async def watch_health(engine: Engine) -> None:
 async def test_an_engine_that_can_not_start_says_why(misdeed: str) -> None:
     expected = {"kill": RunnerDied, "refuse": ConfigError}[misdeed]
     with pytest.raises(expected):
-        async with run_engine(EngineConfig(), executor_that(misdeed, "load"), LetterCodec):
+        async with run_engine(EngineConfig(), executor_that(misdeed, "load"), LetterTokenizer):
             pytest.fail("it has started")

@@ -27,7 +27,7 @@ ALPHABET = [*map(chr, range(ord("a"), ord("z") + 1)), "</s>"]
 
 @attrs.define
 class Letters:
-    """A codec that panics at a token of the test's choice."""
+    """A tokenizer that panics at a token of the test's choice."""
 
     panics_at: int | None = None
 
@@ -44,7 +44,7 @@ class Letters:
 class Story:
     journal: Journal
     processor: OutputProcessor
-    codec: Letters | None
+    tokenizer: Letters | None
 
     def say(self, text: str, *, end: FinishReason | None = None, stop_reason: int | None = None) -> bool:
         """Commit the letters (`.` is the end-of-sequence token), end the answer, deliver."""
@@ -66,12 +66,14 @@ class Story:
         return self.processor.collector.text
 
 
-def story(*, codec: bool = True, kind: RequestOutputKind = RequestOutputKind.DELTA, **params: Any) -> Story:
+def story(
+    *, tokenizer: bool = True, kind: RequestOutputKind = RequestOutputKind.DELTA, **params: Any
+) -> Story:
     journal = Journal()
     asked = SamplingParams(output_kind=kind, max_tokens=100, **params)
     request = make_request((0,), params=asked, max_tokens=100, eos_token_ids=(EOS,))
     entry = journal.open(request)
-    letters = Letters() if codec else None
+    letters = Letters() if tokenizer else None
     return Story(journal, OutputProcessor.open(entry, letters, arrival_time=0.0), letters)
 
 
@@ -115,7 +117,7 @@ def test_after_the_end_nothing_is_delivered() -> None:
 
 
 def test_a_model_without_a_tokenizer_gives_tokens_and_no_text() -> None:
-    tale = story(codec=False, logprobs=0)
+    tale = story(tokenizer=False, logprobs=0)
     tale.say("ab", end=FinishReason.LENGTH)
     completion = tale.read()
     assert (completion.text, completion.token_ids, completion.finish_reason) == ("", (0, 1), "length")
@@ -144,7 +146,7 @@ class Spaced(Letters):
 )
 def test_special_tokens_that_are_shown_may_stand_without_spaces(fields: dict[str, Any], text: str) -> None:
     tale = story(skip_special_tokens=False, **fields)
-    tale.processor.codec = Spaced()
+    tale.processor.tokenizer = Spaced()
     tale.say("a..b.c", end=FinishReason.LENGTH)
     assert tale.text().strip() == text
 
@@ -174,11 +176,11 @@ class Knowing(Letters):
         ({"detokenize": False}, ""),
     ],
 )
-def test_what_a_codec_knows_of_single_tokens_is_taken_where_they_are_shown_as_it_shows_them(
+def test_what_a_tokenizer_knows_of_single_tokens_is_taken_where_they_are_shown_as_it_shows_them(
     fields: dict[str, Any], text: str
 ) -> None:
     tale = story(**fields)
-    tale.processor.codec = Knowing()
+    tale.processor.tokenizer = Knowing()
     tale.say("abc.", end=FinishReason.LENGTH)
     assert tale.text() == text
 
@@ -321,10 +323,10 @@ def test_a_panic_while_the_text_is_built_again_loses_nothing_and_repeats_nothing
     tale = story()
     tale.say("ab")
     tale.processor.forget_text()
-    assert tale.codec is not None
-    tale.codec.panics_at = 1
+    assert tale.tokenizer is not None
+    tale.tokenizer.panics_at = 1
     with pytest.raises(RuntimeError, match="panic"):
         tale.say("c")
-    tale.codec.panics_at = None
+    tale.tokenizer.panics_at = None
     tale.say("d")
     assert (tale.text(), tale.processor.collector.num_tokens) == ("abcd", 4)

@@ -13,9 +13,9 @@ from triolet.nano import PATH
 
 
 def nano(token_ids: Sequence[int]) -> str:
-    codec = load_tokenizer(PATH)
-    assert codec is not None
-    return codec.decode(token_ids, skip_special_tokens=False)
+    tokenizer = load_tokenizer(PATH)
+    assert tokenizer is not None
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,11 @@ def test_texts_are_those_of_vllm(
     stop: str | None,
     knows_pieces: bool,
 ) -> None:
-    codec, skip, is_spaced = load_tokenizer(PATH), asked.get("skip", True), asked.get("spaces", True)
+    tokenizer, skip, is_spaced = load_tokenizer(PATH), asked.get("skip", True), asked.get("spaces", True)
     output = OutputText(
-        decoder(codec, skip_special_tokens=skip, is_spaced=is_spaced),
+        decoder(tokenizer, skip_special_tokens=skip, is_spaced=is_spaced),
         prompt,
-        piece=pieces(codec, skip_special_tokens=skip, is_spaced=is_spaced) if knows_pieces else no_piece,
+        piece=pieces(tokenizer, skip_special_tokens=skip, is_spaced=is_spaced) if knows_pieces else no_piece,
         stop=asked.get("stop", ()),
         include_stop_str_in_output=asked.get("include", False),
         min_tokens=asked.get("min_tokens", 0),

@@ -13,7 +13,13 @@ from wsproto.events import BytesMessage, CloseConnection
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from tests.protocol.make import assert_valid
 from tests.protocol.talk import endings
-from tests.server.responses.websocket_client import ChatCodec, Client, connected, connected_through, text_of
+from tests.server.responses.websocket_client import (
+    ChatTokenizer,
+    Client,
+    connected,
+    connected_through,
+    text_of,
+)
 from triolet.config.server import GatewayConfig
 from triolet.core.step_plan import StepPlan
 from triolet.server.responses import send_queue
@@ -31,7 +37,7 @@ def expected_text(prompt: str, seed: int, num_tokens: int) -> str:
 def chatting_engine(**fields: Any) -> Any:
     return fake_engine(
         FakeExecutor(num_blocks=2048, block_size=4),
-        codec=ChatCodec(),
+        tokenizer=ChatTokenizer(),
         **{"max_num_seqs": 16, "max_num_batched_tokens": 256, **fields},
     )
 
@@ -136,7 +142,7 @@ async def test_a_crash_of_the_engine_costs_a_stream_a_pause(autojump_clock: trio
             raise RuntimeError("planted")
 
     executor.before_step = crash
-    async with fake_engine(executor, codec=ChatCodec(), max_num_batched_tokens=256) as engine:
+    async with fake_engine(executor, tokenizer=ChatTokenizer(), max_num_batched_tokens=256) as engine:
         async with open_gateway(engine) as gateway, connected(gateway) as client:
             await client.create(seed=3, max_output_tokens=20)
             events = await client.until_ended()

@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.actors.executors.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Frame, FrameReader
 from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back, fake_engine
-from tests.server.responses.websocket_client import ENDINGS, ChatCodec, Client
+from tests.server.responses.websocket_client import ENDINGS, ChatTokenizer, Client
 from triolet.config.server import GatewayConfig
 from triolet.server.responses.service import Gateway, open_gateway
 
@@ -101,7 +101,7 @@ async def test_every_message_gets_one_answer(
 ) -> None:
     config = GatewayConfig(write_timeout=600, ping_interval=600)
     executor = FakeExecutor(num_blocks=16, block_size=4)  # answers are short, however long they were to be
-    async with fake_engine(executor, codec=ChatCodec(), max_num_batched_tokens=256) as engine:
+    async with fake_engine(executor, tokenizer=ChatTokenizer(), max_num_batched_tokens=256) as engine:
         async with open_gateway(engine, config) as gateway:
             for seed in range(first_seed, first_seed + num_messages // MESSAGES_PER_CONNECTION):
                 await converse(gateway, seed, MESSAGES_PER_CONNECTION)
@@ -166,7 +166,7 @@ async def test_no_bytes_harm_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     executor = FakeExecutor(num_blocks=16, block_size=4)  # answers are short, however long they were to be
-    async with fake_engine(executor, codec=ChatCodec(), max_num_batched_tokens=256) as engine:
+    async with fake_engine(executor, tokenizer=ChatTokenizer(), max_num_batched_tokens=256) as engine:
         async with open_gateway(engine) as gateway:
             for seed in range(first_seed, first_seed + num_frames // FRAMES_PER_CONNECTION):
                 await babble(gateway, seed, FRAMES_PER_CONNECTION)

@@ -14,7 +14,7 @@ import wsproto
 from wsproto.connection import ConnectionType
 from wsproto.events import AcceptConnection, CloseConnection, Message, RejectConnection, RejectData, Request
 
-from tests.actors.harness import LetterCodec
+from tests.actors.harness import LetterTokenizer
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import InvalidPrompt
@@ -25,7 +25,7 @@ PATH = "/v1/responses"
 ENDINGS = ("error", "response.completed", "response.incomplete", "response.failed")
 
 
-class ChatCodec(LetterCodec):
+class ChatTokenizer(LetterTokenizer):
     """One token is one character, of all contents of a chat."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:

@@ -11,7 +11,7 @@ import attrs
 import trio
 from starlette.types import Message
 
-from tests.actors.harness import FakeExecutor, LetterCodec, fake_engine
+from tests.actors.harness import FakeExecutor, LetterTokenizer, fake_engine
 from triolet.config.server import GatewayConfig
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
@@ -23,7 +23,7 @@ MODEL = "triolet-nano"
 HELLO: Mapping[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "HELLO"}]}
 
 
-class ChatCodec(LetterCodec):
+class ChatTokenizer(LetterTokenizer):
     """Chats, too: their contents one after the other."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
@@ -165,7 +165,7 @@ async def serving(
     **fields: Any,
 ) -> AsyncGenerator[Scene]:
     """The app over a fake engine with these fields."""
-    async with fake_engine(executor, ChatCodec(), **fields) as engine:
+    async with fake_engine(executor, ChatTokenizer(), **fields) as engine:
         if not with_gateway:
             yield Scene(engine, create_app(engine, config), None)
             return

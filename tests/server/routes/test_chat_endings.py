@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.harness import LetterCodec
+from tests.actors.harness import LetterTokenizer
 from tests.server.routes import harness
 from tests.server.routes.harness import MODEL, serving
 from triolet.core.chat_template import ChatTemplate
@@ -19,7 +19,7 @@ TEMPLATE = ChatTemplate(
 MESSAGES = [{"role": "user", "content": "HE"}, {"role": "assistant", "content": "LLO"}]
 
 
-class TemplateCodec(LetterCodec):
+class TemplateTokenizer(LetterTokenizer):
     """Chats in letters, by a template that ends each message with a Z and begins an answer with an A."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
@@ -35,7 +35,7 @@ class TemplateCodec(LetterCodec):
 
 @pytest.fixture(autouse=True)
 def _template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "ChatCodec", TemplateCodec)
+    monkeypatch.setattr(harness, "ChatTokenizer", TemplateTokenizer)
 
 
 @pytest.mark.parametrize(

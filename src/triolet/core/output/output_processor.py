@@ -26,13 +26,13 @@ class OutputProcessor:
     Args:
         entry: the request and its answer so far.
         collector: what its reader takes from.
-        codec: turns ids into text; None where the model has no tokenizer, and every text is empty.
+        tokenizer: turns ids into text; None where the model has no tokenizer, and every text is empty.
         hold_back: what text waits for a stop string; see `StopMatcher`.
     """
 
     entry: JournalEntry
     collector: OutputCollector
-    codec: TokenizerInterface | None
+    tokenizer: TokenizerInterface | None
     hold_back: HoldBack = "exact"
     _text: OutputText | None = attrs.field(default=None, init=False)
 
@@ -40,16 +40,16 @@ class OutputProcessor:
     def open(
         cls,
         entry: JournalEntry,
-        codec: TokenizerInterface | None,
+        tokenizer: TokenizerInterface | None,
         *,
         arrival_time: float,
         hold_back: HoldBack = "exact",
     ) -> OutputProcessor:
         """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
-        has_text = codec is not None and entry.request.params.detokenize
-        decode_token = token_decoder(decoder(codec, skip_special_tokens=False)) if has_text else no_text
+        has_text = tokenizer is not None and entry.request.params.detokenize
+        decode_token = token_decoder(decoder(tokenizer, skip_special_tokens=False)) if has_text else no_text
         collector = OutputCollector(entry, decode_token, arrival_time)
-        return cls(entry, collector, codec, hold_back)
+        return cls(entry, collector, tokenizer, hold_back)
 
     def forget_text(self) -> None:
         """The detokenizer has crashed: trust nothing but the journal and what the reader has got."""
@@ -96,10 +96,10 @@ class OutputProcessor:
     def _rebuilt(self) -> OutputText:
         request = self.entry.request
         params = request.params
-        codec = self.codec if params.detokenize else None
+        tokenizer = self.tokenizer if params.detokenize else None
         text = OutputText(
             decoder(
-                codec,
+                tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 is_spaced=params.spaces_between_special_tokens,
             ),
@@ -109,7 +109,7 @@ class OutputProcessor:
             min_tokens=params.min_tokens,
             hold_back=self.hold_back,
             piece=pieces(
-                codec,
+                tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 is_spaced=params.spaces_between_special_tokens,
             ),
@@ -119,30 +119,34 @@ class OutputProcessor:
         return text
 
 
-def decoder(codec: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Decode:
+def decoder(
+    tokenizer: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True
+) -> Decode:
     """What turns the tokens of a request into text; see `SamplingParams` for its arguments."""
-    if codec is None:
+    if tokenizer is None:
         return lambda token_ids: ""
 
     def decode(token_ids: Sequence[int]) -> str:
-        return codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    return decode if is_spaced or skip_special_tokens else _unspaced(codec, decode)
+    return decode if is_spaced or skip_special_tokens else _unspaced(tokenizer, decode)
 
 
-def pieces(codec: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True) -> Piece:
+def pieces(
+    tokenizer: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True
+) -> Piece:
     """What is known of single tokens under the `decoder` with the same arguments."""
-    if isinstance(codec, ContextFreeTokenizer) and (is_spaced or skip_special_tokens):
-        return codec.pieces(skip_special_tokens=skip_special_tokens)
+    if isinstance(tokenizer, ContextFreeTokenizer) and (is_spaced or skip_special_tokens):
+        return tokenizer.pieces(skip_special_tokens=skip_special_tokens)
     return no_piece
 
 
-def _unspaced(codec: TokenizerInterface, decode: Decode) -> Decode:
+def _unspaced(tokenizer: TokenizerInterface, decode: Decode) -> Decode:
     """A decoder that puts nothing between two special tokens: each of them begins a text of its own."""
 
     @cache
     def is_special(token_id: int) -> bool:
-        return codec.decode([token_id], skip_special_tokens=True) == "" != decode([token_id])
+        return tokenizer.decode([token_id], skip_special_tokens=True) == "" != decode([token_id])
 
     def decode_unspaced(token_ids: Sequence[int]) -> str:
         pairs = enumerate(itertools.pairwise(token_ids), start=1)

@@ -46,15 +46,15 @@ def reasoning_parser_of(template: str) -> str | None:
     return "deepseek_r1" if is_deepseek else "qwen3"
 
 
-def tool_parser_named(name: str, codec: object) -> str | None:
+def tool_parser_named(name: str, tokenizer: object) -> str | None:
     """The format of calls that a configuration names, or, for `auto`, the one that the template tells of."""
     if name != "auto":
         return name
-    return tool_parser_of(codec.template_source) if isinstance(codec, TemplateOwner) else None
+    return tool_parser_of(tokenizer.template_source) if isinstance(tokenizer, TemplateOwner) else None
 
 
-def reasoning_parser_named(name: str, codec: object) -> str | None:
+def reasoning_parser_named(name: str, tokenizer: object) -> str | None:
     """The marks of reasoning that a configuration names, or, for `auto`, those that the template tells of."""
     if name != "auto":
         return None if name == "none" else name
-    return reasoning_parser_of(codec.template_source) if isinstance(codec, TemplateOwner) else None
+    return reasoning_parser_of(tokenizer.template_source) if isinstance(tokenizer, TemplateOwner) else None

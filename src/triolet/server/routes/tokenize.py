@@ -101,10 +101,10 @@ async def tokenize(request: Request) -> Response:
     """The tokens that a prompt becomes, the chat template's included."""
     service = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
-    codec = _codec(service, body.model)
+    tokenizer = _tokenizer(service, body.model)
     content = body.content()
     try:
-        tokenized = await _in_thread(partial(codec.tokenize, Tokenize(content)))
+        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
     except Exception as error:
         said = of_exception(error)
         said.param = "messages" if body.messages is not None else "prompt"
@@ -116,7 +116,7 @@ async def tokenize(request: Request) -> Response:
         "token_strs": None,
     }
     if body.return_token_strs:
-        answer["token_strs"] = await _in_thread(partial(_strings, codec, tokenized.token_ids))
+        answer["token_strs"] = await _in_thread(partial(_strings, tokenizer, tokenized.token_ids))
     return JSONResponse(answer)
 
 
@@ -124,11 +124,11 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens."""
     service = context_of(request)
     body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
-    codec, vocab_size = _codec(service, body.model), service.engine.model_info.vocab_size
+    tokenizer, vocab_size = _tokenizer(service, body.model), service.engine.model_info.vocab_size
     for token_id in body.tokens:
         if not 0 <= token_id < vocab_size:
             raise wrong("tokens", f"in [0, {vocab_size})", token_id)
-    text = await _in_thread(partial(codec.decode, body.tokens, skip_special_tokens=False))
+    text = await _in_thread(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
     return JSONResponse({"prompt": text})
 
 
@@ -147,7 +147,7 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _codec(service: AppContext, model: str | None) -> TokenizerInterface:
+def _tokenizer(service: AppContext, model: str | None) -> TokenizerInterface:
     if model is not None:
         service.check_model(model)
     if service.engine.tokenizer is None:
@@ -155,8 +155,8 @@ def _codec(service: AppContext, model: str | None) -> TokenizerInterface:
     return service.engine.tokenizer
 
 
-def _strings(codec: TokenizerInterface, token_ids: tuple[int, ...]) -> list[str]:
-    return [codec.decode((token_id,), skip_special_tokens=False) for token_id in token_ids]
+def _strings(tokenizer: TokenizerInterface, token_ids: tuple[int, ...]) -> list[str]:
+    return [tokenizer.decode((token_id,), skip_special_tokens=False) for token_id in token_ids]
 
 
 _threads = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of /tokenize")
