@@ -57,7 +57,7 @@ async def main(model: str | None, question: str, is_auto: bool) -> None:
             parser = None
             async for output in stream:
                 parser = parser or plan.parser(output.prompt)
-                for event in (*parser.processor(output.text), *(parser.finish() if output.finished else ())):
+                for event in (*parser.feed(output.text), *(parser.finish() if output.finished else ())):
                     match event:
                         case TextPiece(text=text) | ToolCallArguments(text=text):
                             print(text, end="", flush=True)

@@ -108,3 +108,16 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     monkeypatch.setattr(made, "shutdown", lambda: None)  # one engine may follow another
     monkeypatch.setattr(otlp, "otlp_exporter", lambda endpoint: made)
     return made
+
+
+@pytest.fixture
+def stuck_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that takes questions and answers none; prompts of token ids do not need it."""
+    from triolet.actors import tokenizer
+
+    async def hold(_: object, request: tuple[Any, Any], run: object) -> None:
+        _, reply = request
+        with reply:
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(tokenizer, "_answer", hold)

@@ -182,7 +182,7 @@ def test_an_import_out_of_its_layer_is_found(module: str, source: str) -> None:
         ("triolet.core.scheduling.scheduler", "from triolet.core.scheduling.sequence import Sequence"),
         ("triolet.core.scheduling.scheduler", "from ... import errors"),
         ("triolet.core.chat_template", "from jinja2.sandbox import ImmutableSandboxedEnvironment"),
-        ("triolet.engine.engine", "if TYPE_CHECKING: import triolet.model.runner"),
+        ("triolet.actors.scheduler", "if TYPE_CHECKING: import triolet.model.runner"),
         ("triolet.actors.executors.in_process", "from triolet.model.runner import ModelRunner"),
         ("triolet.server.transport.hypercorn_adapter", "from starlette.routing import Route"),
         ("triolet.cli.chat", "import rich, trio, torch"),

@@ -105,7 +105,7 @@ class GrammarProcess:
         while (payload := self._reader.next_payload()) is None:
             if not (data := await self.stream.receive_some(READ_BYTES)):
                 raise EOFError
-            self._reader.processor(data)
+            self._reader.feed(data)
         return GRAMMAR_REPLIES.unpack(payload)
 
     @property

@@ -267,7 +267,7 @@ class RunnerProcess:
         while (payload := self._reader.next_payload()) is None:
             if not (data := await self._replies.receive_some(READ_BYTES)):
                 raise EOFError
-            self._reader.processor(data)
+            self._reader.feed(data)
         return REPLIES.unpack(payload)
 
     # ---------------------------------------------------------------------------------------- death

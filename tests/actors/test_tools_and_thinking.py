@@ -122,7 +122,7 @@ async def test_tools_are_refused_where_the_template_has_no_place_for_them(tmp_pa
         plan = plan_tools([CLOCK], "required", tool_parser=engine.tool_parser, parallel_tool_calls=False)
         forced = params(structured_outputs=plan.structured_outputs)
         output = await engine.complete({"messages": MESSAGES, "tools": plan.template_tools}, forced)
-        *_, end = plan.parser().processor(output.text)
+        *_, end = plan.parser().feed(output.text)
         assert isinstance(end, ToolCallEnd)
         assert (end.name, end.is_valid) == ("get_time", True)
 
@@ -136,7 +136,7 @@ async def test_a_named_function_is_called_with_arguments_that_follow_its_schema(
         prompt = {"messages": MESSAGES, "tools": plan.template_tools, **QUIET}
         output = await engine.complete(prompt, params(structured_outputs=plan.structured_outputs, seed=seed))
         parser = plan.parser(output.prompt)
-        *_, end = [*parser.processor(output.text), *parser.finish()]
+        *_, end = [*parser.feed(output.text), *parser.finish()]
         assert isinstance(end, ToolCallEnd)
         assert (end.name, end.is_valid) == ("get_weather", True)
         arguments = json.loads(end.arguments)
@@ -160,7 +160,7 @@ async def test_required_gives_calls_of_functions_that_there_are(folder: Path, se
         output = await engine.complete(prompt, bound)
         assert output.finish_reason is FinishReason.STOP
         parser = plan.parser(output.prompt)
-        events = [*parser.processor(output.text), *parser.finish()]
+        events = [*parser.feed(output.text), *parser.finish()]
         assert any(isinstance(event, ReasoningPiece) for event in events)
         [begin] = [event for event in events if isinstance(event, ToolCallBegin)]
         [end] = [event for event in events if isinstance(event, ToolCallEnd)]
@@ -185,9 +185,7 @@ async def test_a_call_that_the_model_begins_follows_the_schema_of_a_strict_tool(
         output = await engine.complete({"messages": MESSAGES, **QUIET}, likes_brackets)
         parser = plan.parser(output.prompt)
         ends = [
-            event
-            for event in (*parser.processor(output.text), *parser.finish())
-            if isinstance(event, ToolCallEnd)
+            event for event in (*parser.feed(output.text), *parser.finish()) if isinstance(event, ToolCallEnd)
         ]
         if not is_strict:
             assert (ends, output.text) == ([], "{" * 200)
@@ -215,7 +213,7 @@ async def test_an_answer_with_tools_and_a_form_is_a_call_or_of_the_form(folder: 
         )
         output = await engine.complete({"messages": MESSAGES, "tools": plan.template_tools}, bound)
         parser = plan.parser(output.prompt)
-        events = [*parser.processor(output.text), *parser.finish()]
+        events = [*parser.feed(output.text), *parser.finish()]
         said = "".join(event.text for event in events if isinstance(event, TextPiece))
         begun = [event.name for event in events if isinstance(event, ToolCallBegin)]
         if likes == "{":
@@ -272,7 +270,7 @@ async def test_a_budget_works_without_a_form(folder: Path) -> None:
     async with opened(folder) as engine:
         output = await engine.complete({"messages": MESSAGES}, params(thinking_token_budget=3, max_tokens=20))
         splitter = plan_tools(reasoning_parser=engine.reasoning_parser).parser(output.prompt)
-        events = [*splitter.processor(output.text), *splitter.finish()]
+        events = [*splitter.feed(output.text), *splitter.finish()]
         assert isinstance(events[0], ReasoningPiece)
         assert any(isinstance(event, TextPiece) for event in events)
         free = await engine.complete({"messages": MESSAGES}, params(thinking_token_budget=-1, max_tokens=20))

@@ -32,7 +32,7 @@ def shown(written: str) -> list[str]:
 
 def wrapped(text: str, width: int, pieces: int = 1) -> list[str]:
     wrapping, size = Wrapping(), max(1, len(text) // pieces)
-    return shown("".join(wrapping.processor(text[at : at + size], width) for at in range(0, len(text), size)))
+    return shown("".join(wrapping.feed(text[at : at + size], width) for at in range(0, len(text), size)))
 
 
 def test_a_word_that_reaches_the_margin_moves_to_the_next_line() -> None:
@@ -44,7 +44,7 @@ def test_a_word_longer_than_the_line_is_cut_at_the_margin() -> None:
 
 
 def test_wide_characters_count_twice() -> None:
-    assert Wrapping().processor("日本語", width=5) == "日本\n語"
+    assert Wrapping().feed("日本語", width=5) == "日本\n語"
 
 
 @given(text=st.text(alphabet="ab \n", max_size=200), width=st.integers(4, 30), pieces=st.integers(1, 200))

@@ -214,8 +214,8 @@ sys.meta_path.insert(0, Barred())
 
 from tests.core.fake_model import REPETITIVE, FakeModel
 from triolet.compat import LLM, LLMEngine, SamplingParams
-from triolet.config import EngineConfig
-from triolet.core.model_info import ModelInfo
+from triolet.config.engine import EngineConfig
+from triolet.core.request.model_info import ModelInfo
 
 info = ModelInfo(folder="", architecture="", backend="native", vocab_size=50, max_position=99, max_model_len=99,
                  num_kv_blocks=64, block_size=4, dtype="float32", device="cpu")

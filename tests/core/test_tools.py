@@ -58,7 +58,7 @@ def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
 def read(parser: AnswerParser, text: str, cuts: Sequence[int] = ()) -> list[AnswerEvent]:
     edges = [0, *cuts, len(text)]
     pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
-    events = [event for piece in pieces for event in parser.processor(piece)]
+    events = [event for piece in pieces for event in parser.feed(piece)]
     return joined([*events, *parser.finish()])
 
 

@@ -14,7 +14,7 @@ PROLOGUE = """
 import gc, weakref
 import trio
 import triolet
-from triolet.actors.settling import settle_memory, settled_memory
+from triolet.engine.gc_freeze import freeze_gc, frozen_gc
 
 class Node:
     def __init__(self):
@@ -76,14 +76,14 @@ def test_engines_that_are_opened_in_turns_leave_nothing_behind() -> None:
 def test_of_engines_that_overlap_the_next_collects_what_the_last_has_left() -> None:
     run(
         """
-        first = settled_memory()
+        first = frozen_gc()
         first.__enter__()
         for _ in range(3):
             garbage = Node()
-            with settled_memory():
+            with frozen_gc():
                 remains = weakref.ref(garbage)
                 del garbage
-                second = settled_memory()
+                second = frozen_gc()
                 second.__enter__()
             assert remains() is None
             assert gc.get_freeze_count() > 0, "one is open still"
@@ -115,10 +115,10 @@ def test_what_the_program_had_set_aside_stays_so(ending: str) -> None:
 def test_what_the_program_sets_aside_meanwhile_stays_so() -> None:
     run(
         """
-        with settled_memory():
+        with frozen_gc():
             the_programs = [Node() for _ in range(1000)]
             gc.freeze()
-            with settled_memory():
+            with frozen_gc():
                 pass
         assert not is_looked_at(the_programs[0])
         """
@@ -128,10 +128,10 @@ def test_what_the_program_sets_aside_meanwhile_stays_so() -> None:
 def test_a_program_that_has_started_sets_the_rest_aside_until_its_engine_closes() -> None:
     run(
         """
-        with settled_memory():
+        with frozen_gc():
             later = Node()
             assert is_looked_at(later)
-            settle_memory()
+            freeze_gc()
             assert not is_looked_at(later)
         assert is_looked_at(later)
         """
@@ -141,10 +141,10 @@ def test_a_program_that_has_started_sets_the_rest_aside_until_its_engine_closes(
 def test_the_runners_process_sets_its_model_aside() -> None:
     run(
         """
-        from tests.actors.fake_worker import Misbehaving
-        from triolet import worker
-        from triolet.config import EngineConfig
-        from triolet.core.plan import StepPlan
+        from tests.actors.executors.fake_worker import Misbehaving
+        from triolet.workers import runner as worker
+        from triolet.config.engine import EngineConfig
+        from triolet.core.step_plan import StepPlan
 
         class Pipe:
             reply = print

@@ -27,7 +27,7 @@ def read(pieces: Iterable[bytes]) -> list[bytes]:
     reader = FrameReader(layout=LAYOUT, max_bytes=MAX_BYTES)
     payloads = []
     for piece in pieces:
-        reader.processor(piece)
+        reader.feed(piece)
         while (payload := reader.next_payload()) is not None:
             payloads.append(payload)
     reader.close()
@@ -64,9 +64,9 @@ def test_the_end_may_come_between_frames_only() -> None:
 @pytest.mark.parametrize("position", range(len(MAGIC)))
 def test_rubbish_is_found_out_at_its_first_byte(position: int) -> None:
     reader = FrameReader(layout=LAYOUT, max_bytes=MAX_BYTES)
-    reader.processor(MAGIC[:position])
+    reader.feed(MAGIC[:position])
     assert reader.next_payload() is None
-    reader.processor(b"?")
+    reader.feed(b"?")
     with pytest.raises(FrameError, match=r"a frame must begin with b'tri\\x01'; got b'"):
         reader.next_payload()
 
@@ -103,7 +103,7 @@ def test_what_is_kept_is_bounded_by_the_limit_and_one_read() -> None:
     reader = FrameReader(layout=LAYOUT, max_bytes=MAX_BYTES)
     tracemalloc.start()
     for _ in range(200):
-        reader.processor(piece)
+        reader.feed(piece)
         while reader.next_payload() is not None:
             pass
     _, peak = tracemalloc.get_traced_memory()

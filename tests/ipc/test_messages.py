@@ -30,7 +30,7 @@ WAYS: dict[str, Way[Any]] = {"requests": REQUESTS, "replies": REPLIES}
 def through(way: Way[Any], message: object) -> object:
     """A message, after its journey."""
     reader = way.reader()
-    reader.processor(way.pack(message))
+    reader.feed(way.pack(message))
     [arrived] = way.messages(reader)
     reader.close()
     return arrived

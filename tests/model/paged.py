@@ -89,9 +89,7 @@ class PagedDriver:
         )
         return list(logits.split(query_lens)) if logits_indices is None else [logits]
 
-    def processor(
-        self, sequence: PagedSequence, tokens: Sequence[int], *, chunk: int | None = None
-    ) -> Tensor:
+    def feed(self, sequence: PagedSequence, tokens: Sequence[int], *, chunk: int | None = None) -> Tensor:
         """[len(tokens), vocab_size] logits of one sequence's next tokens, computed in chunks."""
         size = chunk or len(tokens)
         pieces = [tokens[start : start + size] for start in range(0, len(tokens), size)]
@@ -100,15 +98,15 @@ class PagedDriver:
     def once(self, tokens: Sequence[int]) -> Tensor:
         """[len(tokens), vocab_size] logits of a sequence that is computed in one step and forgotten."""
         sequence = self.sequence(len(tokens))
-        logits = self.processor(sequence, tokens)
+        logits = self.feed(sequence, tokens)
         self.free(sequence)
         return logits
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, *, chunk: int | None = None) -> list[int]:
         """The likeliest continuation, token by token."""
         sequence = self.sequence(len(prompt) + num_tokens)
-        output = [int(self.processor(sequence, prompt, chunk=chunk)[-1].argmax())]
+        output = [int(self.feed(sequence, prompt, chunk=chunk)[-1].argmax())]
         while len(output) < num_tokens:
-            output.append(int(self.processor(sequence, output[-1:])[-1].argmax()))
+            output.append(int(self.feed(sequence, output[-1:])[-1].argmax()))
         self.free(sequence)
         return output

@@ -107,7 +107,7 @@ def test_a_rounded_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bi
     def decodes(rows: list[int]) -> list[Tensor]:
         sequences = [driver.sequence(16) for _ in rows]
         for sequence, row in zip(sequences, rows, strict=True):
-            driver.processor(sequence, prompts[row])
+            driver.feed(sequence, prompts[row])
         logits = driver.step([(sequence, [7]) for sequence in sequences])
         driver.free(*sequences)
         return [each[-1] for each in logits]
@@ -122,7 +122,7 @@ def test_a_row_that_is_no_numbers_stays_so(quantization: str, tmp_path: Path) ->
     model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
     driver = PagedDriver(model)
     sequence = driver.sequence(8)
-    driver.processor(sequence, [1, 2])
+    driver.feed(sequence, [1, 2])
     for layer in driver.cache:
         layer.values.fill_(torch.nan)
     assert driver.step([(sequence, [3])])[0].isnan().all()

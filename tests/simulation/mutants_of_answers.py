@@ -73,7 +73,7 @@ def _freed_with_first(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(BlockPool, "share", share if is_first else lambda self, block_ids: None)
             admit(self, sequence, *found)
 
-    patch.setattr(RequestQueues, "let_in", mutated)
+    patch.setattr(RequestQueues, "admit", mutated)
 
 
 @mutant("answers share the block that they write their first tokens to")

@@ -21,7 +21,7 @@ def _mask_stays(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: JournalEntry) -> bool:
         return self.request.constraint is not None and self.guidance is None
 
-    patch.setattr(JournalEntry, "awaits_guidance", property(mutated))
+    patch.setattr(JournalEntry, "awaits_mask", property(mutated))
 
 
 @mutant("the runner is told no mask")

@@ -193,7 +193,7 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
             answer.append(rng.choice(sorted(bits(guided.mask) - {tokenizer.token_to_id(EOS)})))
         parser = plan.parser()
         text = tokenizer.decode(answer, skip_special_tokens=False)
-        events = [*parser.processor(text), *parser.finish()]
+        events = [*parser.feed(text), *parser.finish()]
         [end] = [event for event in events if isinstance(event, ToolCallEnd)]
         assert (end.name, end.is_valid) == ("f", True)
         assert json.loads(end.arguments) in ({"x": 1}, {"x": 2})

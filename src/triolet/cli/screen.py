@@ -32,7 +32,7 @@ class Wrapping:
     _column: int = 0
     _word: str = ""  # what of the current word stands on the screen
 
-    def processor(self, text: str, width: int) -> str:
+    def feed(self, text: str, width: int) -> str:
         """What to write so that `text` continues what was written before.
 
         Args:
@@ -135,7 +135,7 @@ class Screen:
     def _wrapped(self, text: str, wrapping: Wrapping | None = None) -> str:
         if not self.live:
             return text
-        return (wrapping or Wrapping()).processor(_printable(text), shutil.get_terminal_size().columns)
+        return (wrapping or Wrapping()).feed(_printable(text), shutil.get_terminal_size().columns)
 
     def _painted(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self.colour else text

@@ -18,8 +18,8 @@ from weakref import WeakSet
 import attrs
 import trio
 
+from triolet.compat.async_facts import AsyncFacts, told
 from triolet.compat.engine_args import EngineArgs
-from triolet.compat.facts import AsyncFacts, told
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import (

@@ -44,7 +44,7 @@ class FrameReader:
         self._layout, self._max_bytes = layout, max_bytes
         self._buffer = bytearray()
 
-    def processor(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take in what has been read; `next_payload` until there is none before feeding again."""
         self._buffer += data
 

@@ -179,7 +179,7 @@ class ChatChoice:
         if self.num_top is not None and completion.logprobs is not None:
             pairs = zip(completion.token_ids, completion.logprobs, strict=True)
             self._logprobs += [position(token_id, at, self.num_top) for token_id, at in pairs]
-        events = self.parser.processor(completion.text)
+        events = self.parser.feed(completion.text)
         if any(isinstance(event, ReasoningPiece) for event in events):
             self.num_reasoning_tokens += len(completion.token_ids)
         deltas = [self._delta(event) for event in (*events, *(self.parser.finish() if is_last else ()))]

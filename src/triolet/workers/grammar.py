@@ -110,7 +110,7 @@ def _limit_memory(num_bytes: int) -> None:
 def _requests(connection: socket.socket) -> Iterator[GrammarRequest]:
     reader = GRAMMAR_REQUESTS.reader()
     while data := connection.recv(READ_BYTES):
-        reader.processor(data)
+        reader.feed(data)
         yield from GRAMMAR_REQUESTS.messages(reader)
 
 

@@ -77,7 +77,7 @@ class Pipe:
         """
         reader = REQUESTS.reader()
         while data := os.read(self.requests_fd, READ_BYTES):
-            reader.processor(data)
+            reader.feed(data)
             yield from REQUESTS.messages(reader)
         reader.close()
 

@@ -50,7 +50,7 @@ class FrameReader:
         self.frames: list[Frame] = []
         self._data = bytearray()
 
-    def processor(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         self._data += data
         while (size := self._read()) is not None:
             del self._data[:size]

@@ -15,7 +15,7 @@ from triolet.actors.executors.process_exit import exit_code_of
 
 HOLDER = """
 import os, signal, sys, time
-from triolet.worker import hold_lifeline
+from triolet.workers.runner import hold_lifeline
 fd, other = map(int, sys.argv[1:3])
 hold_lifeline(fd, {other}, lambda: (os.write(other, b"here"), time.sleep(60)))
 try:

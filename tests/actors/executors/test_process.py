@@ -468,7 +468,7 @@ async def test_a_process_outlives_the_threads_that_come_and_go(monkeypatch: pyte
 
 PARENT = """
 import sys, trio
-from tests.actors.test_process_runner import executor_that, first_step, ignore, unexpected
+from tests.actors.executors.test_process import executor_that, first_step, ignore, unexpected
 
 async def main():
     executor = executor_that("hang", 1)

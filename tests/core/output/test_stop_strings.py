@@ -46,7 +46,7 @@ def test_the_text_ends_at_the_match_completed_first(
     pieces: list[tuple[str, bool]], stop: list[str], include: bool, hold_back: HoldBack
 ) -> None:
     matcher = StopMatcher(stop, include_in_output=include, hold_back=hold_back)
-    shown = "".join(matcher.processor(piece, may_stop=may_stop) for piece, may_stop in pieces)
+    shown = "".join(matcher.feed(piece, may_stop=may_stop) for piece, may_stop in pieces)
     assert matcher.matched == first_match(pieces, stop)[1]
     assert shown + matcher.flush() == expected(pieces, stop, include=include)
 
@@ -56,7 +56,7 @@ def test_exactly_what_may_begin_a_stop_string_is_held_back(text: str, stop: list
     matcher = StopMatcher(stop)
     shown = ""
     for end, char in enumerate(text, 1):
-        shown += matcher.processor(char)
+        shown += matcher.feed(char)
         if matcher.matched is not None:
             break
         assert len(shown) == end - longest_tail(text[:end], stop)
@@ -68,7 +68,7 @@ def test_blind_hold_back_keeps_the_longest_stop_strings_length_less_one(text: st
     held = max(map(len, stop), default=1) - 1
     shown = ""
     for end, char in enumerate(text, 1):
-        shown += matcher.processor(char)
+        shown += matcher.feed(char)
         if matcher.matched is not None:
             break
         assert len(shown) == max(0, end - held)
@@ -78,9 +78,7 @@ def test_blind_hold_back_keeps_the_longest_stop_strings_length_less_one(text: st
 def test_nothing_is_held_back_if_the_stop_string_is_shown_too(text: str, stop: list[str]) -> None:
     matcher = StopMatcher(stop, include_in_output=True)
     for char in text:
-        assert matcher.processor(char) == (
-            "" if matcher.matched and not matcher.matched.endswith(char) else char
-        )
+        assert matcher.feed(char) == ("" if matcher.matched and not matcher.matched.endswith(char) else char)
         if matcher.matched is not None:
             break
     assert matcher.flush() == ""
@@ -102,52 +100,52 @@ def test_nothing_is_held_back_if_the_stop_string_is_shown_too(text: str, stop: l
 def test_which_stop_string_wins(stop: list[str], text: str, shown: str, matched: str) -> None:
     for size in range(1, len(text) + 1):
         matcher = StopMatcher(stop)
-        parts = [matcher.processor(text[begin : begin + size]) for begin in range(0, len(text), size)]
+        parts = [matcher.feed(text[begin : begin + size]) for begin in range(0, len(text), size)]
         assert ("".join(parts), matcher.matched) == (shown, matched)
 
 
 def test_text_that_may_not_end_the_answer_may_begin_a_stop_string() -> None:
     matcher = StopMatcher(["ab"])
-    assert matcher.processor("xa", may_stop=False) == "x"
-    assert matcher.processor("b") == ""
+    assert matcher.feed("xa", may_stop=False) == "x"
+    assert matcher.feed("b") == ""
     assert matcher.matched == "ab"
 
 
 def test_a_stop_string_completed_too_early_is_ordinary_text() -> None:
     matcher = StopMatcher(["ab"])
-    assert matcher.processor("xab", may_stop=False) == "xab"
-    assert matcher.processor("c") == "c"
+    assert matcher.feed("xab", may_stop=False) == "xab"
+    assert matcher.feed("c") == "c"
     assert matcher.matched is None
 
 
 def test_a_stop_string_completed_too_early_may_overlap_one_that_counts() -> None:
     matcher = StopMatcher(["aba"])
-    assert matcher.processor("xaba", may_stop=False) == "xab"
-    assert matcher.processor("ba") == ""
+    assert matcher.feed("xaba", may_stop=False) == "xab"
+    assert matcher.feed("ba") == ""
     assert matcher.matched == "aba"
 
 
 def test_a_tail_that_turns_out_harmless_is_released() -> None:
     matcher = StopMatcher(["<|end|>"])
-    assert [matcher.processor(piece) for piece in ["a <", "|en", "joy|", ">"]] == ["a ", "", "<|enjoy|", ">"]
+    assert [matcher.feed(piece) for piece in ["a <", "|en", "joy|", ">"]] == ["a ", "", "<|enjoy|", ">"]
 
 
 def test_after_a_match_everything_is_dropped() -> None:
     matcher = StopMatcher(["b"])
-    assert matcher.processor("abc") == "a"
-    assert matcher.processor("d") == ""
+    assert matcher.feed("abc") == "a"
+    assert matcher.feed("d") == ""
     assert matcher.flush() == ""
 
 
 def test_without_stop_strings_everything_passes() -> None:
     matcher = StopMatcher([])
-    assert matcher.processor("anything") == "anything"
+    assert matcher.feed("anything") == "anything"
     assert (matcher.flush(), matcher.matched) == ("", None)
 
 
 def test_flush_gives_the_held_text_once() -> None:
     matcher = StopMatcher(["abc"])
-    assert matcher.processor("xab") == "x"
+    assert matcher.feed("xab") == "x"
     assert [matcher.flush(), matcher.flush()] == ["ab", ""]
 
 
@@ -160,6 +158,6 @@ def test_an_empty_stop_string_is_refused() -> None:
 def test_text_that_almost_matches_all_the_time_costs_no_more_than_its_length() -> None:
     # Naive matching of a^n b against a^m compares n * m characters: 10^10 here.
     matcher = StopMatcher(["a" * 50_000 + "b"])
-    shown = matcher.processor("a" * 200_000)
+    shown = matcher.feed("a" * 200_000)
     assert len(shown) == 150_000
     assert shown + matcher.flush() == "a" * 200_000

@@ -176,7 +176,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_own(
 def test_a_padding_token_writes_nothing(load: Callable[..., CausalModel], tmp_path: Path) -> None:
     driver = PagedDriver(load(make_model("llama", tmp_path), ""))
     sequence = driver.sequence(8)
-    driver.processor(sequence, tokens(4))
+    driver.feed(sequence, tokens(4))
     before = [(layer.keys.clone(), layer.values.clone()) for layer in driver.cache]
     nobody = AttentionMetadata(
         cu_query_lens=torch.tensor([0, 0], dtype=torch.int32),

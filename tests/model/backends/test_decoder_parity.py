@@ -90,8 +90,8 @@ def test_logits_over_a_paged_cache_are_those_of_transformers(
     expected = reference_logits(pair.theirs, ids)
     for chunk in (None, 7):
         sequence = pair.ours.sequence(len(ids))
-        prefilled = pair.ours.processor(sequence, ids[:PROMPT_LEN], chunk=chunk)
-        decoded = pair.ours.processor(sequence, ids[PROMPT_LEN:], chunk=1)
+        prefilled = pair.ours.feed(sequence, ids[:PROMPT_LEN], chunk=chunk)
+        decoded = pair.ours.feed(sequence, ids[PROMPT_LEN:], chunk=1)
         pair.ours.free(sequence)
         torch.testing.assert_close(torch.cat((prefilled, decoded)), expected, atol=TOLERANCE, rtol=0)
 
@@ -123,7 +123,7 @@ def test_sequences_in_one_step_do_not_see_each_other(family: str, pair_of: Calla
     prompts = [tokens(count, seed) for seed, count in enumerate((1, 17, 26))]
     alone = [driver.once(prompt) for prompt in prompts]
     sequences = [driver.sequence(len(prompt)) for prompt in prompts]
-    driver.processor(sequences[2], prompts[2][:20])  # so that one is in its middle while the others begin
+    driver.feed(sequences[2], prompts[2][:20])  # so that one is in its middle while the others begin
     together = driver.step([*zip(sequences[:2], prompts[:2], strict=True), (sequences[2], prompts[2][20:])])
     driver.free(*sequences)
     for logits, expected in zip(together, [*alone[:2], alone[2][20:]], strict=True):
@@ -161,5 +161,5 @@ def test_longrope_takes_its_long_factors_where_long_sequences_are_wanted(
     pair, ids = pair_of("phi3-longrope"), tokens(140)
     driver = PagedDriver(load_model(str(pair.folder), max_model_len=200).model)
     sequence = driver.sequence(len(ids))
-    logits = driver.processor(sequence, ids, chunk=60)
+    logits = driver.feed(sequence, ids, chunk=60)
     torch.testing.assert_close(logits, reference_logits(pair.theirs, ids), atol=TOLERANCE, rtol=0)

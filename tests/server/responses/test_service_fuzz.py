@@ -143,7 +143,7 @@ async def babble(gateway: Gateway, seed: int, num_frames: int) -> None:
                     await ours.send_all(some_bytes(rng))
                 await ours.send_eof()
                 while data := bytes(await ours.receive_some(2**20)):
-                    reader.processor(data)
+                    reader.feed(data)
             except trio.BrokenResourceError:
                 pass
         assert reader.is_between_frames

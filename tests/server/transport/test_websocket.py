@@ -86,7 +86,7 @@ async def exchange(
         nursery.start_soon(_send, lock, ours, pieces, pause_s)
         data = data.partition(b"\r\n\r\n")[2]
         while True:
-            reader.processor(data)
+            reader.feed(data)
             if goodbye_after is not None and len(reader.frames) >= goodbye_after:
                 goodbye_after = None
                 nursery.start_soon(_send, lock, ours, [close().encode()], 0)

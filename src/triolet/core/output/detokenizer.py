@@ -264,9 +264,9 @@ class OutputText:
             self._num_tokens += 1
             if place < num_read:
                 may_stop = self._num_tokens > self._min_tokens
-                text += matcher.processor(self._detokenizer.add(token_id), may_stop=may_stop)
+                text += matcher.feed(self._detokenizer.add(token_id), may_stop=may_stop)
         return TextDelta(text, self._num_tokens - num_before, matcher.matched)
 
     def flush(self) -> str:
         """The answer has ended, for whatever reason: the text that was held back. Nothing after a stop string."""
-        return self._matcher.processor(self._detokenizer.flush(), may_stop=False) + self._matcher.flush()
+        return self._matcher.feed(self._detokenizer.flush(), may_stop=False) + self._matcher.flush()

@@ -100,7 +100,7 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def processor(self, text: str, *, may_stop: bool = True) -> str:
+    def feed(self, text: str, *, may_stop: bool = True) -> str:
         """Take the next piece, return what can be shown now. After a match everything is dropped.
 
         Args:

@@ -13,7 +13,7 @@ from triolet.core.tools.scanning import WHITESPACE
 class Splitter(Protocol):
     """What takes text in pieces and gives events."""
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text."""
         ...
 
@@ -39,9 +39,9 @@ class AnswerParser:
         self._spacing = ""
         self._follows_call = False
 
-    def processor(self, text: str) -> tuple[AnswerEvent, ...]:
+    def feed(self, text: str) -> tuple[AnswerEvent, ...]:
         """Take the next piece of text; return what is known with it, often nothing."""
-        events = self._reasoning.processor(text) if self._reasoning else [TextPiece(text)]
+        events = self._reasoning.feed(text) if self._reasoning else [TextPiece(text)]
         return tuple(self._spaced(self._with_calls(events)))
 
     def finish(self) -> tuple[AnswerEvent, ...]:
@@ -58,7 +58,7 @@ class AnswerParser:
         """Text may hold calls; reasoning does not, whatever it looks like."""
         for event in events:
             if isinstance(event, TextPiece) and self._tools is not None:
-                yield from self._tools.processor(event.text)
+                yield from self._tools.feed(event.text)
             else:
                 yield event
 

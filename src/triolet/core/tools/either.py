@@ -20,15 +20,15 @@ class CallsOrForm:
         self._is_calls = False
         self._is_form = False
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """See `ToolFormat`."""
         if self._is_form:
             return [TextPiece(text)]
         if self._is_calls:
-            return self._calls.processor(text)
+            return self._calls.feed(text)
         has_begun = bool(self._held.strip(WHITESPACE))
         self._held += text
-        return self._decided(self._calls.processor(text if has_begun else text.lstrip(WHITESPACE)))
+        return self._decided(self._calls.feed(text if has_begun else text.lstrip(WHITESPACE)))
 
     def _decided(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         """What is known with the first events, which are text or the beginning of a call."""

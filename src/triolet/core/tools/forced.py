@@ -18,7 +18,7 @@ class ArgumentsFormat:
         self._writer = CallWriter(0, name)
         self._has_begun = False
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """See `ToolFormat`."""
         if not self._has_begun and not (text := text.lstrip(WHITESPACE)):
             return []
@@ -39,7 +39,7 @@ class CallListFormat:
         self._call: ObjectCall | None = None
         self._held = ""
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """See `ToolFormat`."""
         self._held += text
         events: list[AnswerEvent] = []

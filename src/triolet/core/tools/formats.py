@@ -25,7 +25,7 @@ MAX_NAME_CHARS = 64
 class ToolFormat(Protocol):
     """Finds the calls in an answer. However the text is cut into pieces, it finds the same."""
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text."""
         ...
 
@@ -49,7 +49,7 @@ class Automaton:
         self._num_calls = 0
         self._call: ObjectCall | None = None
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """See `ToolFormat`."""
         self._held += text
         events: list[AnswerEvent] = []

@@ -60,7 +60,7 @@ class ReasoningSplitter:
         """Whether what comes next would be reasoning, as far as can be told."""
         return self._is_inside
 
-    def processor(self, text: str) -> list[AnswerEvent]:
+    def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text."""
         self._held += text
         if self._is_at_beginning and not self._has_begun():

@@ -82,7 +82,7 @@ class AnswerItems:
             self._parser = self._plan.parser(prompt)
         self._late_logprobs.add(new.logprobs)
         events: list[Event] = []
-        pieces = [*self._parser.processor(new.text), *(self._parser.finish() if is_last else ())]
+        pieces = [*self._parser.feed(new.text), *(self._parser.finish() if is_last else ())]
         if any(isinstance(piece, ReasoningPiece) for piece in pieces):
             self.num_reasoning_tokens += new.num_tokens
         for piece in pieces:
