@@ -16,7 +16,7 @@ from triolet.ipc.grammar import MaskAnswer, MaskQuestion, Vocabulary
 
 if TYPE_CHECKING:
     from triolet.actors.channels import Wiring
-    from triolet.structured_outputs.compiler import Grammar, Tokens
+    from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
 
 OpenGrammars = Callable[[], AbstractAsyncContextManager["Grammars"]]
 
@@ -119,18 +119,18 @@ class InlineGrammars:
         tokens: the model's vocabulary.
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: GrammarVocabulary) -> None:
         self._tokens = tokens
         self._grammars: dict[StructuredOutputsParams, Grammar] = {}
 
     async def open(self, params: StructuredOutputsParams) -> None:
         """See `Grammars`."""
-        from triolet.structured_outputs.compiler import WrongGrammar
+        from triolet.structured_outputs.compiler import InvalidGrammar
 
         await trio.lowlevel.checkpoint()
         try:
             self._grammar(params)
-        except WrongGrammar as error:
+        except InvalidGrammar as error:
             raise wrong_grammar(params, str(error)) from None
 
     def _grammar(self, params: StructuredOutputsParams) -> Grammar:
@@ -150,7 +150,7 @@ class InlineGrammars:
         """See `Grammars`. Answers are followed from their beginnings: little is remembered, and nothing forgotten."""
         await trio.lowlevel.checkpoint()
         grammar = self._grammar(params)
-        guided = tuple(grammar.guide(MaskQuestion(serial, 0, answers[serial])) for serial in answers)
+        guided = tuple(grammar.next_mask(MaskQuestion(serial, 0, answers[serial])) for serial in answers)
         grammar.forget(answers)
         return guided
 
@@ -186,9 +186,9 @@ def make_grammars(config: EngineConfig, wiring: Wiring) -> OpenGrammars:
 
 
 def _inline(vocabulary: Vocabulary) -> Grammars:
-    from triolet.structured_outputs.compiler import Tokens
+    from triolet.structured_outputs.compiler import GrammarVocabulary
 
     try:
-        return InlineGrammars(Tokens(vocabulary))
+        return InlineGrammars(GrammarVocabulary(vocabulary))
     except ValueError as error:
         return NoGrammars(f"structured_outputs must be None: {error}")

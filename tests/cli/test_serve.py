@@ -16,7 +16,7 @@ from triolet.cli.serve import Server
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.server.responses.service import open_gateway
-from triolet.server.transport.listener import Front
+from triolet.server.transport.listener import Listener
 
 
 def test_every_field_of_both_configurations_has_a_flag_with_its_help() -> None:
@@ -67,9 +67,9 @@ def test_a_wrong_value_is_named(flags: dict[str, str], message: str) -> None:
 async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken, urls, listen = trio.Event(), [], Front.run
+    broken, urls, listen = trio.Event(), [], Listener.run
 
-    async def run(front: Front, *, task_status: trio.TaskStatus[str]) -> None:
+    async def run(front: Listener, *, task_status: trio.TaskStatus[str]) -> None:
         async with trio.open_nursery() as nursery:
             urls.append(await nursery.start(listen, front))
             task_status.started(urls[-1])
@@ -77,7 +77,7 @@ async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
                 await broken.wait()
                 raise RuntimeError("planted")
 
-    monkeypatch.setattr(Front, "run", run)
+    monkeypatch.setattr(Listener, "run", run)
     server = Server(GatewayConfig(port=0), EngineConfig(runner="inline"))
     async with (
         fake_engine(tokenizer=ChatTokenizer()) as engine,

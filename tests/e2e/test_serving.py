@@ -23,7 +23,7 @@ from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.server import create_app
 from triolet.server.responses.service import open_gateway
-from triolet.server.transport.listener import Front
+from triolet.server.transport.listener import Listener
 
 # Asks for a long stream, says so when it has the first piece of it, and reads on for ever.
 CLIENT = """
@@ -51,7 +51,7 @@ async def listening() -> AsyncGenerator[tuple[Engine, int]]:
     """The whole of a server in this process, with a step of 10 ms of real time."""
     config = GatewayConfig(port=0)
     async with fake_engine(None, ChatTokenizer()) as engine, open_gateway(engine, config) as gateway:
-        front = Front(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
+        front = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
         async with trio.open_nursery() as nursery:
             url = await nursery.start(front.run)
             yield engine, int(url.rpartition(":")[2])

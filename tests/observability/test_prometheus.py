@@ -14,7 +14,7 @@ from triolet import RequestOutput, SamplingParams
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed, InvalidRequest, Overloaded
-from triolet.observability.prometheus import Metrics, one_two_five
+from triolet.observability.prometheus import Metrics, decade_buckets
 
 # reference: the metrics that vLLM's own dashboard draws, and the others that have a meaning here
 GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info"
@@ -110,7 +110,7 @@ async def test_buckets_are_those_of_the_dashboards() -> None:
     assert 'time_to_first_token_seconds_bucket{engine="0",le="2560.0"' in text
     assert 'e2e_request_latency_seconds_bucket{engine="0",le="7680.0"' in text
     assert 'iteration_tokens_total_bucket{engine="0",le="16384.0"' in text
-    assert one_two_five(300) == (1, 2, 5, 10, 20, 50, 100, 200)
+    assert decade_buckets(300) == (1, 2, 5, 10, 20, 50, 100, 200)
 
 
 async def test_a_registry_that_comes_late_knows_the_totals(autojump_clock: MockClock) -> None:

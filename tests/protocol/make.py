@@ -13,7 +13,7 @@ from triolet.core.request.status import FinishReason, RequestMetrics
 from triolet.core.tools import ToolPlan
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 
 _CLASSES = {
     get_args(member.model_fields["type"].annotation)[0]: member
@@ -26,11 +26,11 @@ def create(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "input": "Hello", **fields}
 
 
-def answer(plan: ToolPlan | None = None, **fields: Any) -> Answer:
+def answer(plan: ToolPlan | None = None, **fields: Any) -> ResponseBuilder:
     request = CreateResponse.of(create(**fields))
     plan = plan or request.plan("hermes", None)
     numbers = itertools.count(1)
-    return Answer(
+    return ResponseBuilder(
         response_id="resp_1",
         request=request,
         params=request.sampling_params(SamplingParams(), plan),

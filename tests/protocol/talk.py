@@ -11,13 +11,13 @@ from triolet import SamplingParams
 from triolet.core.request.status import FinishReason
 from triolet.protocol.responses.client_events import read_event
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.session import ResponsesContext, Session
 from triolet.protocol.responses.store import ResponseStore
 from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
 
 
-def service(**fields: Any) -> ResponsesContext:
+def context(**fields: Any) -> ResponsesContext:
     numbers = itertools.count(1)
     defaults: dict[str, Any] = {
         "models": ("m", "alias"),
@@ -32,8 +32,8 @@ class Talk:
     """What was said on one connection; every event is held against the SDK's class for its type."""
 
     def __init__(self, subject: ResponsesContext | None = None, owner: str | None = None) -> None:
-        self.service = subject or service()
-        self.conversation = Session(self.service, owner)
+        self.context = subject or context()
+        self.conversation = Session(self.context, owner)
         self.said: list[Event] = []
         self.started: list[Turn] = []
         self.stopped: list[Turn] = []
@@ -59,24 +59,24 @@ class Talk:
 
     def hear(self, message: dict[str, Any] | str | bytes) -> list[Event]:
         raw = json.dumps(message) if isinstance(message, dict) else message
-        event = read_event(raw, self.service.models, self.service.params)
+        event = read_event(raw, self.context.models, self.context.params)
         return self.take(self.conversation.receive(event, NOW))
 
     def create(self, **fields: Any) -> list[Event]:
         return self.hear({"type": "response.create", **create(**fields)})
 
     def begin(self, turn: Turn) -> list[Event]:
-        return self.take(self.conversation.tell(turn, _answer(turn).begin(), NOW))
+        return self.take(self.conversation.emit(turn, _answer(turn).begin(), NOW))
 
     def put(self, turn: Turn, text: str, reason: FinishReason | None = None) -> list[Event]:
         events = _answer(turn).add(output(text, reason), NOW)
-        return self.take(self.conversation.tell(turn, events, NOW))
+        return self.take(self.conversation.emit(turn, events, NOW))
 
     def finish(self, turn: Turn, text: str = "Hi") -> list[Event]:
         return self.put(turn, text, FinishReason.STOP)
 
 
-def _answer(turn: Turn) -> Answer:
+def _answer(turn: Turn) -> ResponseBuilder:
     assert turn.answer is not None
     return turn.answer
 

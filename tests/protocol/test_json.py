@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import Encoded, encode, parse_object
+from triolet.protocol.json import EncodedList, encode, parse_object
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        {"a": Encoded([{"b": 1}, {"b": "\u00e9\n"}])},
-        {"a": {"b": [1, {"c": Encoded()}], "d": None}, "e": [True, 0.5, "x"]},
-        {"logprobs": Encoded([1]), "part": {"logprobs": Encoded([2, 3])}, "\u2028": {}},
+        {"a": EncodedList([{"b": 1}, {"b": "\u00e9\n"}])},
+        {"a": {"b": [1, {"c": EncodedList()}], "d": None}, "e": [True, 0.5, "x"]},
+        {"logprobs": EncodedList([1]), "part": {"logprobs": EncodedList([2, 3])}, "\u2028": {}},
         {"nothing": [], "of": {}, "it": "here"},
     ],
 )
@@ -24,13 +24,13 @@ def test_what_is_encoded_already_comes_out_as_if_it_were_not(value: dict[str, An
 
 
 def test_lists_that_know_their_json_can_be_added() -> None:
-    whole = Encoded([1])
-    whole.add(Encoded([{"a": 2}]))
+    whole = EncodedList([1])
+    whole.add(EncodedList([{"a": 2}]))
     assert whole == [1, {"a": 2}] and whole.texts == ["1", '{"a":2}']
 
 
 def test_what_is_encoded_is_not_encoded_again() -> None:
-    items = Encoded([{"token": "x"}])
+    items = EncodedList([{"token": "x"}])
     items[0]["token"] = "y"  # nobody changes it; if somebody does, it is not looked at
     assert encode({"a": items}) == '{"a":[{"token":"x"}]}'
 

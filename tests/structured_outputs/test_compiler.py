@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer
 from tests.structured_outputs.vocabularies import EOS, bits, small_tokenizer, tokens, vocabulary
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.ipc.grammar import MaskQuestion, Vocabulary
-from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
-from triolet.structured_outputs.lark_source import closed
+from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary, InvalidGrammar
+from triolet.structured_outputs.lark_source import forbid_additional_properties
 
 MERGES = [("a", "b"), ("ab", "c"), ("c", "a"), ('"', ":"), ("1", "2"), ("t", "r"), ("tr", "u"), ("tru", "e")]
 
@@ -25,7 +25,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def known(tokenizer: Tokenizer) -> Tokens:
+def known(tokenizer: Tokenizer) -> GrammarVocabulary:
     return tokens(tokenizer)
 
 
@@ -75,7 +75,11 @@ def is_balanced(text: str) -> bool:
     ],
 )
 def test_masks_are_those_of_trying_every_token(
-    tokenizer: Tokenizer, known: Tokens, params: StructuredOutputsParams, begins: Any, is_whole: Any
+    tokenizer: Tokenizer,
+    known: GrammarVocabulary,
+    params: StructuredOutputsParams,
+    begins: Any,
+    is_whole: Any,
 ) -> None:
     grammar, rng, eos = Grammar(known, params), Random(1), tokenizer.token_to_id(EOS)
     others = [token_id for token_id in range(known.vocab_size) if token_id != eos]
@@ -83,7 +87,7 @@ def test_masks_are_those_of_trying_every_token(
         answer: list[int] = []
         for _ in range(12):
             text = tokenizer.decode(answer)
-            guided = grammar.guide(MaskQuestion(serial, 0, tuple(answer)))
+            guided = grammar.next_mask(MaskQuestion(serial, 0, tuple(answer)))
             expected = {i for i in others if begins(text + text_of(tokenizer, i))}
             assert guided.problem == ""
             assert guided.is_over == (is_whole(text) and not expected)
@@ -95,58 +99,60 @@ def test_masks_are_those_of_trying_every_token(
             answer.append(rng.choice(sorted(expected)))
 
 
-def test_an_answer_is_followed_piece_by_piece_as_it_is_in_one(tokenizer: Tokenizer, known: Tokens) -> None:
+def test_an_answer_is_followed_piece_by_piece_as_it_is_in_one(
+    tokenizer: Tokenizer, known: GrammarVocabulary
+) -> None:
     grammar = Grammar(known, StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}}))
     token_ids = tuple(tokenizer.encode("[12, 3, 4").ids)
     for place, token_id in enumerate(token_ids):
-        piecewise = grammar.guide(MaskQuestion(1, place, (token_id,)))
-        whole = grammar.guide(MaskQuestion(2, 0, token_ids[: place + 1]))
+        piecewise = grammar.next_mask(MaskQuestion(1, place, (token_id,)))
+        whole = grammar.next_mask(MaskQuestion(2, 0, token_ids[: place + 1]))
         assert (piecewise.mask, piecewise.position) == (whole.mask, whole.position)
 
 
-def test_two_answers_do_not_know_each_other(tokenizer: Tokenizer, known: Tokens) -> None:
+def test_two_answers_do_not_know_each_other(tokenizer: Tokenizer, known: GrammarVocabulary) -> None:
     grammar = Grammar(known, StructuredOutputsParams(choice=["abc", "cab"]))
-    first = grammar.guide(MaskQuestion(1, 0, tuple(tokenizer.encode("a").ids)))
-    second = grammar.guide(MaskQuestion(2, 0, tuple(tokenizer.encode("ca").ids)))
+    first = grammar.next_mask(MaskQuestion(1, 0, tuple(tokenizer.encode("a").ids)))
+    second = grammar.next_mask(MaskQuestion(2, 0, tuple(tokenizer.encode("ca").ids)))
     assert {text_of(tokenizer, i) for i in bits(first.mask)} == {"b"}
     assert {text_of(tokenizer, i) for i in bits(second.mask)} == {"b"}
     grammar.forget([1])
-    assert grammar.guide(MaskQuestion(1, 1, ())).problem == "its beginning is not known here"
-    assert grammar.guide(MaskQuestion(2, second.position, tuple(tokenizer.encode("b").ids))).is_over
+    assert grammar.next_mask(MaskQuestion(1, 1, ())).problem == "its beginning is not known here"
+    assert grammar.next_mask(MaskQuestion(2, second.position, tuple(tokenizer.encode("b").ids))).is_over
 
 
 def test_a_token_that_may_not_come_is_a_problem_of_its_answer_alone(
-    tokenizer: Tokenizer, known: Tokens
+    tokenizer: Tokenizer, known: GrammarVocabulary
 ) -> None:
     grammar = Grammar(known, StructuredOutputsParams(regex="ab*"))
-    assert "doesn't satisfy the grammar" in grammar.guide(MaskQuestion(1, 0, (5,))).problem
-    assert grammar.guide(MaskQuestion(2, 0, tuple(tokenizer.encode("ab").ids))).problem == ""
+    assert "doesn't satisfy the grammar" in grammar.next_mask(MaskQuestion(1, 0, (5,))).problem
+    assert grammar.next_mask(MaskQuestion(2, 0, tuple(tokenizer.encode("ab").ids))).problem == ""
 
 
 def test_the_end_of_sequence_ends_an_answer_where_the_grammar_can_end(
-    tokenizer: Tokenizer, known: Tokens
+    tokenizer: Tokenizer, known: GrammarVocabulary
 ) -> None:
     grammar, eos = Grammar(known, StructuredOutputsParams(regex="ab*")), tokenizer.token_to_id(EOS)
     [a] = tokenizer.encode("a").ids
-    assert eos not in bits(grammar.guide(MaskQuestion(1, 0, ())).mask)
-    assert eos in bits(grammar.guide(MaskQuestion(1, 0, (a,))).mask)
-    assert grammar.guide(MaskQuestion(1, 1, (eos,))).is_over
+    assert eos not in bits(grammar.next_mask(MaskQuestion(1, 0, ())).mask)
+    assert eos in bits(grammar.next_mask(MaskQuestion(1, 0, (a,))).mask)
+    assert grammar.next_mask(MaskQuestion(1, 1, (eos,))).is_over
 
 
 def test_a_model_without_an_end_of_sequence_goes_on_as_long_as_it_can(tokenizer: Tokenizer) -> None:
     endless = tokens(tokenizer, has_eos=False)
     [a, b] = (tokenizer.encode(char).ids[0] for char in "ab")
     grammar = Grammar(endless, StructuredOutputsParams(regex="ab*"))
-    guided = grammar.guide(MaskQuestion(1, 0, (a,)))
+    guided = grammar.next_mask(MaskQuestion(1, 0, (a,)))
     assert b in bits(guided.mask)
     assert tokenizer.token_to_id(EOS) not in bits(guided.mask)
-    assert Grammar(endless, StructuredOutputsParams(regex="a")).guide(MaskQuestion(1, 0, (a,))).is_over
+    assert Grammar(endless, StructuredOutputsParams(regex="a")).next_mask(MaskQuestion(1, 0, (a,))).is_over
 
 
 @pytest.mark.parametrize("vocab_size", [260, 300])
 def test_masks_are_as_long_as_the_models_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    padded = Tokens(vocabulary(tokenizer, vocab_size=vocab_size))
-    mask = Grammar(padded, StructuredOutputsParams(regex=".*")).guide(MaskQuestion(1, 0, ())).mask
+    padded = GrammarVocabulary(vocabulary(tokenizer, vocab_size=vocab_size))
+    mask = Grammar(padded, StructuredOutputsParams(regex=".*")).next_mask(MaskQuestion(1, 0, ())).mask
     assert len(mask) == (vocab_size + 7) // 8
     assert max(bits(mask)) < tokenizer.get_vocab_size()
 
@@ -168,14 +174,16 @@ def test_masks_are_as_long_as_the_models_vocabulary(tokenizer: Tokenizer, vocab_
         ({"json": {"not": {"type": "string"}}}, "Unimplemented keys"),
     ],
 )
-def test_a_wrong_grammar_is_refused_with_the_reason(known: Tokens, fields: Any, message: str) -> None:
-    with pytest.raises(WrongGrammar, match=message):
+def test_a_wrong_grammar_is_refused_with_the_reason(
+    known: GrammarVocabulary, fields: Any, message: str
+) -> None:
+    with pytest.raises(InvalidGrammar, match=message):
         Grammar(known, StructuredOutputsParams(**fields))
 
 
 def test_a_vocabulary_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="structured outputs do not work with this tokenizer"):
-        Tokens(Vocabulary("{}", 10, ()))
+        GrammarVocabulary(Vocabulary("{}", 10, ()))
 
 
 # ------------------------------------------------------------------------------------------ the options of JSON
@@ -186,7 +194,7 @@ def walk(tokenizer: Tokenizer, grammar: Grammar, rng: Random, num_tokens: int = 
     answer: list[int] = []
     eos = tokenizer.token_to_id(EOS)
     while len(answer) < num_tokens:
-        guided = grammar.guide(MaskQuestion(0, 0, tuple(answer)))
+        guided = grammar.next_mask(MaskQuestion(0, 0, tuple(answer)))
         assert guided.problem == ""
         if guided.is_over:
             break
@@ -209,7 +217,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_tokens_become_json_that_follows_the_schema(
-    tokenizer: Tokenizer, known: Tokens, seed: int
+    tokenizer: Tokenizer, known: GrammarVocabulary, seed: int
 ) -> None:
     params = StructuredOutputsParams(json=SCHEMA, disable_additional_properties=True)
     value = json.loads(walk(tokenizer, Grammar(known, params), Random(seed)))
@@ -221,7 +229,7 @@ def test_random_tokens_become_json_that_follows_the_schema(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whitespace_is_left_out_or_follows_the_pattern(
-    tokenizer: Tokenizer, known: Tokens, seed: int
+    tokenizer: Tokenizer, known: GrammarVocabulary, seed: int
 ) -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3}
     bare = Grammar(known, StructuredOutputsParams(json=schema, disable_any_whitespace=True))
@@ -257,7 +265,7 @@ def test_text_is_free_and_a_trigger_is_followed_by_one_of_its_structures(kind: s
 
     def after(text: str) -> tuple[set[str], bool]:
         """What may follow a text, as far as that is little, and whether it may end there."""
-        guided = grammar.guide(MaskQuestion(0, 0, tuple(tokenizer.encode(text).ids)))
+        guided = grammar.next_mask(MaskQuestion(0, 0, tuple(tokenizer.encode(text).ids)))
         assert guided.problem == "", text
         allowed = bits(guided.mask)
         ends = tokenizer.token_to_id(EOS) in allowed
@@ -289,7 +297,7 @@ def test_a_trigger_binds_whether_it_is_one_token_is_spelled_or_begins_a_longer_t
         def stopped(text: str, written: Tokenizer = written) -> bool:
             """Whether its last token may not come."""
             *before, last = written.encode(text).ids
-            guided = grammar.guide(MaskQuestion(0, 0, tuple(before)))
+            guided = grammar.next_mask(MaskQuestion(0, 0, tuple(before)))
             assert guided.problem == "", text
             return last not in bits(guided.mask)
 
@@ -318,7 +326,7 @@ def test_a_text_that_a_special_token_is_called_by_is_spelled(kind: str, form: di
     grammar = Grammar(tokens(tokenizer), StructuredOutputsParams(**form))
     text, answer = "", list[int]()
     while "<tool>" not in text:
-        guided = grammar.guide(MaskQuestion(0, 0, tuple(answer)))
+        guided = grammar.next_mask(MaskQuestion(0, 0, tuple(answer)))
         assert guided.problem == "", text
         answer.append(min(bits(guided.mask) - {tokenizer.token_to_id(EOS)}))
         text = tokenizer.decode(answer, skip_special_tokens=False)
@@ -329,7 +337,7 @@ def test_a_grammar_may_name_a_special_token_outside_of_texts() -> None:
     tokenizer = small_tokenizer(MERGES)
     tokenizer.add_special_tokens([AddedToken("<tool>", special=True)])
     grammar = Grammar(tokens(tokenizer), StructuredOutputsParams(grammar='start: "a" <tool> "b"'))
-    guided = grammar.guide(MaskQuestion(0, 0, tuple(tokenizer.encode("a").ids)))
+    guided = grammar.next_mask(MaskQuestion(0, 0, tuple(tokenizer.encode("a").ids)))
     assert bits(guided.mask) == {tokenizer.token_to_id("<tool>")}
 
 
@@ -340,7 +348,7 @@ def test_any_schema_object_is_closed_and_nothing_else() -> None:
         "$defs": {"open": {"type": "object", "additionalProperties": True}},
         "anyOf": [{"properties": {"a": {}}}, {"type": "string"}],
     }
-    shut = closed(schema)
+    shut = forbid_additional_properties(schema)
     assert shut["additionalProperties"] is False
     assert shut["properties"] == {
         "properties": {"type": "string"},

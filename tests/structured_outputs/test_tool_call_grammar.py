@@ -13,7 +13,7 @@ from tests.structured_outputs.vocabularies import EOS, bits, small_tokenizer, to
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import TextPiece, ToolCallEnd, plan_tools
 from triolet.ipc.grammar import MaskQuestion
-from triolet.structured_outputs.compiler import Grammar, WrongGrammar
+from triolet.structured_outputs.compiler import Grammar, InvalidGrammar
 
 MARKS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"]
 NUMBER = {
@@ -60,7 +60,7 @@ def followed(tokenizer: Tokenizer, bound: Grammar, text: str, *, spelled: bool =
     token_ids = (vocabulary("text") if spelled else tokenizer).encode(text).ids
     eos = tokenizer.token_to_id(EOS)
     for end in range(len(token_ids) + 1):
-        guided = bound.guide(MaskQuestion(0, 0, tuple(token_ids[:end])))
+        guided = bound.next_mask(MaskQuestion(0, 0, tuple(token_ids[:end])))
         assert guided.problem == ""
         allowed = bits(guided.mask)
         if end == len(token_ids):
@@ -188,7 +188,7 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
     bound = Grammar(tokens(tokenizer), plan.structured_outputs)
     for seed in range(5):
         answer, rng = tokenizer.encode(opening).ids, Random(seed)
-        while not (guided := bound.guide(MaskQuestion(0, 0, tuple(answer)))).is_over:
+        while not (guided := bound.next_mask(MaskQuestion(0, 0, tuple(answer)))).is_over:
             assert guided.problem == ""
             answer.append(rng.choice(sorted(bits(guided.mask) - {tokenizer.token_to_id(EOS)})))
         parser = plan.parser()
@@ -202,5 +202,5 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
 
 def test_a_schema_that_can_not_be_compiled_is_refused() -> None:
     tools = [{"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["x"]}}}]
-    with pytest.raises(WrongGrammar, match="not"):
+    with pytest.raises(InvalidGrammar, match="not"):
         grammar(vocabulary("text"), "hermes", tools=tools)

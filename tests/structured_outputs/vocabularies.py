@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from triolet.ipc.grammar import Vocabulary
-from triolet.structured_outputs.compiler import Tokens
+from triolet.structured_outputs.compiler import GrammarVocabulary
 
 EOS = "<|eos|>"
 
@@ -29,9 +29,9 @@ def vocabulary(tokenizer: Tokenizer, *, vocab_size: int | None = None, has_eos: 
     return Vocabulary(tokenizer.to_str(), size, (eos,) if has_eos else ())
 
 
-def tokens(tokenizer: Tokenizer, *, has_eos: bool = True) -> Tokens:
+def tokens(tokenizer: Tokenizer, *, has_eos: bool = True) -> GrammarVocabulary:
     """As a process of grammars has it."""
-    return Tokens(vocabulary(tokenizer, has_eos=has_eos))
+    return GrammarVocabulary(vocabulary(tokenizer, has_eos=has_eos))
 
 
 def bits(mask: bytes) -> set[int]:

@@ -33,9 +33,9 @@ from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import freeze_gc
 from triolet.errors import EngineUnhealthy
 from triolet.server import create_app
-from triolet.server.responses.service import Gateway, open_gateway
-from triolet.server.responses.snapshot_file import check_directory, leave_file, take_up_file
-from triolet.server.transport.listener import Front
+from triolet.server.responses.service import ResponsesService, open_gateway
+from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
+from triolet.server.transport.listener import Listener
 
 CHECK_INTERVAL_S = 1.0
 
@@ -71,7 +71,7 @@ class Server:
     gateway: GatewayConfig
     config: EngineConfig
     signal: int | None = None
-    _front: Front | None = attrs.field(default=None, init=False)
+    _front: Listener | None = attrs.field(default=None, init=False)
     _url: str = attrs.field(default="", init=False)
 
     async def run(self) -> None:
@@ -88,10 +88,10 @@ class Server:
                     await self._serve(engine, gateway, signalled)
             nursery.cancel_scope.cancel()
 
-    async def _serve(self, engine: Engine, gateway: Gateway, signalled: trio.Event) -> None:
+    async def _serve(self, engine: Engine, gateway: ResponsesService, signalled: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
             if self.gateway.snapshot is not None:
-                take_up_file(Path(self.gateway.snapshot), gateway)
+                restore_responses(Path(self.gateway.snapshot), gateway)
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
             freeze_gc()
@@ -100,11 +100,13 @@ class Server:
             await self._drain(engine, gateway)
             nursery.cancel_scope.cancel()
 
-    async def _listen(self, engine: Engine, gateway: Gateway, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _listen(
+        self, engine: Engine, gateway: ResponsesService, *, task_status: trio.TaskStatus[None]
+    ) -> None:
         app = create_app(engine, self.gateway, gateway=gateway)
 
         async def front(*, task_status: trio.TaskStatus[None]) -> None:
-            self._front = Front(self.gateway, app, gateway.serve_websocket)
+            self._front = Listener(self.gateway, app, gateway.serve_websocket)
             async with trio.open_nursery() as nursery:
                 self._url = await nursery.start(self._front.run)
                 # Whoever listens next, after a crash, must be found at the same place.
@@ -121,7 +123,7 @@ class Server:
         )
         await supervisor.run(task_status=task_status)
 
-    async def _drain(self, engine: Engine, gateway: Gateway) -> None:
+    async def _drain(self, engine: Engine, gateway: ResponsesService) -> None:
         statistics = engine.statistics()
         log.info(
             "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
@@ -135,7 +137,7 @@ class Server:
             nursery.start_soon(gateway.drain, deadline)
             snapshot = await engine.drain(deadline)  # what HTTP has running ends with it, too
         if self.gateway.snapshot is not None:
-            await leave_file(Path(self.gateway.snapshot), gateway, snapshot)
+            await save_responses(Path(self.gateway.snapshot), gateway, snapshot)
 
     async def _watch_signals(self, signalled: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

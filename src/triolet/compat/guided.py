@@ -16,7 +16,7 @@ from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.tools.detection import reasoning_parser_named
 from triolet.errors import InvalidParams, UnsupportedFeature
 from triolet.ipc.grammar import MaskQuestion, Vocabulary
-from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
+from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary, InvalidGrammar
 
 
 class InProcessGrammars:
@@ -30,7 +30,7 @@ class InProcessGrammars:
 
     def __init__(self, config: EngineConfig, info: ModelInfo, tokenizer: TokenizerInterface | None) -> None:
         self._config, self._info, self._tokenizer = config, info, tokenizer
-        self._tokens: Tokens | None = None
+        self._tokens: GrammarVocabulary | None = None
         self._grammars: dict[StructuredOutputsParams, Grammar] = {}
         self._num_told: dict[int, int] = {}  # tokens that the grammar of an answer knows of, by serial
 
@@ -69,9 +69,9 @@ class InProcessGrammars:
             if self._tokens is None:
                 eos = self._info.generation.eos_token_ids
                 spelled = tokenizer.tokenizer_json()
-                self._tokens = Tokens(Vocabulary(spelled, self._info.vocab_size, eos))
+                self._tokens = GrammarVocabulary(Vocabulary(spelled, self._info.vocab_size, eos))
             return Grammar(self._tokens, grammar)
-        except WrongGrammar as error:
+        except InvalidGrammar as error:
             field = f"structured_outputs.{grammar.kind}"
             raise InvalidParams(
                 f"{field} must be a grammar that can be compiled: {error}", field=field
@@ -85,7 +85,7 @@ class InProcessGrammars:
                 continue
             grammar = self._followed(entry.request.constraint)
             start, output = self._num_told.get(serial, 0), tuple(entry.output_token_ids)
-            told = grammar.guide(MaskQuestion(serial, start, output[start:]))
+            told = grammar.next_mask(MaskQuestion(serial, start, output[start:]))
             self._num_told[serial] = len(output)
             scheduler.guide(serial, TokenMask(len(output), told.mask, told.is_over, told.problem or None))
         for serial in [serial for serial in self._num_told if serial not in journal]:

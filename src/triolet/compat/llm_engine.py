@@ -41,7 +41,7 @@ from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, Schedu
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
-from triolet.observability.tracing_setup import kept_headers, open_tracing
+from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
@@ -197,7 +197,7 @@ class LLMEngine(EngineFacts):
         check_rank(data_parallel_rank)
         check_request_id(request_id)
         try:
-            carried = kept_headers(trace_headers, self._tracing)
+            carried = accepted_trace_headers(trace_headers, self._tracing)
             facts = {"priority": priority, "client": client, "trace_headers": carried}
             self._admit(request_id, prompt, params, cache_salt, **facts)
         except BaseException as error:

@@ -39,7 +39,7 @@ from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, Unsupported
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.loop_monitor import LoopMonitor
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
-from triolet.observability.tracing_setup import kept_headers, open_tracing
+from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
 SCOPE_ENDED = "the engine's scope has ended"
 
@@ -244,7 +244,7 @@ class Engine:
                 deadline_s=deadline_s,
                 queue_timeout_s=queue_timeout_s,
                 cache_salt=cache_salt,
-                trace_headers=kept_headers(trace_headers, self._tracing),
+                trace_headers=accepted_trace_headers(trace_headers, self._tracing),
                 owner=owner,
             ),
         )

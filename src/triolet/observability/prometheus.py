@@ -85,7 +85,7 @@ _REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
 }
 
 
-class Observed(Protocol):
+class MetricsSource(Protocol):
     """What is needed of an engine."""
 
     @property
@@ -123,7 +123,7 @@ class Metrics:
         prefix: of every name, colon included.
     """
 
-    def __init__(self, engine: Observed, prefix: str = DEFAULT_PREFIX) -> None:
+    def __init__(self, engine: MetricsSource, prefix: str = DEFAULT_PREFIX) -> None:
         self.registry = CollectorRegistry()
         self._engine, self._prefix = engine, prefix
         self._labels = {"model_name": engine.model_name, "engine": "0"}
@@ -198,7 +198,7 @@ class Metrics:
         return {str(value): family.labels(**labels, **{label: str(value)}) for value in values}
 
     def _make_histograms(self, max_model_len: int) -> dict[str, Any]:
-        token_buckets = one_two_five(max_model_len)
+        token_buckets = decade_buckets(max_model_len)
         kinds: dict[str, tuple[str, tuple[float, ...]]] = {
             **_SECONDS,
             **{name: (text, token_buckets) for name, text in _TOKENS.items()},
@@ -303,7 +303,7 @@ class Metrics:
         self._last = now
 
 
-def one_two_five(most: int) -> tuple[float, ...]:
+def decade_buckets(most: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, 50 and so on, up to `most`."""
     buckets = [mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5)]
     return tuple(bucket for bucket in buckets if bucket <= most)

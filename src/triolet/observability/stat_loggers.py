@@ -37,7 +37,7 @@ class StatLogger(Protocol):
         ...
 
 
-class LogLine:
+class ThroughputLogger:
     """The engine's own logger: one line about the last ten seconds."""
 
     def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
@@ -97,7 +97,7 @@ class StatLoggers:
         self, stats: StatsAccumulator, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
     ) -> None:
         self._stats, self._statistics = stats, statistics
-        self._line = LogLine()
+        self._line = ThroughputLogger()
         self._loggers: list[StatLogger] = [self._line] if writes_log else []
         self._idle_since_s: float | None = -math.inf
         self._window_began_s = 0.0

@@ -35,7 +35,7 @@ def open_tracing(config: EngineConfig) -> Tracing | None:
         raise ConfigError("otlp_traces_endpoint", rule, endpoint) from error
 
 
-def kept_headers(given: object, tracing: Tracing | None) -> TraceHeaders:
+def accepted_trace_headers(given: object, tracing: Tracing | None) -> TraceHeaders:
     """What a request carries along of the headers that its caller gave.
 
     Args:

@@ -37,7 +37,7 @@ def parse_object(raw: str | bytes) -> dict[str, Any]:
     return value
 
 
-class Encoded(list[Any]):
+class EncodedList(list[Any]):
     """A list that knows its JSON: what is told several times, and is long, is encoded once.
 
     Args:
@@ -48,7 +48,7 @@ class Encoded(list[Any]):
         super().__init__(items)
         self._texts = list(map(_dumps, self))
 
-    def add(self, others: Encoded) -> None:
+    def add(self, others: EncodedList) -> None:
         """Add the items of another one."""
         super().extend(others)
         self._texts += others._texts
@@ -68,7 +68,7 @@ def encode(value: Mapping[str, Any]) -> str:
 
 def _write(value: Any, pieces: list[str]) -> None:
     """The pieces are joined once: what is long is not copied at every level that it stands in."""
-    if isinstance(value, Encoded):
+    if isinstance(value, EncodedList):
         pieces += ("[", ",".join(value.texts), "]")
     elif not _holds_encoded(value):
         pieces.append(_dumps(value))
@@ -86,7 +86,7 @@ def _write(value: Any, pieces: list[str]) -> None:
 
 def _holds_encoded(value: Any) -> bool:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(isinstance(item, Encoded) or _holds_encoded(item) for item in items)
+    return any(isinstance(item, EncodedList) or _holds_encoded(item) for item in items)
 
 
 def _dumps(value: Any) -> str:

@@ -15,18 +15,18 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.ipc.grammar import MaskAnswer, MaskQuestion, Vocabulary
 from triolet.structured_outputs.lark_source import grammar_source
-from triolet.structured_outputs.literal_tokenizer import SpellingTokenizer
+from triolet.structured_outputs.literal_tokenizer import LiteralTokenizer
 
 MAX_LEXER_STATES = 50_000  # of 1 or 2 kB each
 MAX_PROBLEM_CHARS = 300
 LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
-class WrongGrammar(ValueError):
+class InvalidGrammar(ValueError):
     """A grammar that says nothing, or that can not be compiled."""
 
 
-class Tokens:
+class GrammarVocabulary:
     """A vocabulary, ready for grammars.
 
     Raises:
@@ -40,7 +40,7 @@ class Tokens:
         eos = list(vocabulary.eos_token_ids) or None
         try:
             self._whole = LLTokenizer(vocabulary.tokenizer_json, eos_token=eos)
-            spelling = SpellingTokenizer(self._whole, vocabulary.tokenizer_json, self.vocab_size)
+            spelling = LiteralTokenizer(self._whole, vocabulary.tokenizer_json, self.vocab_size)
             self.tokenizer = LLTokenizer(spelling, eos_token=list(self._whole.eos_tokens))
         except BaseException as error:  # a panic in foreign code is no Exception
             raise ValueError(
@@ -76,13 +76,13 @@ class Grammar:
         WrongGrammar: it can not be compiled within its limits, or no text follows it.
     """
 
-    def __init__(self, tokens: Tokens, params: StructuredOutputsParams) -> None:
+    def __init__(self, tokens: GrammarVocabulary, params: StructuredOutputsParams) -> None:
         self._tokens = tokens
         self._answers: dict[int, _Answer] = {}
         try:
             source = grammar_source(params, tokens.special_token)
         except Exception as error:  # whatever the reader of foreign notations raises
-            raise WrongGrammar(_problem(error)) from error
+            raise InvalidGrammar(_problem(error)) from error
         self._beginning = LLMatcher(tokens.tokenizer, source, log_level=0, limits=LIMITS)
         self._check(self._beginning)
         probe = self._beginning.deep_copy()
@@ -91,14 +91,14 @@ class Grammar:
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
-            raise WrongGrammar(_problem(matcher.get_error()) or "no text follows it")
+            raise InvalidGrammar(_problem(matcher.get_error()) or "no text follows it")
 
     def forget(self, serials: Iterable[int]) -> None:
         """These answers will grow no more."""
         for serial in serials:
             self._answers.pop(serial, None)
 
-    def guide(self, step: MaskQuestion) -> MaskAnswer:
+    def next_mask(self, step: MaskQuestion) -> MaskAnswer:
         """Follow an answer, and say what may come next in it."""
         answer = self._answers.get(step.serial)
         if step.start == 0:

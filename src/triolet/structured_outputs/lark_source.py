@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.structured_outputs.ascii_regex import ascii_classes
-from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, mark_rule, opening_rules
+from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 from triolet.structured_outputs.tool_call_grammar import tool_calls_source
 
 # As people and programs write it. A model may go on for ever where any amount is allowed.
@@ -38,7 +38,7 @@ def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken)
             assert params.json is not None
             schema = json.loads(params.json)
             if params.disable_additional_properties:
-                schema = closed(schema)
+                schema = forbid_additional_properties(schema)
             return _json_source(schema, params)
         case "structural_tag":
             return _tagged_source(json.loads(params.structural_tag or ""), params, special_token)
@@ -79,7 +79,7 @@ def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: Spe
             continue
         names.append(f"tag_{place}")
         bodies = (_structure(one, one["begin"][len(trigger) :], params, special_token) for one in structures)
-        lines += opening_rules(f"trigger_{place}", trigger, special_token)
+        lines += text_until_delimiter(f"trigger_{place}", trigger, special_token)
         ways = [f"trigger_{place} ({' | '.join(bodies)})"]
         for one in structures:
             if one["begin"] != trigger and (token_id := special_token(one["begin"])) is not None:
@@ -93,7 +93,7 @@ def _structure(
     structure: Any, begin: str, params: StructuredOutputsParams, special_token: SpecialToken
 ) -> str:
     """What is left of how it begins, its JSON, and how it ends."""
-    marks = [mark_rule(mark, special_token) if mark else "" for mark in (begin, structure["end"])]
+    marks = [delimiter_rule(mark, special_token) if mark else "" for mark in (begin, structure["end"])]
     return f"{marks[0]} {_json_rule(structure['schema'], params)} {marks[1]}"
 
 
@@ -101,18 +101,18 @@ def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _json_options(params)})
 
 
-def closed(schema: Any) -> Any:
+def forbid_additional_properties(schema: Any) -> Any:
     """The schema, each of whose objects holds no properties but those that it names."""
     if not isinstance(schema, dict):
         return schema
     changed = dict(schema)
     for keyword, value in schema.items():
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            changed[keyword] = {name: closed(inner) for name, inner in value.items()}
+            changed[keyword] = {name: forbid_additional_properties(inner) for name, inner in value.items()}
         elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            changed[keyword] = [closed(inner) for inner in value]
+            changed[keyword] = [forbid_additional_properties(inner) for inner in value]
         elif keyword in ("items", "additionalProperties", "if", "then", "else", "not"):
-            changed[keyword] = closed(value)
+            changed[keyword] = forbid_additional_properties(value)
     if schema.get("type") == "object" or isinstance(schema.get("properties"), dict):
         changed.setdefault("additionalProperties", False)
     return changed

@@ -17,7 +17,7 @@ from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
 
-class SpellingTokenizer(TokenizerWrapper):
+class LiteralTokenizer(TokenizerWrapper):
     """What llguidance asks for the tokens of a text.
 
     Args:

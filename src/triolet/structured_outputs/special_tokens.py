@@ -15,13 +15,13 @@ SpecialToken = Callable[[str], int | None]
 TEXT = r"TEXT: /(.|\n)*/"
 
 
-def mark_rule(mark: str, special_token: SpecialToken) -> str:
+def delimiter_rule(mark: str, special_token: SpecialToken) -> str:
     """The mark itself."""
     token_id = special_token(mark)
     return json.dumps(mark) if token_id is None else f"({json.dumps(mark)} | <[{token_id}]>)"
 
 
-def opening_rules(name: str, mark: str, special_token: SpecialToken) -> Iterator[str]:
+def text_until_delimiter(name: str, mark: str, special_token: SpecialToken) -> Iterator[str]:
     """A rule of that name: text (`TEXT`) up to a mark, and the mark."""
     token_id = special_token(mark)
     yield f"{name}_spelled[lazy]: TEXT {json.dumps(mark)}"

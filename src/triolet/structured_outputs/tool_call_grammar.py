@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, mark_rule, opening_rules
+from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 
 SPACE = r"SPACE: /[ \t\r\n]{1,16}/"
 BETWEEN = r"BETWEEN: /[; \t\r\n]{1,16}/"
@@ -103,11 +103,11 @@ class _Writer:
         if self.form is not None:
             yield f"opening: {self._mark(mark)}"
         else:
-            yield from opening_rules("opening", mark, self.special_token)
+            yield from text_until_delimiter("opening", mark, self.special_token)
             yield text
 
     def _mark(self, mark: str) -> str:
-        return mark_rule(mark, self.special_token)
+        return delimiter_rule(mark, self.special_token)
 
 
 def _unlike_calls(form: Mapping[str, Any]) -> dict[str, Any]:

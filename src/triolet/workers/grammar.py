@@ -30,7 +30,7 @@ from triolet.ipc.grammar import (
     OpenGrammar,
     Vocabulary,
 )
-from triolet.structured_outputs.compiler import Grammar, Tokens, WrongGrammar
+from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary, InvalidGrammar
 
 READ_BYTES = 2**16
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -54,12 +54,12 @@ def main(connection: socket.socket) -> NoReturn:
             os.close(fd)
 
 
-def _read_vocabulary(connection: socket.socket) -> Tokens:
+def _read_vocabulary(connection: socket.socket) -> GrammarVocabulary:
     vocabulary = next(_requests(connection))
     if not isinstance(vocabulary, Vocabulary):
         raise TypeError(f"the first word must be a Vocabulary; got a {type(vocabulary).__name__}")
     try:
-        tokens = Tokens(vocabulary)
+        tokens = GrammarVocabulary(vocabulary)
     except ValueError as error:
         _reply(connection, GrammarState(os.getpid(), str(error)))
         os._exit(0)
@@ -67,7 +67,7 @@ def _read_vocabulary(connection: socket.socket) -> Tokens:
     return tokens
 
 
-def _serve(tokens: Tokens, connection: socket.socket) -> NoReturn:
+def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
     """One grammar, from its compilation to its last answer."""
     grammar: Grammar | None = None
     try:
@@ -78,7 +78,7 @@ def _serve(tokens: Tokens, connection: socket.socket) -> NoReturn:
                 _reply(connection, GrammarState(os.getpid(), problem))
             elif isinstance(request, MaskQuestions) and grammar is not None:
                 grammar.forget(request.ended)
-                guided = tuple(map(grammar.guide, request.steps))
+                guided = tuple(map(grammar.next_mask, request.steps))
                 _reply(connection, MaskAnswers(guided, os.getpid()))
             else:
                 break
@@ -88,12 +88,12 @@ def _serve(tokens: Tokens, connection: socket.socket) -> NoReturn:
         os._exit(0)
 
 
-def _compile(tokens: Tokens, request: OpenGrammar) -> tuple[Grammar | None, str]:
+def _compile(tokens: GrammarVocabulary, request: OpenGrammar) -> tuple[Grammar | None, str]:
     if request.memory_bytes:
         _limit_memory(request.memory_bytes)
     try:
         return Grammar(tokens, request.params), ""
-    except WrongGrammar as error:
+    except InvalidGrammar as error:
         return None, str(error)
     except MemoryError:
         return None, f"it takes more than {request.memory_bytes} bytes of memory"

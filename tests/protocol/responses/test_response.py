@@ -7,7 +7,7 @@ from triolet.core.request.status import FinishReason
 from triolet.core.tools import plan_tools
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 
 WHOLE = [
     "created",
@@ -23,7 +23,7 @@ WHOLE = [
 ]
 
 
-def told(subject: Answer, *outputs: tuple[str, FinishReason | None]) -> list[Event]:
+def told(subject: ResponseBuilder, *outputs: tuple[str, FinishReason | None]) -> list[Event]:
     events = subject.begin()
     for text, reason in outputs:
         events += subject.add(output(text, reason), NOW + 1)

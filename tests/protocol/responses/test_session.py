@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.protocol.make import NOW, types
-from tests.protocol.talk import Talk, code, endings, service
+from tests.protocol.talk import Talk, code, context, endings
 from triolet.core.request.status import FinishReason
 from triolet.errors import EngineDead, Overloaded, PromptTooLong
 from triolet.protocol.errors import of_exception
@@ -48,7 +48,7 @@ def test_lanes_run_beside_each_other_and_each_event_names_its_lane() -> None:
 
 
 def test_one_more_than_may_be_active_waits_for_a_place() -> None:
-    talk = Talk(service(max_active=2))
+    talk = Talk(context(max_active=2))
     for lane in ("a", "b", "c", "d"):
         talk.create(stream_id=lane)
     talk.create(stream_id="a")
@@ -61,7 +61,7 @@ def test_one_more_than_may_be_active_waits_for_a_place() -> None:
 
 
 def test_a_lane_too_many_is_refused_and_the_others_go_on() -> None:
-    talk = Talk(service(max_lanes=2))
+    talk = Talk(context(max_lanes=2))
     for lane in ("a", "b", None):
         assert talk.create(stream_id=lane) == []
     assert code(talk.create(stream_id="c")) == "websocket_stream_limit_reached"
@@ -71,7 +71,7 @@ def test_a_lane_too_many_is_refused_and_the_others_go_on() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    talk = Talk(service(max_queued=2))
+    talk = Talk(context(max_queued=2))
     for _ in range(3):
         assert talk.create() == []
     refusal = talk.create()
@@ -180,7 +180,7 @@ def test_a_lane_may_continue_what_another_lane_said() -> None:
 
 def test_what_is_not_stored_is_known_on_its_own_connection_only() -> None:
     store = ResponseStore(10, 2**20)
-    first, second = Talk(service(store=store)), Talk(service(store=store))
+    first, second = Talk(context(store=store)), Talk(context(store=store))
     first.create(store=False)
     response_id = first.finish(first.started[0])[-1]["response"]["id"]
     assert code(second.create(previous_response_id=response_id)) == "previous_response_not_found"
@@ -191,7 +191,7 @@ def test_what_is_not_stored_is_known_on_its_own_connection_only() -> None:
 
 def test_nobody_continues_what_another_key_said() -> None:
     store = ResponseStore(10, 2**20)
-    mine, theirs = Talk(service(store=store), "key 1"), Talk(service(store=store), "key 2")
+    mine, theirs = Talk(context(store=store), "key 1"), Talk(context(store=store), "key 2")
     mine.create()
     response_id = mine.finish(mine.started[0])[-1]["response"]["id"]
     assert code(theirs.create(previous_response_id=response_id)) == "previous_response_not_found"
@@ -316,7 +316,7 @@ def test_a_connection_that_is_too_old_says_so_before_it_closes() -> None:
 
 def test_every_create_has_exactly_one_ending_whatever_happens() -> None:
     """A walk: creates, news, cancels, steers and refusals, drawn from a fixed list of numbers."""
-    talk = Talk(service(max_active=3, max_lanes=4))
+    talk = Talk(context(max_active=3, max_lanes=4))
     state, num_creates = 1, 0
     for _ in range(3000):
         state = state * 48271 % (2**31 - 1)
@@ -351,7 +351,7 @@ def test_every_create_has_exactly_one_ending_whatever_happens() -> None:
 
 
 def test_what_waits_is_bounded_in_bytes_too() -> None:
-    talk = Talk(service(max_queued_bytes=1000))
+    talk = Talk(context(max_queued_bytes=1000))
     talk.create()
     assert talk.create(input="x" * 700) == []
     assert code(talk.create(input="x" * 700)) == "rate_limit_exceeded"
@@ -365,7 +365,7 @@ ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": 
 
 
 def test_tools_are_shown_to_the_model_and_their_calls_can_be_answered() -> None:
-    talk = Talk(service(tool_parser="hermes"))
+    talk = Talk(context(tool_parser="hermes"))
     talk.create(tools=[ADD])
     [turn] = talk.started
     assert turn.request is not None and turn.answer is not None
@@ -379,7 +379,7 @@ def test_tools_are_shown_to_the_model_and_their_calls_can_be_answered() -> None:
 
 
 def test_a_chat_that_is_sent_again_has_the_calls_of_one_answer_in_one_message() -> None:
-    talk = Talk(service(tool_parser="hermes"))
+    talk = Talk(context(tool_parser="hermes"))
     calls = [
         {"type": "function_call", "call_id": str(number), "name": "add", "arguments": "{}"}
         for number in (1, 2)
@@ -452,7 +452,7 @@ def test_a_chat_that_is_sent_again_has_the_calls_of_one_answer_in_one_message() 
     ],
 )
 def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form: dict[str, object]) -> None:
-    talk = Talk(service(tool_parser="hermes"))
+    talk = Talk(context(tool_parser="hermes"))
     talk.create(**fields)
     [turn] = talk.started
     assert turn.params is not None and turn.params.structured_outputs is not None
@@ -485,7 +485,7 @@ def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form:
     ],
 )
 def test_a_form_that_can_not_be_is_refused_by_name(fields: dict[str, object], param: str) -> None:
-    [error] = Talk(service(tool_parser="hermes")).create(**fields)
+    [error] = Talk(context(tool_parser="hermes")).create(**fields)
     assert error["error"]["param"] == param
 
 

@@ -14,9 +14,9 @@ from triolet.core.request.status import FinishReason
 from triolet.errors import SnapshotError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.session import ResponsesContext
-from triolet.protocol.responses.snapshot import KeptAnswer, Rest, from_bytes, to_bytes
+from triolet.protocol.responses.snapshot import ReplaySkipper, SavedResponse, from_bytes, to_bytes
 from triolet.protocol.responses.store import ResponseStore
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -30,7 +30,7 @@ STORIES: dict[str, tuple[str, dict[str, Any]]] = {
 EARLIER = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello ✓"})
 
 
-def service(**fields: Any) -> ResponsesContext:
+def context(**fields: Any) -> ResponsesContext:
     numbers = count(1)
     known: dict[str, Any] = {
         "models": ("m",),
@@ -39,12 +39,12 @@ def service(**fields: Any) -> ResponsesContext:
         "new_id": lambda prefix: f"{prefix}_{next(numbers)}",
         "tool_parser": "hermes",
         "reasoning_parser": "qwen3",
-        "hands_over": True,
+        "saves_snapshot": True,
     }
     return ResponsesContext(**{**known, **fields})
 
 
-def begun(ours: ResponsesContext, **fields: Any) -> Answer:
+def begun(ours: ResponsesContext, **fields: Any) -> ResponseBuilder:
     request = CreateResponse.of(create(resumable=True, **fields))
     return ours.answer(request, ours.params(request), EARLIER, NOW)
 
@@ -63,16 +63,16 @@ def joined(outputs: list[RequestOutput]) -> RequestOutput:
     return first
 
 
-def told(subject: Answer, outputs: list[RequestOutput]) -> list[Event]:
+def told(subject: ResponseBuilder, outputs: list[RequestOutput]) -> list[Event]:
     return [event for one in outputs for event in subject.add(one, NOW + 1)]
 
 
 def through_a_file(
-    subject: Answer, engine: str | None, next_one: ResponsesContext
-) -> tuple[Answer, KeptAnswer]:
+    subject: ResponseBuilder, engine: str | None, next_one: ResponsesContext
+) -> tuple[ResponseBuilder, SavedResponse]:
     history = subject.history()
     assert history is not None
-    data, num_kept = to_bytes([KeptAnswer.of(subject, history, "owner", engine)])
+    data, num_kept = to_bytes([SavedResponse.of(subject, history, "owner", engine)])
     assert num_kept == 1
     [kept] = from_bytes(data)
     assert kept.owner == "owner" and kept.engine == engine
@@ -83,15 +83,15 @@ def through_a_file(
 def test_an_answer_goes_on_in_another_server_as_if_nothing_had_been(story: str) -> None:
     text, fields = STORIES[story]
     outputs = outputs_of(text, logprobs=story == "logprobs")
-    unbroken = begun(service(), **fields)
+    unbroken = begun(context(), **fields)
     events = [*unbroken.begin(), *told(unbroken, outputs)]
     for place in range(len(outputs)):
-        ours = service()
+        ours = context()
         first = begun(ours, **fields)
         before = [*first.begin(), *told(first, outputs[:place])]
-        second, kept = through_a_file(first, "engine", attrs.evolve(ours, hands_over=False))
+        second, kept = through_a_file(first, "engine", attrs.evolve(ours, saves_snapshot=False))
         assert second.events_after(-1) == before
-        rest = Rest.after(kept.history())
+        rest = ReplaySkipper.after(kept.history())
         # The engine has gone one output further than the first server told.
         news = [new for one in [joined(outputs[: place + 1]), *outputs[place + 1 :]] if (new := rest.of(one))]
         assert before + told(second, news) == events
@@ -101,32 +101,32 @@ def test_an_answer_goes_on_in_another_server_as_if_nothing_had_been(story: str) 
 @pytest.mark.parametrize("story", STORIES)
 def test_an_answer_that_is_over_can_be_read_again_in_another_server(story: str) -> None:
     text, fields = STORIES[story]
-    first = begun(service(), **fields)
+    first = begun(context(), **fields)
     events = [*first.begin(), *told(first, outputs_of(text, logprobs=story == "logprobs"))]
-    second, _ = through_a_file(first, None, service())
+    second, _ = through_a_file(first, None, context())
     assert second.is_over and second.events_after(-1) == events
     assert second.stored(None) == first.stored(None)
 
 
 def test_what_a_server_can_not_finish_is_left_without_a_last_event() -> None:
-    subject = begun(service())
+    subject = begun(context())
     subject.add(output("Hi"), NOW)
     assert subject.add(output(" there", FinishReason.SHUTDOWN), NOW) == []
-    assert subject.is_left_over and not subject.is_over
+    assert subject.is_handed_over and not subject.is_over
     history = subject.history()
     assert history is not None and [piece.text for piece in history.pieces] == ["Hi"]
 
 
-@pytest.mark.parametrize("hands_over", [True, False])
-def test_what_is_not_resumable_or_not_handed_over_fails_with_the_server(hands_over: bool) -> None:
-    ours = service(hands_over=hands_over)
-    request = CreateResponse.of(create(resumable=not hands_over))
+@pytest.mark.parametrize("saves_snapshot", [True, False])
+def test_what_is_not_resumable_or_not_handed_over_fails_with_the_server(saves_snapshot: bool) -> None:
+    ours = context(saves_snapshot=saves_snapshot)
+    request = CreateResponse.of(create(resumable=not saves_snapshot))
     subject = ours.answer(request, ours.params(request), (), NOW)
     assert subject.add(output("", FinishReason.SHUTDOWN), NOW)[-1]["type"] == "response.failed"
 
 
 def test_what_was_cancelled_or_has_not_begun_is_not_kept() -> None:
-    subject = begun(service())
+    subject = begun(context())
     assert subject.history() is None
     subject.begin()
     subject.cancel(NOW)
@@ -134,24 +134,24 @@ def test_what_was_cancelled_or_has_not_begun_is_not_kept() -> None:
 
 
 def test_what_would_make_the_file_too_long_is_left_out() -> None:
-    kept, ours = [], service()
+    kept, ours = [], context()
     for length in (10, 10_000, 20):
         subject = begun(ours, input="x" * length)
         subject.begin()
         history = subject.history()
         assert history is not None
-        kept.append(KeptAnswer.of(subject, history, None, "engine"))
+        kept.append(SavedResponse.of(subject, history, None, "engine"))
     data, num_kept = to_bytes(kept, max_bytes=5000)
     assert num_kept == 2 and len(data) <= 5000
     assert [one.chat[-1]["content"] for one in from_bytes(data)] == ["x" * 10, "x" * 20]
 
 
 def a_file(**changes: Any) -> bytes:
-    subject = begun(service())
+    subject = begun(context())
     subject.add(output("Hi"), NOW)
     history = subject.history()
     assert history is not None
-    data, _ = to_bytes([KeptAnswer.of(subject, history, None, "engine")])
+    data, _ = to_bytes([SavedResponse.of(subject, history, None, "engine")])
     head, line, end = data.split(b"\n")
     return b"\n".join([head, json.dumps({**json.loads(line), **changes}).encode(), end])
 
@@ -193,4 +193,4 @@ def test_a_response_that_can_not_have_been_is_refused_with_the_reason(
 ) -> None:
     [kept] = from_bytes(a_file(**changes))
     with pytest.raises(SnapshotError, match=problem):
-        kept.answer(service())
+        kept.answer(context())

@@ -14,7 +14,7 @@ from tests.actors.executors.frames import BINARY, CLOSE, CONTINUATION, PING, PON
 from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back, fake_engine
 from tests.server.responses.websocket_client import ENDINGS, ChatTokenizer, Client
 from triolet.config.server import GatewayConfig
-from triolet.server.responses.service import Gateway, open_gateway
+from triolet.server.responses.service import ResponsesService, open_gateway
 
 ANSWERS = (*ENDINGS, "response.steer.failed")
 CLOSE_CODES = {1000, 1001, 1002, 1007, 1008, 1009}
@@ -67,7 +67,7 @@ def a_message(rng: random.Random) -> str:
     return text
 
 
-async def converse(gateway: Gateway, seed: int, num_messages: int) -> None:
+async def converse(gateway: ResponsesService, seed: int, num_messages: int) -> None:
     """Each message gets exactly one answer; the connection stays."""
     rng = random.Random(seed)
     ours, theirs = trio.testing.memory_stream_pair()
@@ -129,7 +129,7 @@ def some_bytes(rng: random.Random) -> bytes:
     return frame if rng.random() < 0.95 else frame[: rng.randrange(len(frame))]
 
 
-async def babble(gateway: Gateway, seed: int, num_frames: int) -> None:
+async def babble(gateway: ResponsesService, seed: int, num_frames: int) -> None:
     """The connection ends, and with a code that says why; or the client has said nothing wrong."""
     rng = random.Random(seed)
     ours, theirs = trio.testing.memory_stream_pair()

@@ -25,13 +25,13 @@ from triolet.errors import ConfigError, SnapshotError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.snapshot import to_bytes
 from triolet.server import create_app
-from triolet.server.responses.service import Gateway, open_gateway
+from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import (
     check_directory,
-    keep_answers,
-    leave_file,
+    collect_responses,
     read_file,
-    take_up_file,
+    restore_responses,
+    save_responses,
     write_file,
 )
 
@@ -39,21 +39,21 @@ GRACE_S = 5.0
 
 
 @asynccontextmanager
-async def server(path: Path, **fields: Any) -> AsyncGenerator[Gateway]:
+async def server(path: Path, **fields: Any) -> AsyncGenerator[ResponsesService]:
     """One that takes up what is in the file."""
     config = GatewayConfig(snapshot=str(path), resume_grace=GRACE_S, **fields)
     async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
-        take_up_file(path, gateway)
+        restore_responses(path, gateway)
         yield gateway
 
 
-async def end(gateway: Gateway, path: Path, within_s: float = 3 * STEP_S) -> None:
+async def end(gateway: ResponsesService, path: Path, within_s: float = 3 * STEP_S) -> None:
     """What SIGTERM does."""
     deadline = trio.current_time() + within_s
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.drain, deadline)
         snapshot = await gateway.engine.drain(deadline)
-    await leave_file(path, gateway, snapshot)
+    await save_responses(path, gateway, snapshot)
 
 
 async def begin(client: Client, num_events: int = 20, **fields: Any) -> str:
@@ -65,7 +65,9 @@ async def begin(client: Client, num_events: int = 20, **fields: Any) -> str:
     return response_id
 
 
-async def read_on(gateway: Gateway, response_id: str, starting_after: int, **headers: str) -> list[Event]:
+async def read_on(
+    gateway: ResponsesService, response_id: str, starting_after: int, **headers: str
+) -> list[Event]:
     async with connected(gateway, **headers) as client:
         wish = {"response_id": response_id, "starting_after": starting_after}
         await client.send({"type": "response.resume", **wish})
@@ -191,7 +193,7 @@ async def test_a_response_of_the_last_server_can_be_cancelled(
         await end(gateway, path)
     async with server(path) as gateway:
         await trio.sleep(1)
-        assert gateway.running.cancel(response_id, None, 0) is not None
+        assert gateway.active.cancel(response_id, None, 0) is not None
         events = await read_on(gateway, response_id, 3)
         assert events[-1]["response"]["status"] == "cancelled"
         await trio.sleep(2 * STEP_S)
@@ -233,7 +235,7 @@ async def test_a_stream_over_http_goes_on_in_the_next_server(
     assert text_of(before + after) == expected_text("Hi", 6, LONG)
 
 
-def scene_of(gateway: Gateway) -> Scene:
+def scene_of(gateway: ResponsesService) -> Scene:
     app = create_app(gateway.engine, gateway.config, gateway=gateway)
     return Scene(gateway.engine, app, gateway)
 
@@ -259,7 +261,7 @@ async def of_another_model(tmp_path: Path) -> bytes:
         async with connected(gateway) as client:
             await begin(client)
         snapshot = await gateway.engine.drain(trio.current_time())
-        kept = await keep_answers(gateway, attrs.evolve(snapshot, architecture="OtherForCausalLM"))
+        kept = await collect_responses(gateway, attrs.evolve(snapshot, architecture="OtherForCausalLM"))
     return to_bytes(kept)[0]
 
 

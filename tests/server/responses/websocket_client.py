@@ -19,7 +19,7 @@ from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import InvalidPrompt
 from triolet.protocol.responses.output_items import Event
-from triolet.server.responses.service import Gateway
+from triolet.server.responses.service import ResponsesService
 
 PATH = "/v1/responses"
 ENDINGS = ("error", "response.completed", "response.incomplete", "response.failed")
@@ -134,7 +134,7 @@ def text_of(events: list[Event], stream_id: str | None = None) -> str:
 
 
 @asynccontextmanager
-async def connected(gateway: Gateway, **headers: str) -> AsyncGenerator[Client]:
+async def connected(gateway: ResponsesService, **headers: str) -> AsyncGenerator[Client]:
     """A client that was let in, over a stream of unlimited capacity; it is gone when the scope is left."""
     ours, theirs = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -147,7 +147,7 @@ async def connected(gateway: Gateway, **headers: str) -> AsyncGenerator[Client]:
 
 @asynccontextmanager
 async def connected_through(
-    gateway: Gateway, pair: tuple[trio.abc.Stream, trio.abc.Stream]
+    gateway: ResponsesService, pair: tuple[trio.abc.Stream, trio.abc.Stream]
 ) -> AsyncGenerator[Client]:
     """The same, over given streams."""
     ours, theirs = pair

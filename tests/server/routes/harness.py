@@ -17,7 +17,7 @@ from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
 from triolet.server import create_app
-from triolet.server.responses.service import Gateway, open_gateway
+from triolet.server.responses.service import ResponsesService, open_gateway
 
 MODEL = "triolet-nano"
 HELLO: Mapping[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "HELLO"}]}
@@ -117,7 +117,7 @@ class Scene:
 
     engine: Engine
     app: Any
-    gateway: Gateway | None
+    gateway: ResponsesService | None
 
     def call(
         self,

@@ -16,7 +16,7 @@ CHAT = "/v1/chat/completions"
 async def test_an_engine_with_keys_lets_nobody_in_without_one(autojump_clock: trio.testing.MockClock) -> None:
     async with serving(api_keys=("engines",)) as scene:
         assert scene.gateway is not None
-        for access in (scene.app.state.service.access, scene.gateway.access):
+        for access in (scene.app.state.context.access, scene.gateway.access):
             assert access.api_keys == ("engines",)
         assert (await scene.get("/v1/models")).error[:2] == (401, "invalid_api_key")
         assert (await scene.get("/v1/models", headers={"Authorization": "Bearer engines"})).status == 200

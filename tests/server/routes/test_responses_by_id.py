@@ -65,7 +65,7 @@ async def test_who_waits_for_the_whole_of_a_cancelled_response_gets_what_there_i
         nursery.start_soon(ask)
         await trio.sleep(10 * STEP_S)
         assert scene.gateway is not None
-        [response_id] = scene.gateway.running.ids
+        [response_id] = scene.gateway.active.ids
         cancelled = (await scene.post(f"{RESPONSES}/{response_id}/cancel")).json
         await trio.testing.wait_all_tasks_blocked()
     assert (answers[0].status, answers[0].json) == (200, cancelled)

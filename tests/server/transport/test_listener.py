@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.server.transport.client_stream import ClientStream
-from triolet.server.transport.listener import Front
+from triolet.server.transport.listener import Listener
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 UPGRADE = (
@@ -32,7 +32,7 @@ UPGRADE = (
 class Server:
     """A front whose app and WebSocket say what they see."""
 
-    def __init__(self, front: Front, port: int, cancelled: list[str]) -> None:
+    def __init__(self, front: Listener, port: int, cancelled: list[str]) -> None:
         self.front, self.port, self.cancelled = front, port, cancelled
 
     async def connect(self) -> trio.SocketStream:
@@ -124,7 +124,7 @@ async def listening(**fields: Any) -> AsyncGenerator[Server]:
                 raise RuntimeError("a bug")
             await stream.send_all(b"WS " + data)
 
-    front = Front(config, an_app(cancelled), websocket)
+    front = Listener(config, an_app(cancelled), websocket)
     async with trio.open_nursery() as nursery:
         url = await nursery.start(front.run)
         yield Server(front, int(url.rpartition(":")[2]), cancelled)

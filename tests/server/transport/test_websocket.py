@@ -312,9 +312,9 @@ INVALID = {
 
 def unicode() -> Iterator[Case]:
     empty, open_empty = text(""), text("", fin=False)
-    end, go_on = Frame(CONTINUATION), Frame(CONTINUATION, fin=False)
+    end, resume_generation = Frame(CONTINUATION), Frame(CONTINUATION, fin=False)
     yield Case("6.1.1", [empty], back(""))
-    yield Case("6.1.2", [open_empty, go_on, end], back(""))
+    yield Case("6.1.2", [open_empty, resume_generation, end], back(""))
     yield Case("6.1.3", [open_empty, Frame(CONTINUATION, b"middle", fin=False), end], back("middle"))
     data = GREEK.encode()
     yield Case("6.2.1", [text(data)], back(data))

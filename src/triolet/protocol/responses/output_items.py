@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import attrs
 
-from triolet.protocol.json import Encoded
+from triolet.protocol.json import EncodedList
 
 Event = dict[str, Any]
-"""A server event, less its sequence number until `Answer` has given it one."""
+"""A server event, less its sequence number until `ResponseBuilder` has given it one."""
 
-Logprobs = Encoded  # of positions: the longest thing that a response says, and it is said four times
+Logprobs = EncodedList  # of positions: the longest thing that a response says, and it is said four times
 
 
 class OutputItem(Protocol):

@@ -12,7 +12,7 @@ from triolet.protocol.responses.output_items import Logprobs
 
 
 @attrs.frozen(kw_only=True)
-class Piece:
+class ResponseDelta:
     """What is new with one output of the engine.
 
     Args:
@@ -26,7 +26,7 @@ class Piece:
     logprobs: Logprobs = attrs.field(factory=Logprobs)
 
     @classmethod
-    def of(cls, completion: CompletionOutput, num_top: int | None) -> Piece:
+    def of(cls, completion: CompletionOutput, num_top: int | None) -> ResponseDelta:
         """What is new in an output of kind DELTA.
 
         Args:
@@ -43,7 +43,7 @@ class Piece:
 
 
 @attrs.frozen(kw_only=True)
-class History:
+class ResponseHistory:
     """How an answer came to be what it is.
 
     Args:
@@ -54,7 +54,7 @@ class History:
         completed_at: when that was, seconds since the epoch.
     """
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ResponseDelta, ...] = ()
     item_ids: tuple[str, ...] = ()
     output: RequestOutput | None = None
     finish_reason: FinishReason | None = None

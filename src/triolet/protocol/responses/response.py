@@ -37,9 +37,9 @@ from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.replay import History, Piece
+from triolet.protocol.responses.replay import ResponseDelta, ResponseHistory
 from triolet.protocol.responses.requests import CreateResponse
-from triolet.protocol.responses.response_items import AnswerItems, NewId
+from triolet.protocol.responses.response_items import NewId, ResponseItems
 from triolet.protocol.responses.store import StoredResponse
 
 
@@ -50,7 +50,7 @@ class _State(enum.Enum):
 
 
 @attrs.define(eq=False, kw_only=True)
-class Answer:
+class ResponseBuilder:
     """A response on its way; see the table at the head of this module.
 
     Args:
@@ -73,12 +73,12 @@ class Answer:
     new_id: NewId
     plan: ToolPlan = attrs.field(factory=plan_tools)
     chat: tuple[Message, ...] = ()
-    outlives_server: bool = False
-    is_left_over: bool = attrs.field(default=False, init=False)
+    survives_restart: bool = False
+    is_handed_over: bool = attrs.field(default=False, init=False)
     _state: _State = attrs.field(default=_State.FRESH, init=False)
     _num_events: int = attrs.field(default=0, init=False)
-    _items: AnswerItems = attrs.field(init=False)
-    _pieces: list[Piece] = attrs.field(factory=list, init=False)
+    _items: ResponseItems = attrs.field(init=False)
+    _pieces: list[ResponseDelta] = attrs.field(factory=list, init=False)
     _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
     _last_output: RequestOutput | None = attrs.field(default=None, init=False)
     _num_output_tokens: int = attrs.field(default=0, init=False)
@@ -86,7 +86,7 @@ class Answer:
     _log: list[Event] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._items = AnswerItems(self.new_id, self.plan)
+        self._items = ResponseItems(self.new_id, self.plan)
 
     @property
     def is_over(self) -> bool:
@@ -94,7 +94,7 @@ class Answer:
         return self._state is _State.OVER
 
     @property
-    def was_successful(self) -> bool:
+    def can_be_continued(self) -> bool:
         """Whether it is over, and later turns can continue it."""
         return self._ending.get("status") in ("completed", "incomplete", "cancelled")
 
@@ -120,13 +120,15 @@ class Answer:
         if self.is_over:
             return []
         completion = output.outputs[0]
-        if self.outlives_server and completion.finish_reason is FinishReason.SHUTDOWN:
-            self.is_left_over = True
+        if self.survives_restart and completion.finish_reason is FinishReason.SHUTDOWN:
+            self.is_handed_over = True
             return []
-        piece = Piece.of(completion, self.request.top_logprobs if self.request.wants_logprobs else None)
+        piece = ResponseDelta.of(
+            completion, self.request.top_logprobs if self.request.wants_logprobs else None
+        )
         return self._take(piece, output, completion.finish_reason, now)
 
-    def replay(self, history: History) -> None:
+    def replay(self, history: ResponseHistory) -> None:
         """Become what another one was, whose events nobody is told again; `new_id` must give its items the same ids."""
         self.begin()
         for number, piece in enumerate(history.pieces, start=1):
@@ -134,12 +136,12 @@ class Answer:
             reason = history.finish_reason if number == len(history.pieces) else None
             self._take(piece, history.output, reason, history.completed_at)
 
-    def history(self) -> History | None:
+    def history(self) -> ResponseHistory | None:
         """For `replay`, of a resumable response; None if it has not begun, or the engine did not end it."""
-        was_finished = self._finish_reason is not None and self.was_successful
+        was_finished = self._finish_reason is not None and self.can_be_continued
         if self._state is _State.FRESH or (self.is_over and not was_finished):
             return None
-        return History(
+        return ResponseHistory(
             pieces=tuple(self._pieces),
             item_ids=self._items.ids,
             output=self._last_output,
@@ -148,7 +150,7 @@ class Answer:
         )
 
     def _take(
-        self, piece: Piece, output: RequestOutput, reason: FinishReason | None, now: int
+        self, piece: ResponseDelta, output: RequestOutput, reason: FinishReason | None, now: int
     ) -> list[Event]:
         events = self.begin()
         self._last_output, self._finish_reason = output, reason

@@ -31,14 +31,14 @@ from triolet.protocol.responses.output_items import (
     ReasoningOutput,
     messages_of,
 )
-from triolet.protocol.responses.replay import Piece
+from triolet.protocol.responses.replay import ResponseDelta
 
 NewId = Callable[[str], str]
 """Makes an id with a prefix, such as `msg`."""
 
 
 @attrs.define(eq=False)
-class AnswerItems:
+class ResponseItems:
     """See the module's text.
 
     Args:
@@ -70,7 +70,7 @@ class AnswerItems:
         """The items as messages of a chat."""
         return messages_of(self._items)
 
-    def add(self, new: Piece, prompt: str | None, *, is_last: bool) -> list[Event]:
+    def add(self, new: ResponseDelta, prompt: str | None, *, is_last: bool) -> list[Event]:
         """The model goes on.
 
         Args:

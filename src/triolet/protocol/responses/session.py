@@ -40,7 +40,7 @@ from triolet.protocol.responses.client_events import ClientEvent
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CancelResponse, CreateResponse, SteerResponse
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import NewId
 from triolet.protocol.responses.store import ResponseStore, previous_messages, prompt_of
 from triolet.protocol.responses.turn_queues import TurnQueues
@@ -74,14 +74,14 @@ class ResponsesContext:
     defaults: SamplingParams
     store: ResponseStore
     new_id: NewId
-    find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None
+    find_resumable: Callable[[str, str | None], ResponseBuilder | None] = lambda response_id, owner: None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     max_active: int = 16
     max_lanes: int = 32
     max_queued: int = 256
     max_queued_bytes: int = 64 * 2**20
-    hands_over: bool = False
+    saves_snapshot: bool = False
 
     def plan(self, request: CreateResponse) -> ToolPlan:
         """What follows from the tools of a request, see there.
@@ -101,7 +101,7 @@ class ResponsesContext:
 
     def answer(
         self, request: CreateResponse, params: SamplingParams, before: tuple[Message, ...], now: int
-    ) -> Answer:
+    ) -> ResponseBuilder:
         """The answer to a request that has its place now, still without any event.
 
         Args:
@@ -110,7 +110,7 @@ class ResponsesContext:
             before: the chat that it continues, see `previous_messages`.
             now: seconds since the epoch.
         """
-        return Answer(
+        return ResponseBuilder(
             response_id=self.new_id("resp"),
             request=request,
             params=params,
@@ -119,7 +119,7 @@ class ResponsesContext:
             new_id=self.new_id,
             plan=self.plan(request),
             chat=(*before, *request.input.messages()),
-            outlives_server=self.hands_over and request.resumable,
+            survives_restart=self.saves_snapshot and request.resumable,
         )
 
 
@@ -131,13 +131,13 @@ class Session:
         owner: whose key the connection was opened with; None where there are none.
     """
 
-    def __init__(self, service: ResponsesContext, owner: str | None = None) -> None:
-        self._service, self._owner = service, owner
+    def __init__(self, context: ResponsesContext, owner: str | None = None) -> None:
+        self._context, self._owner = context, owner
         self._lanes = TurnQueues(
-            max_active=service.max_active,
-            max_lanes=service.max_lanes,
-            max_queued=service.max_queued,
-            max_queued_bytes=service.max_queued_bytes,
+            max_active=context.max_active,
+            max_lanes=context.max_lanes,
+            max_queued=context.max_queued,
+            max_queued_bytes=context.max_queued_bytes,
         )
         self._is_draining = False
         self._is_closed = False
@@ -173,7 +173,7 @@ class Session:
                 param="response_id" if wish.response_id else "stream_id",
             )
             return [Send(error.event(wish.stream_id))]
-        return [Stop(turn), *self.tell(turn, turn.answer.cancel(now), now)]
+        return [Stop(turn), *self.emit(turn, turn.answer.cancel(now), now)]
 
     def _active_turn(self, wish: CancelResponse) -> Turn | None:
         if wish.response_id is not None:
@@ -201,27 +201,27 @@ class Session:
         return self._steered(turn, turn.answer, turn.request, steer, now)
 
     def _why_not_active(self, response_id: str) -> tuple[str, str]:
-        for store in (self._local, self._service.store):
+        for store in (self._local, self._context.store):
             if store.get(response_id, self._owner) is not None:
                 return "response_already_completed", "the response is over"
         return "response_not_found", "there is no such active response on this connection"
 
     def _steered(
-        self, turn: Turn, answer: Answer, request: CreateResponse, steer: SteerResponse, now: int
+        self, turn: Turn, answer: ResponseBuilder, request: CreateResponse, steer: SteerResponse, now: int
     ) -> list[Effect]:
         successor = attrs.evolve(
             request, input=steer.input, previous_response_id=answer.response_id, generate=True
         )
-        params = self._service.params(successor)
+        params = self._context.params(successor)
         self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, params=params))
         events = answer.begin()
-        named = {"id": self._service.new_id("steer"), "previous_response_id": answer.response_id}
+        named = {"id": self._context.new_id("steer"), "previous_response_id": answer.response_id}
         events.append(answer.numbered({"type": "response.steer.accepted", "steer": named}))
-        return [Stop(turn), *self.tell(turn, [*events, *answer.cancel(now, steered=True)], now)]
+        return [Stop(turn), *self.emit(turn, [*events, *answer.cancel(now, steered=True)], now)]
 
     # ------------------------------------------------------------------------- what comes of the turns
 
-    def tell(self, turn: Turn, events: Sequence[Event], now: int) -> list[Effect]:
+    def emit(self, turn: Turn, events: Sequence[Event], now: int) -> list[Effect]:
         """There is news of a turn; of one that is not active any more there is none."""
         if not self._lanes.is_active(turn):
             return []
@@ -240,7 +240,7 @@ class Session:
         if not self._lanes.is_active(turn):
             return []
         if turn.was_told and turn.answer is not None:
-            return self.tell(turn, turn.answer.fail(error, now), now)
+            return self.emit(turn, turn.answer.fail(error, now), now)
         return [Send(error.event(turn.stream_id)), *self._ended(turn, now)]
 
     # ------------------------------------------------------------------------------------ the way down
@@ -257,7 +257,7 @@ class Session:
         """End everything now: the server ends."""
         effects = self.drain(now)
         for turn in self.active:
-            goes_on = turn.was_told and turn.answer is not None and turn.answer.outlives_server
+            goes_on = turn.was_told and turn.answer is not None and turn.answer.survives_restart
             effects += [Stop(turn), *(self._ended(turn, now) if goes_on else self._failed(turn, now))]
         return effects + self._closed_if_idle()
 
@@ -322,7 +322,7 @@ class Session:
         if turn.error is not None:
             raise turn.error
         if turn.resume is not None:
-            turn.answer = self._service.find_resumable(turn.resume.response_id, self._owner)
+            turn.answer = self._context.find_resumable(turn.resume.response_id, self._owner)
             if turn.answer is None:
                 raise WireError(
                     "There is no response of that id that could be resumed.",
@@ -333,19 +333,19 @@ class Session:
             return
         request, params = turn.request, turn.params
         assert request is not None and params is not None, "a turn without an error has a request"
-        stores = (self._local, self._service.store)
+        stores = (self._local, self._context.store)
         before = previous_messages(request.previous_response_id, self._owner, *stores)
-        turn.answer = self._service.answer(request, params, before, now)
+        turn.answer = self._context.answer(request, params, before, now)
         turn.messages = prompt_of(request.instructions, turn.answer.chat)
 
     def _ended(self, turn: Turn, now: int) -> list[Effect]:
         self._lanes.end(turn)
         return self._start_waiting(now) or self._closed_if_idle()
 
-    def _keep(self, answer: Answer) -> None:
+    def _keep(self, answer: ResponseBuilder) -> None:
         """An answer that is over can be continued."""
-        if answer.was_successful:
-            store = self._service.store if answer.request.store else self._local
+        if answer.can_be_continued:
+            store = self._context.store if answer.request.store else self._local
             store.put(answer.stored(self._owner))
 
 

@@ -17,11 +17,11 @@ from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.status import FinishReason, RequestMetrics
 from triolet.errors import InvalidRequest, SnapshotError
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import Encoded
+from triolet.protocol.json import EncodedList
 from triolet.protocol.responses.input_items import Input
-from triolet.protocol.responses.replay import History, Piece
+from triolet.protocol.responses.replay import ResponseDelta, ResponseHistory
 from triolet.protocol.responses.requests import CreateResponse
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import NewId
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.structuring import CONVERTER, Wrong, structure
@@ -32,7 +32,7 @@ MAX_BYTES: Final = 2**28  # a thousand responses of 256 KiB: longer than most ch
 
 
 @attrs.frozen(kw_only=True)
-class KeptOutput:
+class SavedOutput:
     """Of an answer's last output what is not in its pieces; see `RequestOutput`."""
 
     prompt: str | None = None
@@ -42,19 +42,19 @@ class KeptOutput:
     metrics: RequestMetrics
 
     @classmethod
-    def of(cls, output: RequestOutput) -> KeptOutput:
+    def of(cls, output: RequestOutput) -> SavedOutput:
         """What is kept of an output."""
         return cls(**{field.name: getattr(output, field.name) for field in attrs.fields(cls)})
 
     def output(self, response_id: str) -> RequestOutput:
         """An output of which it would be the same."""
-        fields = {field.name: getattr(self, field.name) for field in attrs.fields(KeptOutput)}
+        fields = {field.name: getattr(self, field.name) for field in attrs.fields(SavedOutput)}
         nothing = CompletionOutput(index=0, text="", token_ids=())
         return RequestOutput(request_id=response_id, outputs=(nothing,), finished=False, **fields)
 
 
 @attrs.frozen(kw_only=True)
-class KeptAnswer:
+class SavedResponse:
     """One response.
 
     Args:
@@ -64,7 +64,7 @@ class KeptAnswer:
         model: name of the model.
         created_at: seconds since the epoch.
         chat: what it answers.
-        pieces: see `History`, as the next three.
+        pieces: see `ResponseHistory`, as the next three.
         item_ids: likewise.
         finish_reason: likewise.
         completed_at: likewise.
@@ -78,15 +78,17 @@ class KeptAnswer:
     model: str
     created_at: int
     chat: tuple[Mapping[str, Any], ...] = ()
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ResponseDelta, ...] = ()
     item_ids: tuple[str, ...] = ()
     finish_reason: str | None = None
     completed_at: int = 0
-    output: KeptOutput | None = None
+    output: SavedOutput | None = None
     engine: str | None = None
 
     @classmethod
-    def of(cls, answer: Answer, history: History, owner: str | None, engine: str | None) -> KeptAnswer:
+    def of(
+        cls, answer: ResponseBuilder, history: ResponseHistory, owner: str | None, engine: str | None
+    ) -> SavedResponse:
         """What is kept of an answer.
 
         Args:
@@ -106,13 +108,13 @@ class KeptAnswer:
             item_ids=history.item_ids,
             finish_reason=history.finish_reason,
             completed_at=history.completed_at,
-            output=None if history.output is None else KeptOutput.of(history.output),
+            output=None if history.output is None else SavedOutput.of(history.output),
             engine=engine,
         )
 
-    def history(self) -> History:
+    def history(self) -> ResponseHistory:
         """The reverse of that."""
-        return History(
+        return ResponseHistory(
             pieces=self.pieces,
             item_ids=self.item_ids,
             output=None if self.output is None else self.output.output(self.response_id),
@@ -120,36 +122,36 @@ class KeptAnswer:
             completed_at=self.completed_at,
         )
 
-    def answer(self, service: ResponsesContext) -> Answer:
+    def answer(self, context: ResponsesContext) -> ResponseBuilder:
         """The answer as it was.
 
         Raises:
             SnapshotError: it could not be one of this server's.
         """
         try:
-            return self._answer(service)
+            return self._answer(context)
         except (WireError, InvalidRequest, ValueError) as error:
             raise SnapshotError(
                 f"response {self.response_id[:80]} can not be one of this server's: {error}"
             ) from error
 
-    def _answer(self, service: ResponsesContext) -> Answer:
+    def _answer(self, context: ResponsesContext) -> ResponseBuilder:
         request = CreateResponse.of({**self.request, "input": []})
         history = self.history()
         if (history.finish_reason is None) != (self.engine is not None):
             raise ValueError("either it has ended, or an engine knows of it")
         if history.pieces and history.output is None:
             raise ValueError("it has pieces, and no output that they are of")
-        answer = Answer(
+        answer = ResponseBuilder(
             response_id=self.response_id,
             request=request,
-            params=service.params(request),
+            params=context.params(request),
             model=self.model,
             created_at=self.created_at,
-            new_id=_first(self.item_ids, service.new_id),
-            plan=service.plan(request),
+            new_id=_first(self.item_ids, context.new_id),
+            plan=context.plan(request),
             chat=tuple(map(dict, self.chat)),
-            outlives_server=service.hands_over,
+            survives_restart=context.saves_snapshot,
         )
         answer.replay(history)
         return answer
@@ -172,7 +174,7 @@ def _first(ids: Iterable[str], new_id: NewId) -> NewId:
 # ------------------------------------------------------------------------------------------------ text
 
 
-def to_bytes(answers: Iterable[KeptAnswer], max_bytes: int = MAX_BYTES) -> tuple[bytes, int]:
+def to_bytes(answers: Iterable[SavedResponse], max_bytes: int = MAX_BYTES) -> tuple[bytes, int]:
     """Lines for a file.
 
     Args:
@@ -191,7 +193,7 @@ def to_bytes(answers: Iterable[KeptAnswer], max_bytes: int = MAX_BYTES) -> tuple
     return b"".join([_head(len(lines)), *lines]), len(lines)
 
 
-def from_bytes(data: bytes) -> tuple[KeptAnswer, ...]:
+def from_bytes(data: bytes) -> tuple[SavedResponse, ...]:
     """The reverse of `to_bytes`.
 
     Raises:
@@ -210,7 +212,7 @@ def from_bytes(data: bytes) -> tuple[KeptAnswer, ...]:
             f"it must hold {str(known.get('num_responses'))[:20]} whole lines; got {len(lines) - 1}"
         )
     try:
-        answers = tuple(structure(_read(line), KeptAnswer) for line in lines[:-1])
+        answers = tuple(structure(_read(line), SavedResponse) for line in lines[:-1])
     except WireError as error:
         raise SnapshotError(f"it must hold responses as they were kept: {error.message}") from error
     if len({answer.response_id for answer in answers}) < len(answers):
@@ -223,7 +225,7 @@ def _head(num_responses: int) -> bytes:
     return json.dumps(head).encode() + b"\n"
 
 
-def _line(answer: KeptAnswer) -> bytes:
+def _line(answer: SavedResponse) -> bytes:
     return json.dumps(attrs.asdict(answer), separators=(",", ":")).encode() + b"\n"
 
 
@@ -237,20 +239,20 @@ def _read(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _logprobs(value: Any, _: Any) -> Encoded:
+def _logprobs(value: Any, _: Any) -> EncodedList:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Wrong("a list of objects", value)
-    return Encoded(value)
+    return EncodedList(value)
 
 
-CONVERTER.register_structure_hook(Encoded, _logprobs)
+CONVERTER.register_structure_hook(EncodedList, _logprobs)
 
 
 # ------------------------------------------------------------------------------------------- going on
 
 
 @attrs.define
-class Rest:
+class ReplaySkipper:
     """What an engine that goes on tells beyond what had been told: its first output brings all of it once more.
 
     Args:
@@ -262,7 +264,7 @@ class Rest:
     num_tokens: int
 
     @classmethod
-    def after(cls, history: History) -> Rest:
+    def after(cls, history: ResponseHistory) -> ReplaySkipper:
         """What comes after that."""
         return cls(history.num_chars, history.num_tokens)
 

@@ -10,7 +10,7 @@ from triolet.protocol.responses.client_events import ClientEvent
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -35,7 +35,7 @@ class Turn:
     resume: ResumeResponse | None = None
     error: WireError | None = None
     messages: list[Message] = attrs.field(factory=list)
-    answer: Answer | None = None
+    answer: ResponseBuilder | None = None
     was_told: bool = False
     num_bytes: int = 0
 

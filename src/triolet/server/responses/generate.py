@@ -17,21 +17,26 @@ from triolet.errors import PromptTooLong
 from triolet.protocol.access import Access
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.session import ResponsesContext
-from triolet.protocol.responses.snapshot import Rest
+from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.protocol.responses.store import ResponseStore
 from triolet.protocol.truncation import without_oldest
 
-Tell = Callable[[Sequence[Event]], None]
+EmitEvents = Callable[[Sequence[Event]], None]
 """Gets the events of an answer."""
 
-Room = Callable[[], Awaitable[None]]
+WaitForRoom = Callable[[], Awaitable[None]]
 """Waits until whoever is told should be told more."""
 
 
-async def make_answer(
-    engine: Engine, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+async def generate_response(
+    engine: Engine,
+    answer: ResponseBuilder,
+    messages: list[Message],
+    owner: str | None,
+    emit: EmitEvents,
+    wait_for_room: WaitForRoom,
 ) -> None:
     """Have an engine answer, from the first event to the last; leaving it is the abort.
 
@@ -47,7 +52,7 @@ async def make_answer(
     """
     while True:
         try:
-            await _make_answer(engine, answer, messages, owner, tell, room)
+            await _generate_once(engine, answer, messages, owner, emit, wait_for_room)
             return
         except PromptTooLong as error:  # known before anything was told
             if answer.request.truncation != "auto":
@@ -55,8 +60,13 @@ async def make_answer(
             messages = without_oldest(messages, error)
 
 
-async def _make_answer(
-    engine: Engine, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+async def _generate_once(
+    engine: Engine,
+    answer: ResponseBuilder,
+    messages: list[Message],
+    owner: str | None,
+    emit: EmitEvents,
+    wait_for_room: WaitForRoom,
 ) -> None:
     request = answer.request
     stream = engine.generate(
@@ -71,13 +81,19 @@ async def _make_answer(
         owner=owner,
     )
     async with stream:
-        tell(answer.begin())
+        emit(answer.begin())
         async for output in stream:
-            tell(answer.add(output, int(time.time())))
-            await room()
+            emit(answer.add(output, int(time.time())))
+            await wait_for_room()
 
 
-async def go_on_with_answer(answer: Answer, stream: TokenStream, rest: Rest, tell: Tell, room: Room) -> None:
+async def continue_response(
+    answer: ResponseBuilder,
+    stream: TokenStream,
+    rest: ReplaySkipper,
+    emit: EmitEvents,
+    wait_for_room: WaitForRoom,
+) -> None:
     """Have an engine go on with what the last server has begun; leaving it is the abort.
 
     Args:
@@ -92,14 +108,14 @@ async def go_on_with_answer(answer: Answer, stream: TokenStream, rest: Rest, tel
     async with stream:
         async for output in stream:
             if (new := rest.of(output)) is not None:
-                tell(answer.add(new, int(time.time())))
-            await room()
+                emit(answer.add(new, int(time.time())))
+            await wait_for_room()
 
 
-def answering(
+def responses_context(
     engine: Engine,
     config: GatewayConfig,
-    find_resumable: Callable[[str, str | None], Answer | None] = lambda response_id, owner: None,
+    find_resumable: Callable[[str, str | None], ResponseBuilder | None] = lambda response_id, owner: None,
 ) -> ResponsesContext:
     """What conversations must know of a server.
 
@@ -120,7 +136,7 @@ def answering(
         max_lanes=config.max_lanes,
         max_queued=config.max_queued_responses,
         max_queued_bytes=4 * config.max_message_bytes,
-        hands_over=config.snapshot is not None,
+        saves_snapshot=config.snapshot is not None,
     )
 
 
@@ -154,14 +170,14 @@ def salt_of(salt: str | None, owner: str | None) -> str | None:
 
 @attrs.frozen(eq=False)
 class _Running:
-    answer: Answer
+    answer: ResponseBuilder
     owner: str | None
-    tell: Tell
+    emit: EmitEvents
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
 
 @attrs.frozen(eq=False)
-class RunningAnswers:
+class ActiveResponses:
     """Those of one server, whatever they are told over."""
 
     _running: dict[str, _Running] = attrs.field(factory=dict, init=False)
@@ -174,38 +190,44 @@ class RunningAnswers:
     async def make(
         self,
         engine: Engine,
-        answer: Answer,
+        answer: ResponseBuilder,
         messages: list[Message],
         owner: str | None,
-        tell: Tell,
-        room: Room,
+        emit: EmitEvents,
+        wait_for_room: WaitForRoom,
     ) -> None:
-        """See `make_answer`; an answer that `cancel` ends is told to its end, too."""
-        with self._registered(answer, owner, tell):
-            await make_answer(engine, answer, messages, owner, tell, room)
+        """See `generate_response`; an answer that `cancel` ends is told to its end, too."""
+        with self._registered(answer, owner, emit):
+            await generate_response(engine, answer, messages, owner, emit, wait_for_room)
 
-    async def go_on(
-        self, answer: Answer, owner: str | None, stream: TokenStream, rest: Rest, tell: Tell, room: Room
+    async def resume_generation(
+        self,
+        answer: ResponseBuilder,
+        owner: str | None,
+        stream: TokenStream,
+        rest: ReplaySkipper,
+        emit: EmitEvents,
+        wait_for_room: WaitForRoom,
     ) -> None:
-        """See `go_on_with_answer`; the rest is as in `make`."""
-        with self._registered(answer, owner, tell):
-            await go_on_with_answer(answer, stream, rest, tell, room)
+        """See `continue_response`; the rest is as in `make`."""
+        with self._registered(answer, owner, emit):
+            await continue_response(answer, stream, rest, emit, wait_for_room)
 
     @contextmanager
-    def _registered(self, answer: Answer, owner: str | None, tell: Tell) -> Iterator[None]:
-        running = self._running[answer.response_id] = _Running(answer, owner, tell)
+    def _registered(self, answer: ResponseBuilder, owner: str | None, emit: EmitEvents) -> Iterator[None]:
+        active = self._running[answer.response_id] = _Running(answer, owner, emit)
         try:
-            with running.scope:
+            with active.scope:
                 yield
         finally:
             del self._running[answer.response_id]
 
-    def find(self, response_id: str, owner: str | None) -> Answer | None:
+    def find(self, response_id: str, owner: str | None) -> ResponseBuilder | None:
         """The answer of that id, if it is this owner's."""
-        running = self._running.get(response_id)
-        return running.answer if running is not None and running.owner == owner else None
+        active = self._running.get(response_id)
+        return active.answer if active is not None and active.owner == owner else None
 
-    def cancel(self, response_id: str, owner: str | None, now: int) -> Answer | None:
+    def cancel(self, response_id: str, owner: str | None, now: int) -> ResponseBuilder | None:
         """End an answer with what there is; its blocks are free within a step.
 
         Args:
@@ -217,7 +239,7 @@ class RunningAnswers:
         """
         answer = self.find(response_id, owner)
         if answer is not None:
-            running = self._running[response_id]
-            running.tell(answer.cancel(now))
-            running.scope.cancel()
+            active = self._running[response_id]
+            active.emit(answer.cancel(now))
+            active.scope.cancel()
         return answer

@@ -15,14 +15,14 @@ import trio
 
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 
-Make = Callable[[Answer, Callable[[], Awaitable[None]], Callable[[], None]], Awaitable[None]]
+Make = Callable[[ResponseBuilder, Callable[[], Awaitable[None]], Callable[[], None]], Awaitable[None]]
 """Has an answer made: waits for the first function before each step, and calls the second after it."""
 
 
 @attrs.define(eq=False)
-class Resumable:
+class ResumableResponse:
     """One answer, and who reads it.
 
     Args:
@@ -32,7 +32,7 @@ class Resumable:
         is_hurried: it waits for no reader any more.
     """
 
-    answer: Answer
+    answer: ResponseBuilder
     owner: str | None
     error: BaseException | None = None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -66,7 +66,7 @@ class Resumable:
 
 
 @attrs.define(eq=False)
-class ResumableAnswers:
+class ResumableResponses:
     """All that can be resumed on this server.
 
     Args:
@@ -79,15 +79,15 @@ class ResumableAnswers:
     nursery: trio.Nursery
     grace_s: float
     max_answers: int
-    on_over: Callable[[Answer, str | None], None]
-    _answers: dict[str, Resumable] = attrs.field(factory=dict, init=False)
+    on_over: Callable[[ResponseBuilder, str | None], None]
+    _answers: dict[str, ResumableResponse] = attrs.field(factory=dict, init=False)
 
-    def find(self, response_id: str, owner: str | None) -> Answer | None:
+    def find(self, response_id: str, owner: str | None) -> ResponseBuilder | None:
         """The answer of that id, if this owner may read it."""
         kept = self._answers.get(response_id)
         return kept.answer if kept is not None and kept.owner == owner else None
 
-    def begin(self, answer: Answer, owner: str | None, make: Make) -> None:
+    def begin(self, answer: ResponseBuilder, owner: str | None, make: Make) -> None:
         """Have an answer made, as fast as it will be read.
 
         Raises:
@@ -101,22 +101,22 @@ class ResumableAnswers:
                 type="rate_limit_error",
                 retry_after_s=self.grace_s,
             )
-        kept = self._answers[answer.response_id] = Resumable(answer, owner)
+        kept = self._answers[answer.response_id] = ResumableResponse(answer, owner)
         self.nursery.start_soon(self._make, kept, make)
 
-    def take_up(self, answer: Answer, owner: str | None, make: Make) -> None:
+    def take_up(self, answer: ResponseBuilder, owner: str | None, make: Make) -> None:
         """Have an answer made on that the last server has begun: as `begin`, but it waits for its reader."""
-        kept = self._answers[answer.response_id] = Resumable(answer, owner)
+        kept = self._answers[answer.response_id] = ResumableResponse(answer, owner)
         self.nursery.start_soon(self._make, kept, make)
         self.nursery.start_soon(self._expect_reader, kept)
 
-    async def _expect_reader(self, kept: Resumable) -> None:
+    async def _expect_reader(self, kept: ResumableResponse) -> None:
         """A deadline would be the request's own: this one ends only what nobody reads."""
         await trio.sleep(self.grace_s)
         if not kept.num_readers and kept.scope.deadline == float("inf"):
             kept.scope.cancel()
 
-    async def all_made(self) -> list[tuple[Answer, str | None]]:
+    async def run_all_to_end(self) -> list[tuple[ResponseBuilder, str | None]]:
         """Every answer and its owner, once the engine has nothing left for any of them: it has been drained."""
         for kept in tuple(self._answers.values()):
             await kept.made()
@@ -124,10 +124,10 @@ class ResumableAnswers:
 
     async def read(
         self,
-        answer: Answer,
+        answer: ResponseBuilder,
         starting_after: int,
-        tell: Callable[[Sequence[Event]], None],
-        room: Callable[[], Awaitable[None]],
+        emit: Callable[[Sequence[Event]], None],
+        wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
         """Tell of every event after a number, up to the last one.
 
@@ -144,16 +144,16 @@ class ResumableAnswers:
             while True:
                 if events := answer.events_after(starting_after):
                     starting_after = events[-1]["sequence_number"]
-                    tell(events)
+                    emit(events)
                 if kept.error is not None:
                     raise kept.error
                 if answer.is_over or kept.is_made:
                     return
-                await room()
+                await wait_for_room()
                 await kept.more()
 
     @contextmanager
-    def _reading(self, kept: Resumable) -> Iterator[None]:
+    def _reading(self, kept: ResumableResponse) -> Iterator[None]:
         kept.num_readers += 1
         kept.scope.deadline = float("inf")
         try:
@@ -165,7 +165,7 @@ class ResumableAnswers:
             elif not kept.num_readers:
                 kept.scope.deadline = trio.current_time() + self.grace_s
 
-    async def _make(self, kept: Resumable, make: Make) -> None:
+    async def _make(self, kept: ResumableResponse, make: Make) -> None:
         try:
             with kept.scope:
                 await make(kept.answer, kept.wanted, kept.grown)
@@ -175,6 +175,6 @@ class ResumableAnswers:
         if kept.answer.is_over:
             self.on_over(kept.answer, kept.owner)
         kept.grown()
-        if kept.answer.is_over or kept.answer.is_left_over:
+        if kept.answer.is_over or kept.answer.is_handed_over:
             await trio.sleep(self.grace_s)
         del self._answers[kept.answer.response_id]

@@ -40,19 +40,19 @@ class SendQueue:
             self.close = (code, reason)
             self._writer.unpark_all()
 
-    def give_up(self, code: int, reason: str) -> None:
+    def abort(self, code: int, reason: str) -> None:
         """The connection ends, and what waits is dropped."""
         self._num_bytes -= sum(map(len, self._texts))
         self._texts.clear()
         self.put_close(code, reason)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until more should be put."""
         await trio.lowlevel.checkpoint()
         while self._num_bytes > HIGH_WATER_BYTES:
             await self._makers.park()
 
-    async def room_for_answer(self) -> None:
+    async def wait_for_reply_room(self) -> None:
         """Wait until one more message of the client should be answered: later than `room`, so that a client that reads
         slowly can still cancel what it reads.
         """

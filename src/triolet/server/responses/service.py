@@ -26,13 +26,19 @@ from triolet.engine.token_stream import TokenStream
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
 from triolet.protocol.responses.input_items import Message
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.session import shutting_down
-from triolet.protocol.responses.snapshot import Rest
+from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.protocol.responses.turns import Turn
-from triolet.server.responses.generate import Room, RunningAnswers, Tell, access_to, answering
-from triolet.server.responses.resumable import ResumableAnswers
-from triolet.server.responses.websocket_connection import Connection
+from triolet.server.responses.generate import (
+    ActiveResponses,
+    EmitEvents,
+    WaitForRoom,
+    access_to,
+    responses_context,
+)
+from triolet.server.responses.resumable import ResumableResponses
+from triolet.server.responses.websocket_connection import ResponsesConnection
 from triolet.server.transport.client_stream import ClientStream
 from triolet.server.transport.websocket import Handshake, ServerSocket, SocketLimits
 
@@ -48,7 +54,7 @@ class _Owner:
     name: str | None
 
 
-class Gateway:
+class ResponsesService:
     """What the connections of one server share; `open_gateway` makes it.
 
     Args:
@@ -60,19 +66,19 @@ class Gateway:
     def __init__(self, engine: Engine, config: GatewayConfig, nursery: trio.Nursery) -> None:
         self.engine, self.config = engine, config
         self.access = access_to(engine, config)
-        self.resumable = ResumableAnswers(
+        self.resumable = ResumableResponses(
             nursery, config.resume_grace, config.max_stored_responses, self._remember
         )
-        self.running = RunningAnswers()
-        self.service = answering(engine, config, self.resumable.find)
-        self.store = self.service.store
+        self.active = ActiveResponses()
+        self.context = responses_context(engine, config, self.resumable.find)
+        self.store = self.context.store
         self._limits = SocketLimits(
             max_message_bytes=config.max_message_bytes,
             max_message_fragments=config.max_message_fragments,
             max_pings_per_second=config.max_pings_per_second,
             close_timeout=config.close_timeout,
         )
-        self._connections: set[Connection] = set()
+        self._connections: set[ResponsesConnection] = set()
         self._connections_by_key: Counter[str] = Counter()
         self._active_by_key: Counter[str] = Counter()
         self._is_draining = False
@@ -124,7 +130,7 @@ class Gateway:
         """Hold the conversation, and then the goodbye."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(socket.run)
-            connection = Connection(socket, self.config, self.service, self.answer, owner)
+            connection = ResponsesConnection(socket, self.config, self.context, self.answer, owner)
             with self._counted(connection, owner):
                 await connection.run()
             with trio.move_on_after(self.config.close_timeout):
@@ -151,7 +157,7 @@ class Gateway:
         return owner
 
     @contextmanager
-    def _counted(self, connection: Connection, owner: str | None) -> Iterator[None]:
+    def _counted(self, connection: ResponsesConnection, owner: str | None) -> Iterator[None]:
         self._connections.add(connection)
         if self._is_draining:  # since it was let in
             connection.drain()
@@ -165,7 +171,9 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------- answering
 
-    async def answer(self, turn: Turn, owner: str | None, tell: Tell, room: Room) -> None:
+    async def answer(
+        self, turn: Turn, owner: str | None, emit: EmitEvents, wait_for_room: WaitForRoom
+    ) -> None:
         """Have the engine answer a turn of a conversation.
 
         Args:
@@ -178,26 +186,33 @@ class Gateway:
         """
         assert turn.answer is not None, "a turn that was started has an answer"
         if turn.resume is None and not turn.answer.request.resumable:
-            await self._make(turn.answer, turn.messages, owner, tell, room)
+            await self._make(turn.answer, turn.messages, owner, emit, wait_for_room)
             return
 
         async def make(
-            answer: Answer, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
+            answer: ResponseBuilder, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
         ) -> None:
             await self._make(answer, turn.messages, owner, lambda events: grown(), wanted)
 
         if turn.resume is None:
             self.resumable.begin(turn.answer, owner, make)
         starting_after = -1 if turn.resume is None else turn.resume.starting_after
-        await self.resumable.read(turn.answer, starting_after, tell, room)
+        await self.resumable.read(turn.answer, starting_after, emit, wait_for_room)
 
     async def _make(
-        self, answer: Answer, messages: list[Message], owner: str | None, tell: Tell, room: Room
+        self,
+        answer: ResponseBuilder,
+        messages: list[Message],
+        owner: str | None,
+        emit: EmitEvents,
+        wait_for_room: WaitForRoom,
     ) -> None:
         with self.place(owner):
-            await self.running.make(self.engine, answer, messages, owner, tell, room)
+            await self.active.make(self.engine, answer, messages, owner, emit, wait_for_room)
 
-    def go_on(self, answer: Answer, owner: str | None, stream: TokenStream | None, rest: Rest) -> None:
+    def resume_generation(
+        self, answer: ResponseBuilder, owner: str | None, stream: TokenStream | None, rest: ReplaySkipper
+    ) -> None:
         """Go on with a resumable response that the last server has begun; see `triolet.server.responses.snapshot_file`.
 
         Args:
@@ -208,21 +223,23 @@ class Gateway:
         """
 
         async def make(
-            answer: Answer, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
+            answer: ResponseBuilder, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
         ) -> None:
             if stream is None:
                 return
             try:
                 with _counting(self._active_by_key, owner):  # it has its place since the last server
-                    await self.running.go_on(answer, owner, stream, rest, lambda events: grown(), wanted)
+                    await self.active.resume_generation(
+                        answer, owner, stream, rest, lambda events: grown(), wanted
+                    )
             except Exception as error:  # its readers know of it: this is an ending like others
                 log.exception("a response of the last server failed")
                 answer.fail(of_exception(error), int(time.time()))
 
         self.resumable.take_up(answer, owner, make)
 
-    def _remember(self, answer: Answer, owner: str | None) -> None:
-        if answer.request.store and answer.was_successful:
+    def _remember(self, answer: ResponseBuilder, owner: str | None) -> None:
+        if answer.request.store and answer.can_be_continued:
             self.store.put(answer.stored(owner))
 
     @contextmanager
@@ -262,7 +279,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(engine: Engine, config: GatewayConfig | None = None) -> AsyncGenerator[Gateway]:
+async def open_gateway(
+    engine: Engine, config: GatewayConfig | None = None
+) -> AsyncGenerator[ResponsesService]:
     """A gateway to an engine; what its connections have running ends with the scope.
 
     Args:
@@ -270,7 +289,7 @@ async def open_gateway(engine: Engine, config: GatewayConfig | None = None) -> A
         config: the limits; by default their defaults.
     """
     async with trio.open_nursery() as nursery:
-        yield Gateway(engine, config or GatewayConfig(), nursery)
+        yield ResponsesService(engine, config or GatewayConfig(), nursery)
         nursery.cancel_scope.cancel()
 
 

@@ -19,9 +19,9 @@ import attrs
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import ConfigError, SnapshotError
 from triolet.ipc.snapshot import SavedRequest, Snapshot
-from triolet.protocol.responses.replay import History
-from triolet.protocol.responses.snapshot import MAX_BYTES, KeptAnswer, Rest, from_bytes, to_bytes
-from triolet.server.responses.service import Gateway
+from triolet.protocol.responses.replay import ResponseHistory
+from triolet.protocol.responses.snapshot import MAX_BYTES, ReplaySkipper, SavedResponse, from_bytes, to_bytes
+from triolet.server.responses.service import ResponsesService
 
 REFUSED: Final = ".refused"
 
@@ -82,7 +82,7 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
 # ---------------------------------------------------------------------------------------- the way down
 
 
-async def leave_file(path: Path, gateway: Gateway, snapshot: Snapshot) -> None:
+async def save_responses(path: Path, gateway: ResponsesService, snapshot: Snapshot) -> None:
     """Write down every resumable response that has not failed, if there are any.
 
     Args:
@@ -90,7 +90,7 @@ async def leave_file(path: Path, gateway: Gateway, snapshot: Snapshot) -> None:
         gateway: whose; it has been drained.
         snapshot: of its engine, which has been drained, too.
     """
-    kept = await keep_answers(gateway, snapshot)
+    kept = await collect_responses(gateway, snapshot)
     if not kept:
         return
     data, num_kept = to_bytes(kept)
@@ -104,15 +104,15 @@ async def leave_file(path: Path, gateway: Gateway, snapshot: Snapshot) -> None:
         log.warning("%d more would have made it longer than %d bytes", len(kept) - num_kept, MAX_BYTES)
 
 
-async def keep_answers(gateway: Gateway, snapshot: Snapshot) -> list[KeptAnswer]:
-    """The resumable responses of a gateway, those first that have not ended; see `leave_file`."""
+async def collect_responses(gateway: ResponsesService, snapshot: Snapshot) -> list[SavedResponse]:
+    """The resumable responses of a gateway, those first that have not ended; see `save_responses`."""
     saved = {request.request_id: request for request in snapshot.requests}
     kept = []
-    for answer, owner in await gateway.resumable.all_made():
+    for answer, owner in await gateway.resumable.run_all_to_end():
         history, request = answer.history(), saved.get(answer.response_id)
         if history is not None and (answer.is_over or request is not None):
             engine = None if answer.is_over or request is None else _text(snapshot, request)
-            kept.append(KeptAnswer.of(answer, history, owner, engine))
+            kept.append(SavedResponse.of(answer, history, owner, engine))
     return sorted(kept, key=lambda one: one.engine is None)
 
 
@@ -123,24 +123,24 @@ def _text(snapshot: Snapshot, request: SavedRequest) -> str:
 # ------------------------------------------------------------------------------------------ the way up
 
 
-def take_up_file(path: Path, gateway: Gateway) -> None:
+def restore_responses(path: Path, gateway: ResponsesService) -> None:
     """Go on with what the last server has left in a file, all of it or nothing; the file is removed."""
     try:
         data = read_file(path)
         if data is None:
             return
-        taken = [_taken_up(gateway, one) for one in from_bytes(data)]
+        taken = [_restored(gateway, one) for one in from_bytes(data)]
         path.unlink()  # first: nobody is to take it up twice
     except (OSError, SnapshotError) as error:
         log.warning("%s can not be taken up, the server begins without it: %s", path, error)
-        _put_aside(path)
+        _set_aside(path)
         return
     for begin in taken:
         begin()
     log.info("going on with %d resumable responses from %s", len(taken), path)
 
 
-def _put_aside(path: Path) -> None:
+def _set_aside(path: Path) -> None:
     aside = path.with_name(path.name + REFUSED)
     try:
         os.replace(path, aside)
@@ -150,18 +150,20 @@ def _put_aside(path: Path) -> None:
         log.info("it is kept as %s", aside)
 
 
-def _taken_up(gateway: Gateway, kept: KeptAnswer) -> Callable[[], None]:
+def _restored(gateway: ResponsesService, kept: SavedResponse) -> Callable[[], None]:
     """What has the gateway go on with a response.
 
     Raises:
         SnapshotError: it was a server of another model, or this is no response of one.
     """
-    answer, history = kept.answer(gateway.service), kept.history()
+    answer, history = kept.answer(gateway.context), kept.history()
     stream = None if kept.engine is None else _stream(gateway, kept.response_id, kept.engine, history)
-    return lambda: gateway.go_on(answer, kept.owner, stream, Rest.after(history))
+    return lambda: gateway.resume_generation(answer, kept.owner, stream, ReplaySkipper.after(history))
 
 
-def _stream(gateway: Gateway, response_id: str, engine: str, history: History) -> TokenStream:
+def _stream(
+    gateway: ResponsesService, response_id: str, engine: str, history: ResponseHistory
+) -> TokenStream:
     rule = f"response {response_id[:80]} must be the one that its engine knew"
     try:
         snapshot = Snapshot.from_bytes(base64.b64decode(engine, validate=True))

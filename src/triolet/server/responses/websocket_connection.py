@@ -24,20 +24,20 @@ from triolet.protocol.json import encode
 from triolet.protocol.responses.client_events import ClientEvent, read_event
 from triolet.protocol.responses.session import ResponsesContext, Session
 from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
-from triolet.server.responses.generate import Room, Tell
+from triolet.server.responses.generate import EmitEvents, WaitForRoom
 from triolet.server.responses.send_queue import SendQueue
 from triolet.server.transport.websocket import PING, ServerSocket
 
 LONG_MESSAGE_BYTES = 2**16  # takes a millisecond to read: the other connections do not wait for longer ones
 FAILED, SLOW = 1011, 1013
 
-AnswerTurn = Callable[[Turn, str | None, Tell, Room], Awaitable[None]]
+AnswerTurn = Callable[[Turn, str | None, EmitEvents, WaitForRoom], Awaitable[None]]
 """Has a turn answered: told of its events by the first function, after the second has let it go on."""
 
 log = logging.getLogger("triolet.gateway")
 
 
-class Connection:
+class ResponsesConnection:
     """A client on a WebSocket whose handshake is done.
 
     Args:
@@ -52,13 +52,13 @@ class Connection:
         self,
         socket: ServerSocket,
         config: GatewayConfig,
-        service: ResponsesContext,
+        context: ResponsesContext,
         answer: AnswerTurn,
         owner: str | None,
     ) -> None:
-        self._socket, self._config, self._service = socket, config, service
+        self._socket, self._config, self._context = socket, config, context
         self._answer, self._owner = answer, owner
-        self._conversation = Session(service, owner)
+        self._conversation = Session(context, owner)
         self._send_queue = SendQueue()
         self._turns: dict[Turn, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
@@ -98,19 +98,19 @@ class Connection:
     def _give_up(self, code: int, reason: str) -> None:
         """Free what the client holds, at once; the writer says goodbye."""
         self._apply(self._conversation.abandon())
-        self._send_queue.give_up(code, reason)
+        self._send_queue.abort(code, reason)
 
     # ---------------------------------------------------------------------------------- reader, writer
 
     async def _read(self) -> None:
         while True:
             raw = await self._socket.get_message()
-            await self._send_queue.room_for_answer()
+            await self._send_queue.wait_for_reply_room()
             event = (await self._understood(raw)).traced_by(self._socket.trace_headers)
             self._apply(self._conversation.receive(event, _now()))
 
     async def _understood(self, raw: str | bytes) -> ClientEvent:
-        models, params_of = self._service.models, self._service.params
+        models, params_of = self._context.models, self._context.params
         if len(raw) < LONG_MESSAGE_BYTES:
             return read_event(raw, models, params_of)
         return await trio.to_thread.run_sync(read_event, raw, models, params_of)
@@ -166,8 +166,8 @@ class Connection:
                 await self._answer(
                     turn,
                     self._owner,
-                    lambda events: self._apply(self._conversation.tell(turn, events, _now())),
-                    self._send_queue.room,
+                    lambda events: self._apply(self._conversation.emit(turn, events, _now())),
+                    self._send_queue.wait_for_room,
                 )
         except Exception as error:
             told = of_exception(error)

@@ -11,13 +11,13 @@ from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.errors import TrioletError
 from triolet.observability.prometheus import Metrics
-from triolet.server.responses.generate import RunningAnswers, answering
-from triolet.server.responses.service import Gateway
+from triolet.server.responses.generate import ActiveResponses, responses_context
+from triolet.server.responses.service import ResponsesService
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.chat_completions import chat_completions
 from triolet.server.routes.completions import completions
 from triolet.server.routes.errors import answer_error, answer_http_error
-from triolet.server.routes.guard import Guard
+from triolet.server.routes.guard import AccessMiddleware
 from triolet.server.routes.operations import health, metrics, model, models, requests, version
 from triolet.server.routes.page import page, static
 from triolet.server.routes.responses import (
@@ -35,7 +35,7 @@ def create_app(
     engine: Engine,
     config: GatewayConfig | None = None,
     *,
-    gateway: Gateway | None = None,
+    gateway: ResponsesService | None = None,
 ) -> Starlette:
     """An ASGI app that serves an engine; it must run in the engine's Trio thread.
 
@@ -46,11 +46,11 @@ def create_app(
             own, no limits per key, and no response can be resumed.
     """
     config = config or GatewayConfig()
-    service = AppContext(
+    context = AppContext(
         engine=engine,
         config=config,
-        answering=gateway.service if gateway is not None else answering(engine, config),
-        running=gateway.running if gateway is not None else RunningAnswers(),
+        responses_context=gateway.context if gateway is not None else responses_context(engine, config),
+        active=gateway.active if gateway is not None else ActiveResponses(),
         gateway=gateway,
         metrics=Metrics(engine, config.metrics_prefix),
     )
@@ -76,8 +76,8 @@ def create_app(
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, service=service)],
+        middleware=[Middleware(AccessMiddleware, context=context)],
         exception_handlers={TrioletError: answer_error, HTTPException: answer_http_error},
     )
-    app.state.service = service
+    app.state.context = context
     return app

@@ -17,8 +17,8 @@ from triolet.protocol.access import Access
 from triolet.protocol.errors import model_not_found, wrong
 from triolet.protocol.generation import GenerationRequest
 from triolet.protocol.responses.session import ResponsesContext
-from triolet.server.responses.generate import RunningAnswers, access_to, salt_of
-from triolet.server.responses.service import Gateway
+from triolet.server.responses.generate import ActiveResponses, access_to, salt_of
+from triolet.server.responses.service import ResponsesService
 
 TIMEOUT_HEADER = "x-request-timeout"
 
@@ -39,9 +39,9 @@ class AppContext:
 
     engine: Engine
     config: GatewayConfig
-    answering: ResponsesContext
-    running: RunningAnswers
-    gateway: Gateway | None
+    responses_context: ResponsesContext
+    active: ActiveResponses
+    gateway: ResponsesService | None
     metrics: Metrics
     began_at: int = attrs.field(factory=lambda: int(time.time()))
 
@@ -53,7 +53,7 @@ class AppContext:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names that the model is asked for by; the first is the one that it answers with."""
-        return self.answering.models
+        return self.responses_context.models
 
     def check_model(self, name: str) -> None:
         """Hold the name of a model to those that are served.
@@ -86,8 +86,8 @@ class AppContext:
 
 def context_of(request: Request) -> AppContext:
     """The app's."""
-    service: AppContext = request.app.state.service
-    return service
+    context: AppContext = request.app.state.context
+    return context
 
 
 def owner_of(request: Request) -> str | None:

@@ -18,25 +18,25 @@ from triolet.protocol.chat_completions import ChatChoice, ChatRequest, Piece, ch
 from triolet.server.responses.generate import new_id
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import refusals
-from triolet.server.routes.generation_route import Generated
+from triolet.server.routes.generation_route import GenerationHandler
 from triolet.server.routes.request_body import read_json
-from triolet.server.routes.sse import Events
+from triolet.server.routes.sse import EventSender
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat, whole or in chunks."""
-    service = context_of(request)
+    context = context_of(request)
     body = await read_json(request, ChatRequest.of)
-    service.check_model(body.model)
-    plan = body.plan(service.engine.tool_parser, service.engine.reasoning_parser)
-    params = body.params(service.engine.default_sampling_params(), plan)
-    if service.engine.reasoning_parser is not None:  # whose tokens can only be counted as they come
+    context.check_model(body.model)
+    plan = body.plan(context.engine.tool_parser, context.engine.reasoning_parser)
+    params = body.params(context.engine.default_sampling_params(), plan)
+    if context.engine.reasoning_parser is not None:  # whose tokens can only be counted as they come
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
-    return await _Answer.to(request, service, body, params, plan=plan).response(request)
+    return await _Answer.to(request, context, body, params, plan=plan).response(request)
 
 
 @attrs.define(eq=False)
-class _Answer(Generated[ChatRequest]):
+class _Answer(GenerationHandler[ChatRequest]):
     ID_PREFIX = "chatcmpl"
 
     plan: ToolPlan = attrs.field(kw_only=True)
@@ -51,7 +51,7 @@ class _Answer(Generated[ChatRequest]):
             **self.frame, choices=[choice.whole() for choice in choices], usage=self._usage(choices)
         )
 
-    async def stream(self, events: Events) -> None:
+    async def stream(self, events: EventSender) -> None:
         choices: list[ChatChoice] = []
         async with self._answered() as stream:
             await events.start()
@@ -66,9 +66,9 @@ class _Answer(Generated[ChatRequest]):
 
     @asynccontextmanager
     async def _answered(self) -> AsyncGenerator[TokenStream]:
-        engine = self.service.engine
+        engine = self.context.engine
         prompt = self.body.prompt(self.plan, engine.reasoning_parser)
-        with refusals(self.body), self.service.place(self.owner):
+        with refusals(self.body), self.context.place(self.owner):
             async with engine.generate(prompt, self.params, **self.arguments) as stream:
                 yield stream
 

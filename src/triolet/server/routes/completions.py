@@ -15,37 +15,37 @@ from triolet.engine.token_stream import TokenStream
 from triolet.protocol.completions import CompletionRequest, TextChoice, text_completion
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import refusals
-from triolet.server.routes.generation_route import Generated
+from triolet.server.routes.generation_route import GenerationHandler
 from triolet.server.routes.request_body import read_json
-from triolet.server.routes.sse import Events
+from triolet.server.routes.sse import EventSender
 
 
 async def completions(request: Request) -> Response:
     """Continue a text, or several at once."""
-    service = context_of(request)
+    context = context_of(request)
     body = await read_json(request, CompletionRequest.of)
-    service.check_model(body.model)
-    params = body.params(service.engine.default_sampling_params())
-    return await _Answer.to(request, service, body, params).response(request)
+    context.check_model(body.model)
+    params = body.params(context.engine.default_sampling_params())
+    return await _Answer.to(request, context, body, params).response(request)
 
 
 @attrs.define(eq=False)
-class _Answer(Generated[CompletionRequest]):
+class _Answer(GenerationHandler[CompletionRequest]):
     ID_PREFIX = "cmpl"
 
     choices: dict[int, TextChoice] = attrs.field(factory=dict, init=False)
 
     async def whole(self) -> dict[str, Any]:
         choices = []
-        with refusals(self.body), self.service.place(self.owner):
+        with refusals(self.body), self.context.place(self.owner):
             async with AsyncExitStack() as stack:
                 for place, stream in enumerate(await self._enter(stack)):
                     async for output in stream:
                         choices += self._add(place, output)
         return text_completion(**self.frame, choices=choices, usage=self.usage.body())
 
-    async def stream(self, events: Events) -> None:
-        with refusals(self.body), self.service.place(self.owner):
+    async def stream(self, events: EventSender) -> None:
+        with refusals(self.body), self.context.place(self.owner):
             async with AsyncExitStack() as stack:
                 streams = await self._enter(stack)
                 await events.start()
@@ -59,13 +59,13 @@ class _Answer(Generated[CompletionRequest]):
 
     async def _enter(self, stack: AsyncExitStack) -> list[TokenStream]:
         """One stream per prompt; all of them are admitted, or none."""
-        generate = self.service.engine.generate
+        generate = self.context.engine.generate
         return [
             await stack.enter_async_context(generate(prompt, self.params, **self.arguments))
             for prompt in self.body.prompt.prompts
         ]
 
-    async def _send_all(self, events: Events, streams: list[TokenStream]) -> None:
+    async def _send_all(self, events: EventSender, streams: list[TokenStream]) -> None:
         """Several prompts, whose chunks come as they come; only one task sends."""
         sending, receiving = trio.open_memory_channel[tuple[int, RequestOutput]](0)
         failed: list[Exception] = []
@@ -91,7 +91,7 @@ class _Answer(Generated[CompletionRequest]):
         if failed:
             raise failed[0]
 
-    async def _send(self, events: Events, place: int, output: RequestOutput) -> None:
+    async def _send(self, events: EventSender, place: int, output: RequestOutput) -> None:
         for choice in self._add(place, output):
             await events.send(text_completion(**self.frame, choices=[choice]))
 
@@ -108,7 +108,7 @@ class _Answer(Generated[CompletionRequest]):
         return [self.choices[place * n + completion.index].add(completion) for completion in output.outputs]
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        tokenizer = self.service.engine.tokenizer
+        tokenizer = self.context.engine.tokenizer
         if output.prompt is not None or tokenizer is None:
             return output.prompt or ""
         return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)

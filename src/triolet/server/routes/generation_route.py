@@ -14,19 +14,19 @@ from triolet.core.request.params import SamplingParams
 from triolet.protocol.generation import GenerationRequest, Usage
 from triolet.server.responses.generate import new_id
 from triolet.server.routes.app_context import AppContext, owner_of
-from triolet.server.routes.request_body import until_gone
-from triolet.server.routes.sse import Events, EventStream
+from triolet.server.routes.request_body import cancel_on_disconnect
+from triolet.server.routes.sse import EventSender, EventStream
 
 Body = TypeVar("Body", bound=GenerationRequest)
 
 
 @attrs.define(eq=False)
-class Generated(ABC, Generic[Body]):
+class GenerationHandler(ABC, Generic[Body]):
     """One answer on its way to one client."""
 
     ID_PREFIX: ClassVar[str]
 
-    service: AppContext
+    context: AppContext
     body: Body
     params: SamplingParams
     arguments: dict[str, Any]
@@ -35,26 +35,26 @@ class Generated(ABC, Generic[Body]):
     frame: dict[str, Any] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        model = self.service.engine.model_name
+        model = self.context.engine.model_name
         self.frame = {"answer_id": new_id(self.ID_PREFIX), "created": int(time.time()), "model": model}
 
     @classmethod
     def to(
-        cls, request: Request, service: AppContext, body: Body, params: SamplingParams, **more: Any
+        cls, request: Request, context: AppContext, body: Body, params: SamplingParams, **more: Any
     ) -> Self:
         """The answer to a request."""
-        return cls(service, body, params, service.arguments(request, body), owner_of(request), **more)
+        return cls(context, body, params, context.arguments(request, body), owner_of(request), **more)
 
     async def response(self, request: Request) -> Response:
         """As the body wants it: in chunks, or whole if the client waits that long."""
         if self.body.stream:
             return EventStream(self.stream)
-        return JSONResponse(await until_gone(request.receive, self.whole))
+        return JSONResponse(await cancel_on_disconnect(request.receive, self.whole))
 
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
         """The answer, once it is over."""
 
     @abstractmethod
-    async def stream(self, events: Events) -> None:
+    async def stream(self, events: EventSender) -> None:
         """Send it as it comes."""

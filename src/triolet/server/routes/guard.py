@@ -19,7 +19,7 @@ from triolet.protocol.errors import WireError
 from triolet.server.responses.generate import new_id
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.errors import answer_error, error_response
-from triolet.server.routes.request_body import Gone
+from triolet.server.routes.request_body import ClientDisconnected
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 METHODS = "GET, POST, DELETE, OPTIONS"
@@ -32,7 +32,7 @@ OPEN_FOLDER = "/static/"
 
 
 @attrs.frozen(eq=False)
-class Guard:
+class AccessMiddleware:
     """Stands in front of the app.
 
     Args:
@@ -41,7 +41,7 @@ class Guard:
     """
 
     app: ASGIApp
-    service: AppContext
+    context: AppContext
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or say why not."""
@@ -58,7 +58,7 @@ class Guard:
                 await refusal(scope, receive, answer.send)
             else:
                 await self.app(scope, receive, answer.send)
-        except Gone:
+        except ClientDisconnected:
             pass  # and with it everybody who could be told
         except Exception as error:
             if answer.has_started:
@@ -66,7 +66,7 @@ class Guard:
             await (await answer_error(request, error))(scope, receive, answer.send)
 
     def _refusal(self, request: Request) -> Response | None:
-        access, headers = self.service.access, request.headers
+        access, headers = self.context.access, request.headers
         path = _path(request.scope)
         try:
             access.check_host(headers.get("host"))
@@ -81,7 +81,7 @@ class Guard:
 
     def _cross_origin_headers(self, headers: Headers) -> dict[str, str]:
         """What lets a page of another origin read the answer, if it may."""
-        origin, access = headers.get("origin"), self.service.access
+        origin, access = headers.get("origin"), self.context.access
         if origin is None or not access.is_allowed_origin(origin, headers.get("host")):
             return {}
         allowed = ANY if ANY in access.allowed_origins else origin

@@ -39,8 +39,8 @@ async def version(request: Request) -> Response:
 
 async def requests(request: Request) -> Response:
     """What waits and runs; with keys, what was asked for with this one."""
-    service = context_of(request)
-    live = service.engine.requests(owner_of(request))
+    context = context_of(request)
+    live = context.engine.requests(owner_of(request))
     return JSONResponse(
         {"object": "list", "data": [{"object": "request", **attrs.asdict(one)} for one in live]}
     )
@@ -48,28 +48,28 @@ async def requests(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """The one model that is served, under all its names."""
-    service = context_of(request)
-    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.model_names]})
+    context = context_of(request)
+    return JSONResponse({"object": "list", "data": [_card(context, name) for name in context.model_names]})
 
 
 async def model(request: Request) -> Response:
     """One of its names."""
-    service = context_of(request)
+    context = context_of(request)
     name: str = request.path_params["name"]
     if not name:  # a slash at the end
         return await models(request)
-    if name not in service.model_names:
+    if name not in context.model_names:
         raise model_not_found(name)
-    return JSONResponse(_card(service, name))
+    return JSONResponse(_card(context, name))
 
 
-def _card(service: AppContext, name: str) -> dict[str, Any]:
+def _card(context: AppContext, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": service.began_at,
+        "created": context.began_at,
         "owned_by": "triolet",
-        "root": service.engine.model_name,
+        "root": context.engine.model_name,
         "parent": None,
-        "max_model_len": service.engine.max_model_len,
+        "max_model_len": context.engine.max_model_len,
     }

@@ -20,7 +20,7 @@ BODY_TIMEOUT_S = 600.0  # for all of it: 64 MiB at a megabit a second
 T = TypeVar("T")
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has gone; nobody is there to be told."""
 
 
@@ -57,7 +57,7 @@ async def _read(request: Request) -> bytes:
                 status=408,
             )
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         body += message.get("body", b"")
         is_whole = not message.get("more_body", False)
         if len(body) > MAX_BODY_BYTES:
@@ -69,7 +69,7 @@ def _too_long() -> WireError:
     return WireError(f"The body must be at most {MAX_BODY_BYTES} bytes.", code="body_too_large", status=413)
 
 
-async def until_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     """Do something for a client, and stop at once when the client goes: leaving `work` is the abort.
 
     Args:
@@ -101,4 +101,4 @@ async def until_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     if failed:
         raise failed[0]
     assert is_gone
-    raise Gone
+    raise ClientDisconnected

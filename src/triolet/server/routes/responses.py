@@ -18,59 +18,61 @@ from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.input_items_page import input_items, page_of
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse
-from triolet.protocol.responses.response import Answer
+from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.session import shutting_down
 from triolet.protocol.responses.store import previous_messages, prompt_of
 from triolet.protocol.responses.turns import Turn
 from triolet.server.routes.app_context import AppContext, context_of, deadline_of, owner_of
 from triolet.server.routes.errors import error_response, log_failure
-from triolet.server.routes.request_body import read_json, until_gone
-from triolet.server.routes.sse import Events, EventStream
+from triolet.server.routes.request_body import cancel_on_disconnect, read_json
+from triolet.server.routes.sse import EventSender, EventStream
 
-Tell = Callable[[Sequence[Event]], None]
-Room = Callable[[], Awaitable[None]]
+EmitEvents = Callable[[Sequence[Event]], None]
+WaitForRoom = Callable[[], Awaitable[None]]
 MAX_NUMBER_DIGITS = 18
 
 
 async def responses(request: Request) -> Response:
     """Make a response, whole or in events."""
-    service, owner = context_of(request), owner_of(request)
+    context, owner = context_of(request), owner_of(request)
     body = await read_json(request, CreateResponse.of)
-    service.check_model(body.model)
-    if body.resumable and service.gateway is None:
+    context.check_model(body.model)
+    if body.resumable and context.gateway is None:
         raise unsupported("resumable", "resumable is not supported without a gateway")
     if (deadline_s := deadline_of(request, body.timeout)) is not None:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
     body = body.traced_by(pick_trace_headers(request.headers))
-    params = service.answering.params(body)
-    before = previous_messages(body.previous_response_id, owner, service.answering.store)
-    answer = service.answering.answer(body, params, before, int(time.time()))
-    making = _Making(service, owner, answer, prompt_of(body.instructions, answer.chat))
+    params = context.responses_context.params(body)
+    before = previous_messages(body.previous_response_id, owner, context.responses_context.store)
+    answer = context.responses_context.answer(body, params, before, int(time.time()))
+    making = _Making(context, owner, answer, prompt_of(body.instructions, answer.chat))
     if body.stream:
         return EventStream(_Stream(making.make, answer, request).write)
-    await until_gone(request.receive, making.whole)
+    await cancel_on_disconnect(request.receive, making.whole)
     return as_json(answer.response())
 
 
 async def get_response(request: Request) -> Response:
     """A response that is remembered; with `stream=true` one that can be resumed, after `starting_after`."""
-    service, owner = context_of(request), owner_of(request)
+    context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
-    answer = service.answering.find_resumable(response_id, owner)
+    answer = context.responses_context.find_resumable(response_id, owner)
     if request.query_params.get("stream") == "true":
-        if answer is None or service.gateway is None:
+        if answer is None or context.gateway is None:
             raise not_found("There is no response of that id that could be resumed.")
         number = _number(request.query_params.get("starting_after", "-1"))
         resume = ResumeResponse(response_id=response_id, starting_after=number)
         turn = Turn(stream_id=None, resume=resume, answer=answer)
-        gateway = service.gateway
-        stream = _Stream(lambda tell, room: gateway.answer(turn, owner, tell, room), answer, request)
+        gateway = context.gateway
+        stream = _Stream(
+            lambda emit, wait_for_room: gateway.answer(turn, owner, emit, wait_for_room), answer, request
+        )
         return EventStream(stream.write)
-    stored = service.answering.store.get(response_id, owner)
+    stored = context.responses_context.store.get(response_id, owner)
     if stored is not None:
         return as_json(stored.response)
     if answer is None:
-        answer = service.running.find(response_id, owner)
+        answer = context.active.find(response_id, owner)
     if answer is not None:
         return as_json(answer.response())
     raise not_found("There is no response of that id.")
@@ -84,7 +86,7 @@ def as_json(response: dict[str, Any]) -> Response:
 async def delete_response(request: Request) -> Response:
     """Forget a response."""
     response_id: str = request.path_params["id"]
-    if not context_of(request).answering.store.delete(response_id, owner_of(request)):
+    if not context_of(request).responses_context.store.delete(response_id, owner_of(request)):
         raise not_found("There is no response of that id.")
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -103,21 +105,21 @@ async def no_websocket(request: Request) -> Response:
 class _Making:
     """A response that the engine is to make."""
 
-    service: AppContext
+    context: AppContext
     owner: str | None
-    answer: Answer
+    answer: ResponseBuilder
     messages: list[Message]
 
-    async def make(self, tell: Tell, room: Room) -> None:
-        gateway = self.service.gateway
+    async def make(self, emit: EmitEvents, wait_for_room: WaitForRoom) -> None:
+        gateway = self.context.gateway
         if gateway is None:
-            running, engine = self.service.running, self.service.engine
-            await running.make(engine, self.answer, self.messages, self.owner, tell, room)
+            active, engine = self.context.active, self.context.engine
+            await active.make(engine, self.answer, self.messages, self.owner, emit, wait_for_room)
         else:
             turn = Turn(
                 stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages
             )
-            await gateway.answer(turn, self.owner, tell, room)
+            await gateway.answer(turn, self.owner, emit, wait_for_room)
         self._keep()
 
     async def whole(self) -> None:
@@ -127,7 +129,7 @@ class _Making:
             WireError: it could not be finished.
         """
         await self.make(lambda events: None, trio.lowlevel.checkpoint)
-        if self.answer.is_left_over:
+        if self.answer.is_handed_over:
             raise shutting_down()
         response = self.answer.response()
         if response["status"] == "failed":
@@ -141,16 +143,16 @@ class _Making:
 
     def _keep(self) -> None:
         """A response that is over can be continued."""
-        if self.answer.was_successful and self.answer.request.store:
-            self.service.answering.store.put(self.answer.stored(self.owner))
+        if self.answer.can_be_continued and self.answer.request.store:
+            self.context.responses_context.store.put(self.answer.stored(self.owner))
 
 
 @attrs.define(eq=False)
 class _Stream:
     """The events of a response, from who makes them to who sends them."""
 
-    make: Callable[[Tell, Room], Awaitable[None]]
-    answer: Answer
+    make: Callable[[EmitEvents, WaitForRoom], Awaitable[None]]
+    answer: ResponseBuilder
     request: Request
     _told: list[Event] = attrs.field(factory=list, init=False)
     _was_told: bool = attrs.field(default=False, init=False)
@@ -159,7 +161,7 @@ class _Stream:
     _senders: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
-    async def write(self, events: Events) -> None:
+    async def write(self, events: EventSender) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._make)
             while told := await self._take():
@@ -172,10 +174,10 @@ class _Stream:
 
     async def _make(self) -> None:
         try:
-            await self.make(self._tell, self._room)
+            await self.make(self._tell, self._wait_for_room)
         except Exception as error:
             self._fail(error)
-        if self.answer.is_left_over:  # no event says so: the next one comes from the next server
+        if self.answer.is_handed_over:  # no event says so: the next one comes from the next server
             self._failure = shutting_down()
         self._is_made = True
         self._senders.unpark_all()
@@ -195,7 +197,7 @@ class _Stream:
         self._was_told = True
         self._senders.unpark_all()
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         """The engine's outputs join in their stream while a client is slow."""
         await trio.lowlevel.checkpoint()
         while self._told:
@@ -229,28 +231,28 @@ def not_found(sentence: str) -> WireError:
 
 async def cancel_response(request: Request) -> Response:
     """End a response that is being made, wherever it was asked for; one that is over stays as it is."""
-    service, owner = context_of(request), owner_of(request)
+    context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
-    answer = service.running.cancel(response_id, owner, int(time.time()))
+    answer = context.active.cancel(response_id, owner, int(time.time()))
     if answer is None:
-        answer = service.answering.find_resumable(response_id, owner)
+        answer = context.responses_context.find_resumable(response_id, owner)
     if answer is not None:
         return as_json(answer.response())
-    if (stored := service.answering.store.get(response_id, owner)) is not None:
+    if (stored := context.responses_context.store.get(response_id, owner)) is not None:
         return as_json(stored.response)
     raise not_found("There is no response of that id.")
 
 
 async def list_input_items(request: Request) -> Response:
     """What a response was asked in, with the turns before: messages, calls and their outputs."""
-    service, owner = context_of(request), owner_of(request)
+    context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
-    if (stored := service.answering.store.get(response_id, owner)) is not None:
+    if (stored := context.responses_context.store.get(response_id, owner)) is not None:
         chat = stored.messages[: stored.num_input]
     else:
-        answer = service.running.find(response_id, owner)
+        answer = context.active.find(response_id, owner)
         if answer is None:
-            answer = service.answering.find_resumable(response_id, owner)
+            answer = context.responses_context.find_resumable(response_id, owner)
         if answer is None:
             raise not_found("There is no response of that id.")
         chat = answer.chat

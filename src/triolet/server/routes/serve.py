@@ -8,7 +8,7 @@ from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.server.responses.service import open_gateway
 from triolet.server.routes.app import create_app
-from triolet.server.transport.listener import Front
+from triolet.server.transport.listener import Listener
 
 
 async def serve(
@@ -30,5 +30,5 @@ async def serve(
     """
     config = config or GatewayConfig()
     async with open_gateway(engine, config) as gateway:
-        front = Front(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
+        front = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
         await front.run(task_status=task_status)

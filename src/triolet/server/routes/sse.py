@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from triolet.protocol.errors import of_exception
 from triolet.protocol.json import encode
 from triolet.server.routes.errors import log_failure
-from triolet.server.routes.request_body import Gone, until_gone
+from triolet.server.routes.request_body import ClientDisconnected, cancel_on_disconnect
 
 KEEP_ALIVE_S = 15.0  # below the idle limit of every proxy
 HEADERS = [
@@ -25,7 +25,7 @@ HEADERS = [
 DONE = b"data: [DONE]\n\n"
 
 
-class Events:
+class EventSender:
     """The sending side. `start` says that all is well: before it an error is an HTTP error, afterwards an event."""
 
     def __init__(self, send: Send) -> None:
@@ -70,21 +70,21 @@ class EventStream(Response):
     """A response of events.
 
     Args:
-        write: sends them; what it raises before `Events.start` becomes an HTTP error.
+        write: sends them; what it raises before `EventSender.start` becomes an HTTP error.
     """
 
-    def __init__(self, write: Callable[[Events], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[EventSender], Awaitable[None]]) -> None:
         super().__init__()
         self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as an ASGI app."""
-        events = Events(send)
-        with suppress(Gone):
-            await until_gone(receive, lambda: self._run(events, scope))
+        events = EventSender(send)
+        with suppress(ClientDisconnected):
+            await cancel_on_disconnect(receive, lambda: self._run(events, scope))
             await events.end()  # some servers say that the client has gone as soon as the response has ended
 
-    async def _run(self, events: Events, scope: Scope) -> None:
+    async def _run(self, events: EventSender, scope: Scope) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(events.keep_alive)
             failure = await self._try_to_write(events)
@@ -98,7 +98,7 @@ class EventStream(Response):
                 log_failure(Request(scope), failure)
             await events.send({"error": error.body()})
 
-    async def _try_to_write(self, events: Events) -> Exception | None:
+    async def _try_to_write(self, events: EventSender) -> Exception | None:
         try:
             await self._write(events)
         except Exception as error:

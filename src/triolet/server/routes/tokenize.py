@@ -99,9 +99,9 @@ class EmbeddingsRequest:
 
 async def tokenize(request: Request) -> Response:
     """The tokens that a prompt becomes, the chat template's included."""
-    service = context_of(request)
+    context = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
-    tokenizer = _tokenizer(service, body.model)
+    tokenizer = _tokenizer(context, body.model)
     content = body.content()
     try:
         tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
@@ -111,7 +111,7 @@ async def tokenize(request: Request) -> Response:
         raise said from error
     answer: dict[str, Any] = {
         "count": len(tokenized.token_ids),
-        "max_model_len": service.engine.max_model_len,
+        "max_model_len": context.engine.max_model_len,
         "tokens": tokenized.token_ids,
         "token_strs": None,
     }
@@ -122,9 +122,9 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of tokens."""
-    service = context_of(request)
+    context = context_of(request)
     body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
-    tokenizer, vocab_size = _tokenizer(service, body.model), service.engine.model_info.vocab_size
+    tokenizer, vocab_size = _tokenizer(context, body.model), context.engine.model_info.vocab_size
     for token_id in body.tokens:
         if not 0 <= token_id < vocab_size:
             raise wrong("tokens", f"in [0, {vocab_size})", token_id)
@@ -147,12 +147,12 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _tokenizer(service: AppContext, model: str | None) -> TokenizerInterface:
+def _tokenizer(context: AppContext, model: str | None) -> TokenizerInterface:
     if model is not None:
-        service.check_model(model)
-    if service.engine.tokenizer is None:
+        context.check_model(model)
+    if context.engine.tokenizer is None:
         raise WireError("The model has no tokenizer.", code="unsupported_model", param="model")
-    return service.engine.tokenizer
+    return context.engine.tokenizer
 
 
 def _strings(tokenizer: TokenizerInterface, token_ids: tuple[int, ...]) -> list[str]:

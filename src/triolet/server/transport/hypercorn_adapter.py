@@ -94,7 +94,7 @@ class _Connection(TCPServer):
         self._patience_s = server.head_timeout
         self._idling = trio.CancelScope()
         self._ahead = bytearray()
-        self._news, self._room = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
+        self._news, self._space = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
         self._is_closing = False
         self._was_closed = trio.Event()
 
@@ -121,7 +121,7 @@ class _Connection(TCPServer):
         """Read on, whatever the request before is doing, until the client goes."""
         while True:
             while len(self._ahead) > READ_AHEAD_BYTES and not self._is_closing:
-                await self._room.park()
+                await self._space.park()
             try:
                 data = await self._client.receive_some(MAX_RECV)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -142,7 +142,7 @@ class _Connection(TCPServer):
                 await self._news.park()
             data = bytes(self._ahead)
             self._ahead.clear()
-            self._room.unpark_all()
+            self._space.unpark_all()
             began_by = trio.current_time() + self._server.head_timeout
             self._idling.deadline = min(self._idling.deadline, began_by)
             try:
@@ -182,7 +182,7 @@ class _Connection(TCPServer):
         """Close from this side; not in the caller's task, which may be an app's, and cancelled any moment."""
         if not self._is_closing:
             self._is_closing = True
-            self._room.unpark_all()
+            self._space.unpark_all()
             self.start_soon(self._say_goodbye)
 
     async def _say_goodbye(self) -> None:

@@ -40,7 +40,7 @@ ServeWebSocket = Callable[[ClientStream], Awaitable[None]]
 log = logging.getLogger("triolet.front")
 
 
-class Front:
+class Listener:
     """Listens, and gives every connection to who speaks its language.
 
     Args:
