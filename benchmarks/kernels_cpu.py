@@ -22,8 +22,8 @@ import attrs
 import torch
 
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.cpu.attention.paged_attention import paged_attention_cpp
 from triolet.kernels.cpu.library import library
-from triolet.kernels.cpu.paged_attention import paged_attention_cpp
 from triolet.kernels.gathered_attention import gathered_attention
 from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.families import parse_decoder_config

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.cpu.attention.paged_attention import DTYPES, paged_attention_cpp
 from triolet.kernels.cpu.library import library
-from triolet.kernels.cpu.paged_attention import DTYPES, paged_attention_cpp
 from triolet.kernels.gathered_attention import gathered_attention
 
 if TYPE_CHECKING:

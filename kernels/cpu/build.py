@@ -88,12 +88,14 @@ class Toolchain:
         Raises:
             BuildError: the compiler refused.
         """
-        compiler, sources = str(self.compiler), sorted(SOURCES.glob("*.cpp"))
+        compiler, sources = str(self.compiler), sorted(SOURCES.rglob("*.cpp"))
         compiles, links = [], []
         for number, (target, library) in enumerate(targets):
-            objects = [str(folder / f"{number}-{source.stem}.o") for source in sources]
+            objects = [str(folder / f"{number}-{place}.o") for place in range(len(sources))]
             for source, made in zip(sources, objects, strict=True):
-                compiles.append([compiler, *_FLAGS, *target.flags, "-c", str(source), "-o", made])
+                # not among _FLAGS: where the sources lie does not change what they become
+                include = f"-I{SOURCES}"
+                compiles.append([compiler, *_FLAGS, *target.flags, include, "-c", str(source), "-o", made])
             links.append([compiler, *objects, "-o", str(library), *_link_flags()])
         _run_all(compiles)
         _run_all(links)
@@ -165,8 +167,9 @@ def _shipped_name(target: Target) -> str:
 def _sources_hash(facts: str = "") -> str:
     """24 hexadecimal digits that change with the sources, or with the facts."""
     digest = hashlib.sha256(facts.encode())
-    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    for source in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
+        name = source.relative_to(SOURCES).as_posix()
+        digest.update(name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:24]
 
 

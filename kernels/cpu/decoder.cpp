@@ -1,19 +1,20 @@
 // A whole step of a Llama-like decoder in one call: from token ids to logits, keys and values written on the way.
 //
-// All threads walk through the same stages: projection, rotary and KV write, attention, projection, ... (see team.h).
+// All threads walk through the same stages: projection, rotary and KV write, attention, projection, ... (see
+// threading/thread_pool.h).
 // An item is computed by one thread alone and in one order: neither the number of threads nor who did what can change a
 // bit of the result. The residual stream is float32; what enters a product is in the model's dtype.
 //
 // A stage costs its threads a meeting. So where tokens are few, as in a decode, what is quickly done is done by every
 // thread for itself (norms), or by the item that needs it (rotary and KV write, before the attention).
 
-#include "attention_step.h"
-#include "choice.h"
-#include "grouped.h"
+#include "attention/work_items.h"
+#include "gemm/bf16x3.h"
+#include "gemm/int4.h"
 #include "row.h"
+#include "sampling/argmax.h"
 #include "step.h"
-#include "team.h"
-#include "thirds.h"
+#include "threading/thread_pool.h"
 
 // paged_attention.cpp has them.
 extern template void attend(const AttentionRows<float>*, int, int, int, const AttentionRows<float>*, Scratch&);

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from triolet.kernels.cpu.packing import LinearStruct, ScreenStruct
+from triolet.kernels.cpu.gemm.packing import LinearStruct, ScreenStruct
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "screen.h"
+#include "sampling/argmax_candidates.h"
 
 struct Layer {
   Linear qkv, attention_out, gate_up, down;

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.kernels.targets import PagedCase, Target
 from triolet.kernels import paged_attention as launcher
-from triolet.kernels.cpu.paged_attention import paged_attention_cpp
+from triolet.kernels.cpu.attention.paged_attention import paged_attention_cpp
 
 MIXED = [(7, 7), (1, 65), (16, 80), (1, 1), (0, 3), (1, 64), (63, 63), (1, 300), (1, 17), (70, 200)]
 EXACT: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-6}

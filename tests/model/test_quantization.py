@@ -17,7 +17,7 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError, KernelShapeError
-from triolet.kernels.cpu.packing import GROUP, pack_bytes, pack_groups, round_groups
+from triolet.kernels.cpu.gemm.packing import GROUP, pack_bytes, pack_groups, round_groups
 from triolet.model.backends import cpu_decoder
 from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.load import load_model

@@ -17,7 +17,7 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import KernelShapeError
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.kernels.cpu.packing import pack_linear
+from triolet.kernels.cpu.gemm.packing import pack_linear
 from triolet.model.backends import cpu_decoder
 from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder

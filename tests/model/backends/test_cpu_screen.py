@@ -15,8 +15,8 @@ from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.backends.test_cpu_greedy import Both, load
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
-from triolet.kernels.cpu import packing
-from triolet.kernels.cpu.packing import CppLinear, CppScreen, pack_screen
+from triolet.kernels.cpu.gemm import packing
+from triolet.kernels.cpu.gemm.packing import CppLinear, CppScreen, pack_screen
 from triolet.model.backends.cpu_decoder import CpuDecoder
 
 VOCAB_SIZE = 3000

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from triolet.core.request.params import SamplingParams
-from triolet.kernels.cpu import draw
+from triolet.kernels.cpu.sampling import draw
 from triolet.model.sampling import cpu_draw
 from triolet.model.sampling.random_draw import RandomDraw
 from triolet.model.sampling.sampling_row import SamplingRow

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.decoder import (
     LayerStruct,
     ModelStruct,
@@ -29,8 +30,7 @@ from triolet.kernels.cpu.decoder import (
     StepStruct,
     addresses,
 )
-from triolet.kernels.cpu.library import library
-from triolet.kernels.cpu.packing import (
+from triolet.kernels.cpu.gemm.packing import (
     GROUP,
     MODEL_DTYPES,
     CppLinear,
@@ -43,7 +43,7 @@ from triolet.kernels.cpu.packing import (
     pack_screen,
     pointer,
 )
-from triolet.kernels.cpu.paged_attention import DTYPES
+from triolet.kernels.cpu.library import library
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig
 from triolet.model.architectures.rope import Rope
 from triolet.model.architectures.weight_map import WeightReader

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from triolet.core.request.params import SamplingParams
-from triolet.kernels.cpu.draw import draw
 from triolet.kernels.cpu.library import library
+from triolet.kernels.cpu.sampling.draw import draw
 from triolet.model.sampling.top_k_top_p import NO_TOP_P, has_top_k
 
 DRAW = np.dtype(

@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.kernels.cpu.draw import can_choose
+from triolet.kernels.cpu.sampling.draw import can_choose
 from triolet.model.sampling.cpu_draw import CpuDraws, make_cpu_draws
 from triolet.model.sampling.logits_processors import NEVER
 from triolet.model.sampling.noise import answer_streams, exponential_noise, position_streams

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from triolet.core.step_plan import TokenLogprobs
-from triolet.kernels.cpu.draw import largest
+from triolet.kernels.cpu.sampling.draw import largest
 from triolet.model.sampling.logits_processors import LogitEdits
 from triolet.model.sampling.logprobs import token_logprobs
 from triolet.model.sampling.random_draw import RandomDraw

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "attention_rows.h"
+#include "attention/rows.h"
 
 // Rows of sequences that share a prefix: measured, and whole fours for groups of 1 to 4.
 constexpr int MOST_TOGETHER = 12;

@@ -1,8 +1,8 @@
 // Products of bfloat16 or of bytes on Intel's AMX tiles, where the machine has them: up to nine times as fast as
 // vectors.
 //
-// A tile is 16 rows of 64 bytes. The strips of linear.h are what the instructions want already: pairs of inputs, or
-// four bytes, sixteen outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
+// A tile is 16 rows of 64 bytes. The strips of gemm/linear.h are what the instructions want already: pairs of inputs,
+// or four bytes, sixteen outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
 
 #pragma once
 

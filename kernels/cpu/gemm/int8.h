@@ -2,12 +2,12 @@
 // gets one of its own when it comes.
 //
 // Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
-// instructions (bytes.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what that
-// adds to a sum is the same for every row: `Linear::offsets`.
+// instructions (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what
+// that adds to a sum is the same for every row: `Linear::offsets`.
 
 #pragma once
 
-#include "linear.h"
+#include "gemm/linear.h"
 
 // Rows of activations as bytes: with 128 added and a scale for each row, or, for weights that are halves of bytes, as
 // they are and with a scale for each group of a row.

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "quantised.h"
+#include "gemm/int8.h"
 #include "scratch.h"
 
 // Mirrored by ScreenStruct in packing.py.

@@ -1,6 +1,6 @@
-// Drawing one token from a row of logits: temperature, min_p, top_k, top_p, and noise that is a function of (seed,
-// position, token id). The rules and their order are those of triolet.model.sampling.random_draw and filters, the noise that of
-// noise.
+// Draw one token from a row of logits: temperature, min_p, top_k, top_p, and noise that is a function of (seed,
+// position, token id). The rules and their order are those of random_draw.py and top_k_top_p.py in
+// triolet.model.sampling, the noise is that of noise.py.
 //
 // Nothing is sorted but what is drawn from. A row is passed over once or twice in vectors: its likeliest tokens are
 // taken out as candidates, hardly more than top_k and top_p keep; and a token that the noise could not let win, even if
@@ -19,7 +19,7 @@ typedef int64_t SignedLongs __attribute__((vector_size(8 * LANES), aligned(8)));
 
 constexpr uint64_t GOLDEN_GAMMA = 0x9E3779B97F4A7C15u;
 constexpr float BELOW_ONE = 1.0f - 0x1p-24f;
-constexpr double TOP_P_TOLERANCE = 1e-6;  // see filters.py
+constexpr double TOP_P_TOLERANCE = 1e-6;  // see top_k_top_p.py
 
 // Number `index` of the SplitMix64 stream that starts at `start`; for one number or for a vector of them.
 template <class Bits>
@@ -39,7 +39,7 @@ INLINE Floats uniform(Longs bits) {
   return number < BELOW_ONE ? number : splat(BELOW_ONE);
 }
 
-// What one row is drawn with. Mirrored by DRAW in cpu_drawing.py.
+// What one row is drawn with. Mirrored by DRAW in triolet/model/sampling/cpu_draw.py.
 struct Draw {
   double top_p;                        // above 1 = none
   int64_t answer, position;            // of the noise: where the answer's begins, and which of its tokens this will be

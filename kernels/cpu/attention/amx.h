@@ -7,8 +7,8 @@
 
 #pragma once
 
-#include "amx.h"
-#include "attention_many.h"
+#include "attention/prefill.h"
+#include "gemm/amx.h"
 
 #if defined(AMX_TILES)
 

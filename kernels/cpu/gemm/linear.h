@@ -1,5 +1,5 @@
 // Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or bytes
-// (quantised.h), or halves of bytes (grouped.h).
+// (gemm/int8.h), or halves of bytes (gemm/int4.h).
 //
 // A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
 // reads it, so that a step streams the weights through the cache once: for every input the numbers of all its outputs.
@@ -12,9 +12,9 @@
 
 #include <algorithm>
 
-#include "amx.h"
-#include "bytes.h"
-#include "parallel.h"
+#include "gemm/amx.h"
+#include "gemm/byte_dot.h"
+#include "threading/parallel_for.h"
 
 // Mirrored by LinearStruct in packing.py.
 struct Linear {
@@ -23,8 +23,8 @@ struct Linear {
   const float* scales;     // that bytes are to be multiplied by
   const int32_t* offsets;  // what 128 in every input would give: bytes of activations are stored with 128 added
   int32_t num_out, num_in;
-  int32_t bits;  // 0: the weights are in the model's dtype; 32: float32 in blocks (thirds.h); 8: bytes; 4: halves of
-                 // bytes, their scales beside them
+  int32_t bits;  // 0: the weights are in the model's dtype; 32: float32 in blocks (gemm/bf16x3.h); 8: bytes; 4: halves
+                 // of bytes, their scales beside them
   int32_t gated;  // whether the halves of a panel go together
 
   // How many of a panel's halves hold outputs. The last panel's second one may be all zeros.

@@ -1,7 +1,7 @@
 // Weights in the order in which steps read them; packing.py asks for it.
 
-#include "grouped.h"
-#include "thirds.h"
+#include "gemm/bf16x3.h"
+#include "gemm/int4.h"
 
 // Numbers in a panel's row: what num_out is rounded up to.
 EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }

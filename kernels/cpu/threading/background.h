@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "team.h"
+#include "threading/thread_pool.h"
 
 template <class Job>
 class Background {

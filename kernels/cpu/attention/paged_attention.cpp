@@ -1,7 +1,7 @@
 // Paged attention over a whole step: see kernels/paged_attention.py for the contract.
 
-#include "attention_step.h"
-#include "parallel.h"
+#include "attention/work_items.h"
+#include "threading/parallel_for.h"
 
 namespace {
 
@@ -29,5 +29,5 @@ EXPORT void triolet_paged_attention(const AttentionCall* call) {
   }
 }
 
-// Where torch's threads are started: see parallel.h.
+// Where torch's threads are started: see threading/parallel_for.h.
 EXPORT void triolet_use_threads(StartThreads start) { start_threads = start; }

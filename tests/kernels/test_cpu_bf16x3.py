@@ -23,12 +23,12 @@ Multiply = Callable[..., Tensor]
 
 @pytest.fixture(scope="module")
 def multiply(tmp_path_factory: pytest.TempPathFactory) -> Multiply:
-    """x [rows, num_in] times a weight [num_out, num_in], as `thirds.cpp` has it."""
+    """x [rows, num_in] times a weight [num_out, num_in], as `bf16x3.cpp` has it."""
     target = next(target for target in X86_TARGETS if target.tiles)
     if lacking := missing(target):
         pytest.skip(f"needs a CPU with {', '.join(sorted(lacking))}")
-    library = tmp_path_factory.mktemp("thirds") / "thirds.so"
-    source = Path(__file__).with_name("thirds.cpp")
+    library = tmp_path_factory.mktemp("bf16x3") / "bf16x3.so"
+    source = Path(__file__).with_name("bf16x3.cpp")
     flags = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
     try:
         compiler = Toolchain.find()

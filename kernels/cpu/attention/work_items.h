@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention.h"
+#include "attention/attention.h"
 
 // Mirrored by AttentionCall in paged_attention.py, field by field.
 struct AttentionCall {

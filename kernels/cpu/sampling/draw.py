@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from triolet.kernels.cpu.attention.paged_attention import DTYPES
+from triolet.kernels.cpu.gemm.packing import MODEL_DTYPES
 from triolet.kernels.cpu.library import library
-from triolet.kernels.cpu.packing import MODEL_DTYPES
-from triolet.kernels.cpu.paged_attention import DTYPES
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:

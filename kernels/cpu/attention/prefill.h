@@ -3,8 +3,8 @@
 
 #pragma once
 
-#include "attention_rows.h"
-#include "product.h"
+#include "attention/rows.h"
+#include "gemm/microkernel.h"
 
 // Widen a tile's rows lo ... hi - 1 to [KEYS, padded_dim]; zeros for the others.
 template <class T>

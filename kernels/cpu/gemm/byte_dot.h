@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "product.h"
+#include "gemm/microkernel.h"
 
 #if defined(__x86_64__)
 typedef int16_t Halves __attribute__((vector_size(4 * LANES), aligned(4)));

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "background.h"
 #include "step.h"
+#include "threading/background.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "team.h"
+#include "threading/thread_pool.h"
 
 // GOMP_parallel, which every OpenMP runtime has: calls work(context) in so many threads.
 using StartThreads = void (*)(void (*work)(void*), void* context, unsigned num_threads, unsigned flags);

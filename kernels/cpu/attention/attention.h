@@ -10,8 +10,8 @@
 
 #pragma once
 
-#include "attention_few.h"
-#include "attention_tiles.h"
+#include "attention/amx.h"
+#include "attention/decode.h"
 
 constexpr int FEW_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
 constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens

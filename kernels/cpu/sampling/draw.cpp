@@ -1,8 +1,8 @@
 // Choosing tokens from logits that were written down, row by row, on the threads of a step.
 
-#include "choice.h"
-#include "draw.h"
-#include "team.h"
+#include "sampling/argmax.h"
+#include "sampling/draw.h"
+#include "threading/thread_pool.h"
 
 namespace {
 

@@ -1,13 +1,14 @@
-// A linear layer by thirds, for test_cpu_thirds.py: everything that a decoder does with one, in one call.
+// A linear layer by thirds, for test_cpu_bf16x3.py: everything that a decoder does with one, in one call.
 
 #include <vector>
 
-#include "thirds.h"
+#include "gemm/bf16x3.h"
 
 EXPORT int has_tiles() { return ask_for_amx(true); }
 
 // out: [rows, num_out rounded up to whole panels], in the panels' order
-EXPORT void multiply(const float* weight, const float* bias, int num_out, int num_in, int gated, const float* x, int rows,
+EXPORT void multiply(const float* weight, const float* bias, int num_out, int num_in, int gated, const float* x,
+                     int rows,
                      float* out) {
   Linear linear{};
   linear.gated = gated;

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import KernelShapeError
-from triolet.kernels.cpu.paged_attention import DTYPES
+from triolet.kernels.cpu.attention.paged_attention import DTYPES
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 """What weights and activations may be."""

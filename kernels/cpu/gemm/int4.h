@@ -8,7 +8,7 @@
 
 #pragma once
 
-#include "quantised.h"
+#include "gemm/int8.h"
 
 constexpr int GROUP_BYTES = TILE_COLUMNS * (GROUP / 2 + 2);  // of a panel
 
@@ -153,7 +153,7 @@ __attribute__((noinline)) static void add_groups(const ByteRows& x, int row, int
     });
 }
 
-// As of other weights; see linear.h.
+// As of other weights; see gemm/linear.h.
 template <class Use>
 INLINE void grouped_panel_product(const Linear& linear, int panel, const ByteRows& x, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];

@@ -10,7 +10,7 @@
 
 #pragma once
 
-#include "linear.h"
+#include "gemm/linear.h"
 #include "scratch.h"
 
 constexpr int THIRDS = 3;
