@@ -11,7 +11,7 @@ PACKAGE ?= --editable .
 ARGS ?=
 
 # On Linux, PyPI's torch brings the CUDA libraries along, gigabytes of them. A machine without an NVIDIA driver is better served by
-# the CPU build; where its index can not be reached, pip takes torch from wherever it takes everything else.
+# the CPU build; where its index cannot be reached, pip takes torch from wherever it takes everything else.
 # `make TORCH_INDEX= ...` leaves the choice to pip.
 ifeq ($(shell uname -s)$(wildcard /proc/driver/nvidia),Linux)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -22,8 +22,7 @@ endif
 # say, in one process, where -x and --pdb are what they are; ARGS="-n 4 tests/model" has four.
 SIDE_BY_SIDE = $(if $(ARGS),,--numprocesses auto --maxprocesses 8 --dist worksteal)
 
-# Twice quiet: no warnings, errors only.
-PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
+INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
 .PHONY: help chat test test-slow lint bench clean
@@ -57,14 +56,14 @@ clean:
 # was interrupted leaves no stamp, and the next one goes on from there.
 $(VENV)/.installed: $(VENV)/bin/python $(INPUTS)
 	@echo "installing triolet into $(VENV) (once; a minute or a few)"
-	@test -z "$(TORCH_INDEX)" || $(PIP) install --no-deps --retries 0 --timeout 10 \
-		--index-url "$(TORCH_INDEX)" --constraint constraints.txt torch 2>/dev/null || true
-	@$(PIP) install --constraint constraints.txt $(PACKAGE)
+	@test -z "$(TORCH_INDEX)" || $(INSTALL) --no-deps --retries 0 --timeout 10 --index-url "$(TORCH_INDEX)" torch 2>/dev/null || \
+		echo "  $(TORCH_INDEX) cannot be reached: torch comes from pip's own index"
+	@$(INSTALL) $(PACKAGE)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(INPUTS)
 	@echo "installing the developers' tools into $(VENV)"
-	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/bin/python:

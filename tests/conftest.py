@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 from pathlib import Path
@@ -41,6 +42,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
         if item.get_closest_marker("gpu") and not HAS_NVIDIA_DRIVER:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA driver on this machine"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the skipped tests by reason, in one line: a machine without AVX-512 or AMX skips hundreds."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(_reason(report.longrepr) for report in reports)
+    if reasons:
+        counted = "; ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+        terminalreporter.write_line(f"skipped: {counted}")
+
+
+def _reason(longrepr: object) -> str:
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return str(text).removeprefix("Skipped: ").partition("\n")[0]
 
 
 def _is_local(host: object) -> bool:
