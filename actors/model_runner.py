@@ -144,19 +144,19 @@ async def model_runner_actor(
 
 async def _compute(plan: StepPlan, wiring: Wiring, executor: Executor) -> None:
     errors: list[BaseException] = []
-    untold: list[BaseException] = []
+    has_told = True
 
     def tell(result: StepResult) -> None:
-        try:
-            wiring.step_done(result)
-        except BaseException as error:  # which is no fault of the step's
-            untold.append(error)
-            raise
+        nonlocal has_told
+        has_told = False
+        wiring.step_done(result)
+        has_told = True
 
     with foreign_errors_kept(errors.append):
         result = await executor.execute(plan, tell)
     if errors:
-        if errors[0] not in untold:
+        # An error of the telling is no fault of the step. (Not told by its identity: a group is made anew on its way.)
+        if has_told:
             wiring.step_failed(plan, errors[0])
         raise errors[0]
     wiring.step_done(result)

@@ -10,8 +10,7 @@ import attrs
 from tests.actors.harness import VOCAB
 from tests.core.fake_model import expected_answer
 from tests.simulation.forms import choice_in
-from tests.simulation.model import HalfLetterTokenizer
-from triolet.core.output.detokenizer import OutputText
+from tests.simulation.text_oracle import text_of
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
 
@@ -35,7 +34,7 @@ class Expected:
 
     def text_of(self, num_tokens: int, *, is_flushed: bool) -> str:
         """The text of a beginning that no token has ended; `is_flushed` if no more will come."""
-        return _text(self.request, self.token_ids[:num_tokens], is_flushed=is_flushed)[0]
+        return text_of(self.request, self.token_ids[:num_tokens], is_flushed=is_flushed).text
 
 
 def tokens_of(request: Request, num_tokens: int, ending: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -61,28 +60,11 @@ def expected_of(request: Request) -> Expected:
     ending = (*eos, *params.stop_token_ids)
     answer = tokens_of(request, request.max_tokens, ending)
     is_ended_by_token = answer[-1] in ending
-    text, num_tokens, stop = _text(request, answer, is_flushed=True, hide_last=is_ended_by_token)
+    whole = text_of(request, answer, is_flushed=True, hide_last=is_ended_by_token)
     is_whole = len(answer) < request.max_tokens  # then its form has ended it, if nothing else has
     ended: Ended = (FinishReason.STOP if is_whole else FinishReason.LENGTH, None)
-    if stop is not None:
-        ended = (FinishReason.STOP, stop)
+    if whole.stop_reason is not None:
+        ended = (FinishReason.STOP, whole.stop_reason)
     elif is_ended_by_token:
         ended = (FinishReason.STOP, None if answer[-1:] == eos[:1] else answer[-1])
-    return Expected(request, answer[:num_tokens], text, ended)
-
-
-def _text(
-    request: Request, token_ids: tuple[int, ...], *, is_flushed: bool, hide_last: bool = False
-) -> tuple[str, int, str | None]:
-    """The text, how many of the tokens belong to it, and the stop string that ended it."""
-    params, tokenizer = request.params, HalfLetterTokenizer()
-    output = OutputText(
-        lambda ids: tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens),
-        request.prompt_token_ids,
-        stop=params.stop,
-        include_stop_str_in_output=params.include_stop_str_in_output,
-        min_tokens=params.min_tokens,
-    )
-    delta = output.add(token_ids, hide_last=hide_last)
-    text = delta.text + (output.flush() if is_flushed else "")
-    return text, delta.num_tokens, delta.stop_reason
+    return Expected(request, answer[: whole.num_tokens], whole.text, ended)

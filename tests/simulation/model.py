@@ -27,10 +27,10 @@ class HalfLetterTokenizer(LetterTokenizer):
     """One token is one letter, or a half of one."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return bytes(map(_byte, token_ids)).decode("utf-8", "replace")
+        return bytes(map(byte_of, token_ids)).decode("utf-8", "replace")
 
 
-def _byte(token_id: int) -> int:
+def byte_of(token_id: int) -> int:
     if token_id >= FIRST_TAIL:
         return 0xA0 + token_id - FIRST_TAIL
     return 0xC3 + token_id - FIRST_LEAD if token_id >= FIRST_LEAD else 65 + token_id

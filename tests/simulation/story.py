@@ -346,14 +346,20 @@ def _draw_several(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
     )
 
 
+def _draw_stop(rng: random.Random) -> tuple[str, ...]:
+    stop = [
+        "".join(chr(65 + rng.randrange(40)) for _ in range(rng.randint(1, 2)))
+        for _ in range(rng.choice((0, 0, 4, 14)))
+    ]
+    # Some end together with another one: then the first in the list is the reason.
+    return (*stop, *(text[-1] for text in stop[:2]))
+
+
 def _draw_params(rng: random.Random) -> dict[str, Any]:
     params: dict[str, Any] = {
         "max_tokens": rng.choice((None, *range(1, 8), *range(1, 20))),
         "seed": rng.randrange(50),
-        "stop": tuple(
-            "".join(chr(65 + rng.randrange(40)) for _ in range(rng.randint(1, 2)))
-            for _ in range(rng.choice((0, 0, 4, 16)))
-        )[:16],
+        "stop": _draw_stop(rng),
         "include_stop_str_in_output": rng.random() < 0.3,
         "output_kind": rng.choice(tuple(RequestOutputKind)),
     }

@@ -166,3 +166,14 @@ def test_the_same_story_in_another_order_has_another_trace() -> None:
     told = tell()
     assert simulate(told).digest() == simulate(told).digest()
     assert simulate(told).digest() != simulate(attrs.evolve(told, seed=1)).digest()
+
+
+@pytest.mark.parametrize("kind", ["error", "panic", "group"])
+def test_what_goes_wrong_in_telling_a_result_is_no_fault_of_the_request(kind: story.Kind) -> None:
+    """Whatever is raised: a group is made anew on its way, so that it is not the one that was raised any more."""
+    told, computed = Fault("runner.tell.before", 2, kind), Fault("runner.execute.before", 4, "error")
+    asked = tell(told, computed)  # the second one before the step is done again that could clear the request
+    ask = attrs.evolve(asked.asks[0], params={"max_tokens": 12, "seed": 0})
+    world = simulate(attrs.evolve(asked, asks=(ask,), limits=asked.limits | {"num_scheduler_steps": 8}))
+    assert world.fired == {told.point: 1, computed.point: 1}
+    assert world.violations == []
