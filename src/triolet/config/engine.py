@@ -15,6 +15,7 @@ from triolet.config.fields import Configuration, flag, one_of, option, seconds, 
 from triolet.core.request.limits import RequestLimits
 from triolet.core.request.param_validation import MAX_ENTRIES
 from triolet.core.request.params import MAX_N
+from triolet.core.scheduling.policies import registry as policies
 from triolet.core.step_plan import MAX_SCHEDULER_STEPS
 from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
 
@@ -22,7 +23,7 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
 QUANTIZATIONS: Final = ("none", "int8", "int4")
 RUNNERS: Final = ("thread", "process", "inline")
-POLICIES: Final = ("fcfs", "priority", "fair")
+POLICIES: Final = tuple(policies.POLICIES)
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
 REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
@@ -120,8 +121,9 @@ class EngineConfig(Configuration):
         validator=whole(1),
     )
     policy: str = option(
-        "Who goes first: fcfs (first come), priority (lower numbers first) or fair (equal numbers of tokens for all "
-        "clients).",
+        "Order in which requests are scheduled: "
+        + ", ".join(f"{name} ({policy.summary})" for name, policy in policies.POLICIES.items())
+        + ".",
         default="fcfs",
         validator=one_of(POLICIES),
     )

@@ -18,6 +18,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc
 
@@ -60,7 +61,7 @@ async def run_engine(
             config.max_num_seqs,
             config.max_queued_requests,
             config.max_queued_tokens,
-            is_fair=config.policy == "fair",
+            is_fair=POLICIES[config.policy].keeps_accounts,
         )
     )
     engine = Engine(config, wiring)

@@ -65,8 +65,9 @@ def test_a_step_has_more_tokens_than_are_sure_as_far_as_is_known_what_they_take(
     assert pace(**long_steps(max_prefill_delay_s=math.inf)).max_tokens == 400
 
 
-def test_under_fair_no_step_is_longer_than_is_sure() -> None:
-    assert pace(**long_steps(policy="fair")).max_tokens == 16
+def test_a_policy_may_allow_no_step_that_is_longer_than_is_sure() -> None:
+    budget = TokenBudget(make_config(**long_steps()), taught(), allows_long_steps=False)
+    assert budget.max_tokens == 16
 
 
 def test_without_a_number_of_sure_tokens_all_are() -> None:
@@ -105,7 +106,7 @@ def test_before_anything_is_known_nothing_is_cut() -> None:
 def company(**requests: int) -> ActiveClients:
     there = ActiveClients()
     for client, number in requests.items():
-        there.has(client, number)
+        there.set_num_requests(client, number)
     return there
 
 
@@ -117,23 +118,23 @@ def test_a_client_has_many_requests_only_beside_one_with_few() -> None:
 
 def test_who_had_many_requests_together_is_not_light_with_its_last_one() -> None:
     there = company(a=100, b=80)
-    there.has("b", 1)
+    there.set_num_requests("b", 1)
     assert there.with_many() == []
 
 
 def test_who_had_many_requests_and_comes_back_with_one_is_light() -> None:
     there = company(a=100, b=80)
-    there.has("b", 0)
+    there.set_num_requests("b", 0)
     assert there.with_many() == []
-    there.has("b", 1)
+    there.set_num_requests("b", 1)
     assert there.with_many() == ["a"]
 
 
 def test_who_has_left_counts_for_a_while() -> None:
     there = company(a=100, b=1)
-    there.passes(10.0)
-    there.has("b", 0)
-    there.passes(10.0 + LINGER_S - 0.1)
-    assert (there.with_many(), there.is_lingered) == (["a"], True)
-    there.passes(10.0 + LINGER_S)
-    assert (there.with_many(), there.is_lingered) == ([], False)
+    there.advance_clock(10.0)
+    there.set_num_requests("b", 0)
+    there.advance_clock(10.0 + LINGER_S - 0.1)
+    assert (there.with_many(), there.has_lingering) == (["a"], True)
+    there.advance_clock(10.0 + LINGER_S)
+    assert (there.with_many(), there.has_lingering) == ([], False)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 
+import attrs
 import pytest
 
 from tests.core.stage import Stage
+from tests.source_tree import package_files, parse, where
+from triolet.config.engine import EngineConfig
 from triolet.core.journal import JournalEntry
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, FairQueue
+from triolet.core.scheduling.policies.registry import POLICIES
 
 
 def names(shares: list[tuple[str, int, int]]) -> list[str]:
@@ -28,6 +34,26 @@ def served(stage: Stage, client: str) -> int:
     line = stage.scheduler._lanes.waiting
     assert isinstance(line, FairQueue)
     return line.served(client)
+
+
+# ------------------------------------------------------------------------------------------- registry
+
+
+def test_every_policy_is_a_choice_of_the_configuration_and_its_help_says_what_it_does() -> None:
+    help_text = attrs.fields(EngineConfig).policy.metadata["help"]
+    for name, policy in POLICIES.items():
+        assert EngineConfig(policy=name).policy == name
+        assert f"{name} ({policy.summary})" in help_text
+
+
+def test_no_module_compares_the_name_of_a_policy() -> None:
+    comparisons = [
+        where(path, node)
+        for path in package_files()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Compare) and re.search(r"policy\b|['\"](fair|fcfs)['\"]", ast.unparse(node))
+    ]
+    assert comparisons == []
 
 
 # ------------------------------------------------------------------------------------------- priority

@@ -10,8 +10,9 @@ from tests.core.make import make_request
 from tests.core.stage import BLOCK_SIZE, crowded_stage, make_config
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerCounters
-from triolet.core.scheduling.policies.base import WaitingQueue
+from triolet.core.scheduling.policies.fcfs import FcfsQueue
 from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
@@ -26,7 +27,9 @@ class Hall:
     def __init__(self) -> None:
         config = make_config(max_num_seqs=NUM_ROWS)
         self.journal, self.counters, self.pool = Journal(), SchedulerCounters(), BlockPool(config.num_blocks)
-        self.lanes = RequestQueues(config, self.journal, self.counters, self.pool, WaitingQueue(config))
+        self.lanes = RequestQueues(
+            config, self.journal, self.counters, self.pool, FcfsQueue(config, TokenBudget(config))
+        )
 
     def enter(self) -> Sequence:
         return self.lanes.enter(self.journal.open(make_request()))

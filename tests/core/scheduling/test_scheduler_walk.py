@@ -17,6 +17,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
+from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import StepResult
 
@@ -112,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 5),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 16),
-        policy=st.sampled_from(["fcfs", "priority", "fair"]),
+        policy=st.sampled_from(sorted(POLICIES)),
         caching=st.booleans(),
         draft=st.sampled_from([0, 0, 1, 4, 7]),
     )
@@ -235,7 +236,7 @@ TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=5
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str) -> None:
     dice = random.Random(seed)
     walk = Walk(

@@ -39,10 +39,12 @@ class TokenBudget:
     Args:
         config: has the two bounds.
         costs: what steps took.
+        allows_long_steps: see `policies.base.WaitingQueue`.
     """
 
     config: SchedulerConfig
     costs: CostModel = attrs.field(factory=CostModel)
+    allows_long_steps: bool = attrs.field(default=True, kw_only=True)
     _first_steps_s: deque[float] = attrs.field(factory=lambda: deque(maxlen=NUM_FIRST_STEPS), init=False)
     _chunks_s: float = attrs.field(default=float("inf"), init=False)
     _has_chunk: bool = attrs.field(default=False, init=False)
@@ -60,8 +62,7 @@ class TokenBudget:
     def max_tokens(self) -> int:
         """Of all rows of a step together; more than the sure ones only as far as is known what they take."""
         config = self.config
-        # Under `fair` steps are kept short for those who come.
-        may_be_long = self.costs.token_s and config.policy != "fair"
+        may_be_long = self.allows_long_steps and self.costs.token_s
         fitting = self.tokens_within(config.max_prefill_delay_s) if may_be_long else 0
         return min(config.max_num_batched_tokens, max(config.num_sure_tokens, fitting))
 

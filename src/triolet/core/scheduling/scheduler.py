@@ -26,8 +26,7 @@ from triolet.core.request.status import FinishReason
 from triolet.core.scheduling.admission import Deadlines, is_overdue
 from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
-from triolet.core.scheduling.policies.base import WaitingQueue
-from triolet.core.scheduling.policies.fair import FairQueue
+from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.prefix_lookup import publish_computed
 from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.sequence import Sequence, largest_first
@@ -64,8 +63,9 @@ class Scheduler:
             config.num_blocks, config.block_size, key=config.cache_key, enabled=config.enable_prefix_caching
         )
         self.pool = self.cache.pool
-        self._pace = TokenBudget(config)
-        waiting = FairQueue(config, self._pace) if config.policy == "fair" else WaitingQueue(config)
+        policy = POLICIES[config.policy]
+        self._pace = TokenBudget(config, allows_long_steps=policy.allows_long_steps)
+        waiting = policy(config, self._pace)
         self._lanes = RequestQueues(config, journal, self.counters, self.pool, waiting)
         self._speculative = SpeculativeDecoding(config, self.counters, self.recovery)
         self._planner = StepPlanner(

@@ -1,1 +1,1 @@
-"""The order in which waiting requests are admitted, one policy per file."""
+"""Scheduling policies, one per file; `registry` names them."""

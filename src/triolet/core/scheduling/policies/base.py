@@ -1,46 +1,51 @@
-"""Who is let in next, who is served first, and whose row somebody else may have: the policies `fcfs` and `priority`.
+"""Base class of the scheduling policies: the queue of waiting requests, and the decisions that a policy makes.
 
-Both are one fixed order of all requests, the waiting and the running ones. Under `fcfs` it is that of their arrival.
-Under `priority` it is
+A policy decides which waiting request is admitted next, in which order running requests are served, and which of them
+loses its row or its blocks to another. The base class keeps one list of waiting requests in the fixed order that
+`order` gives. A policy that is nothing but an order overrides `order` alone; one that counts what each client was
+served (`keeps_accounts`) overrides what it needs of the rest.
 
-    priority + arrival / aging
-
-so that of two requests the one with the lower priority goes first, unless the other one came so much earlier that its
-waiting makes up for the difference: every `aging` seconds count as much as one step of priority. All that wait age at
-the same pace, so the order of two requests never changes, and nobody starves: a request waits for better ones only
-if they came less than (difference * aging) seconds after it.
-
-Running requests are not interrupted for their equals. A waiting one takes the row and the blocks of a running one
-whose priority is worse, and which stands behind it in that order; whoever loses its row waits at its old place, and
-the prefix cache often remembers what it had computed.
+A request that loses its row waits at its old place, and the prefix cache often still has what it had computed.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from itertools import pairwise
+from typing import ClassVar
 
 from triolet.core.journal import JournalEntry
+from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerConfig
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
 MayRun = Callable[[Sequence], bool]
-Overtaking = tuple[Sequence, Sequence]  # a waiting one, and a running one
+Overtaking = tuple[Sequence, Sequence]  # a waiting request, and the running one that makes way for it
 
 
-class WaitingQueue:
-    """The waiting requests, first the one that goes first.
+class WaitingQueue(ABC):
+    """Waiting requests in the order of a policy.
 
     Args:
-        config: names the policy.
+        config: limits.
+        budget: of tokens, with the measured cost of steps.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._has_priorities = config.policy == "priority"
-        self._aging_s = config.priority_aging_s
+    summary: ClassVar[str]
+    """Order of requests in a few words, for the help text of `policy`."""
+
+    keeps_accounts: ClassVar[bool] = False
+    """Whether tokens are counted by client. Admission then keeps a part of the queue for clients below their share."""
+
+    allows_long_steps: ClassVar[bool] = True
+    """Whether a step may exceed `num_sure_tokens` where it is known to stay within `max_prefill_delay_s`."""
+
+    def __init__(self, config: SchedulerConfig, budget: TokenBudget) -> None:
+        self._config, self._budget = config, budget
         self._line: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -49,82 +54,72 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._line)
 
+    @abstractmethod
     def order(self, entry: JournalEntry) -> Order:
-        """A request's place among all others, for as long as it lives; the smaller goes first."""
-        if not self._has_priorities:
-            return (0.0, entry.serial)
-        return (entry.request.priority + entry.request.arrival_s / self._aging_s, entry.serial)
+        """Return the sort key of a request among all others, fixed for its life; the smaller goes first."""
 
     def add(self, sequence: Sequence) -> None:
-        """It waits, for the first time or again."""
+        """Queue a request, for the first time or again."""
         insort(self._line, sequence, key=by_order)
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no more: it is let in, or has ended."""
+        """Take a request out: it was admitted, or has ended."""
         del self._line[self.position(sequence)]
 
     def position(self, sequence: Sequence) -> int:
-        """How many of the waiting go before it, as far as that is known now."""
+        """Return how many waiting requests go before this one, as far as is known now."""
         return bisect_left(self._line, sequence.order, key=by_order)
 
     def next(self, may_run: MayRun) -> Sequence | None:
-        """Who is let in next.
+        """Return the request to admit next.
 
         Args:
-            may_run: whether this one may be let in now.
+            may_run: whether a request may be admitted now.
         """
         return next(filter(may_run, self._line), None)
 
     def service_order(self, running: list[Sequence]) -> list[Sequence]:
-        """The running ones, first the one that is served first; the last is the first to lose its blocks."""
+        """Sort running requests, the first to be served first; the last is the first to lose its blocks."""
         return running
 
     def taking_part(self, running: list[Sequence]) -> list[Sequence]:
-        """Who of the running ones is served in a step; those that have overtaken others are part of it already."""
+        """Return the running requests to serve in this step; those that overtook are part of it already."""
         return running
 
     def portion(self, sequence: Sequence, num_tokens: int) -> int:
-        """How many of so many tokens a request may have in the step that is being planned; 0 for none.
+        """Return how many of its tokens a request may compute in the step being planned; 0 for none.
 
         Args:
-            sequence: a running one that takes part, or a waiting one that is about to be let in.
-            num_tokens: that it has to compute.
+            sequence: a running request that takes part, or a waiting one about to be admitted.
+            num_tokens: tokens that it has to compute.
         """
         return num_tokens
 
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
-        """Who is let in before those that run are served, and who has to make way for it if there is no room.
+        """Return a request to admit before running ones are served, and the one to preempt if there is no room.
 
         Args:
-            running: all that run; those that are part of the coming step already keep their place in it.
-            may_run: whether a waiting one may be let in now.
+            running: all running requests; those already part of the coming step keep their place in it.
+            may_run: whether a waiting request may be admitted now.
         """
-        if not self._has_priorities or (first := self.next(may_run)) is None:
-            return None
-        worst = next((other for other in reversed(running) if other.is_unserved), None)
-        if worst is None or worst.order < first.order:
-            return None
-        return (first, worst) if first.entry.request.priority < worst.entry.request.priority else None
+        return None
 
-    # What a policy that keeps accounts needs to know; these two keep none.
+    # Events for policies that keep accounts; the others ignore them.
 
-    def begin_step(self, now_s: float) -> None:
-        """A step is being planned; monotonic seconds."""
+    def begin_step(self, now_s: float) -> None:  # noqa: B027
+        """Prepare to plan a step; monotonic seconds."""
 
-    def started(self, sequence: Sequence) -> None:
-        """It has got a row."""
+    def started(self, sequence: Sequence) -> None:  # noqa: B027
+        """Note that a request got a row."""
 
-    def stopped(self, sequence: Sequence) -> None:
-        """It has lost its row."""
+    def stopped(self, sequence: Sequence) -> None:  # noqa: B027
+        """Note that a request lost its row."""
 
-    def ended(self, sequence: Sequence) -> None:
-        """It will come no more."""
-
-    def charge(self, sequence: Sequence, end: int) -> None:
-        """It gets all tokens before position `end` computed."""
+    def charge(self, sequence: Sequence, end: int) -> None:  # noqa: B027
+        """Charge a request for all its tokens before position `end`."""
 
     def check(self) -> None:
-        """The line is in order.
+        """Check that the queue is in order.
 
         Raises:
             InvariantViolated: it is not.
@@ -133,12 +128,12 @@ class WaitingQueue:
 
 
 def by_order(sequence: Sequence) -> Order:
-    """For sorting."""
+    """Return the sort key of a request."""
     return sequence.order
 
 
 def check_order(line: List[Sequence]) -> None:
-    """Hold a list of requests to their order.
+    """Check that a list of requests is sorted.
 
     Raises:
         InvariantViolated: two of them have changed places.

@@ -2,33 +2,31 @@
 
 Theory of operation
 -------------------
-Deficit round robin over clients (Shreedhar and Varghese, 1996), with tokens for bytes. An answer's length is not known
-beforehand, so a client does not save up for its next packet but pays for each token when it is computed; the deficit
-of a client is what it has been served less than the others. That is the virtual token counter of Sheng et al. (2024,
-arXiv 2401.00588): `served[client]`, and whoever has the least is let in next.
+Deficit round robin over clients (Shreedhar and Varghese, 1996), with tokens for bytes. The length of an answer is not
+known beforehand, so a client does not save up for its next packet but pays for each token when it is computed; the
+deficit of a client is what it has been served less than the others. This is the virtual token counter of Sheng et al.
+(2024, arXiv 2401.00588): `served[client]`, and the client with the least is admitted next.
 
-What counts: tokens that are computed for the first time, of prompts and of answers alike. What the prefix cache had is
-free: it costs nobody anything. What is computed again after a preemption is free too: the engine chose to preempt.
+Every token that is computed for the first time counts, of prompts and of answers alike. Tokens found in the prefix
+cache are free, and so are tokens computed again after a preemption: the engine chose to preempt.
 
-No credit is saved up. A client that begins to wait, be it new or back from a pause, starts at the `floor`: what the
-least served of the waiting clients has had. What it was served beyond that it still owes. So a newcomer is the next to
-be let in, and has no more than its share from then on, and nobody gains by going and coming back. While nobody waits,
-nobody is owed anything: all accounts are closed.
+No credit is saved up. A client that begins to wait, new or back from a pause, starts at the `floor`: what the least
+served of the waiting clients has had. What it was served beyond that it still owes. So a newcomer is admitted next and
+has no more than its share from then on, and leaving and coming back gains nothing. While no request waits, all accounts
+are closed.
 
 Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that runs at least two
-requests more, as long as it is not ahead of that one by more than `SLACK` tokens. So a client that fills all rows makes
-way within a step for the few requests of another, and two clients with the same number of rows leave each other alone.
-It also sits out the step in which that happens: its many rows would make the step long, and another one's first token
+requests more, unless it is ahead of that one by more than `SLACK` tokens. So a client that fills all rows makes way
+within a step for the few requests of another, and two clients with the same number of rows leave each other alone.
+The client that makes way also sits out that step: its many rows would make the step long and the other's first token
 late, and it loses little, since the step without it is short.
 Where there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
 answer does not keep others waiting to its end.
 
-While a client with few requests is there (`core.scheduling.policies.fair`), those with many have only so many rows
-in a step that it
-does not take long (`core.scheduling.budget`): whoever comes waits for the end of the step in flight. Their rows take
-turns, the
-one that has waited longest first; none of them loses its row or its blocks. Whoever is behind the others in tokens by
-more than `SLACK` is not held back. Alone, or among clients of its size, a client has whole steps.
+While a client with few requests is active, the rows that clients with many requests have in a step are limited, so
+that the step is short (`core.scheduling.budget`): a new request waits for the end of the step in flight. Their rows
+take turns, the one that has waited longest first; none of them loses its row or its blocks. A client that is behind in
+tokens by more than `SLACK` is not throttled. Alone, or among clients of its size, a client has whole steps.
 
 Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
 """
@@ -48,39 +46,42 @@ from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingQue
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
-# --------------------
-# Which clients are there, and which of them have many requests beside one with few.
-#
-# A client is there while it has a request, and `LINGER_S` longer: who asks, reads and asks again is there all the time.
-# It has *few* requests beside one that has at least `MANY` times as many as it ever had together since it last had
-# none,
-# no matter how many of them run.
-
-
 MANY = 4
-LINGER_S = 5.0  # somebody who reads a short answer and goes on is back by then
+LINGER_S = 5.0  # a reader of a short answer who goes on is back by then
 MAX_LINGERING = 64
+
+# Tokens that a client may be ahead before it loses its last row: a preemption may cost a whole prompt's computation,
+# so it must not come often; 1024 tokens are the length of an answer that is long, but not endless.
+QUANTUM = 1024
+# A handful of short requests that arrive together are admitted together, although the first is charged by then.
+SLACK = 256
+MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
 
 Client = str | None
 
 
 @attrs.define
 class ActiveClients:
-    """See the module's text."""
+    """Clients that have requests or had some until lately, and which of them have many beside one with few.
+
+    A client is active while it has a request and `LINGER_S` longer: one that asks, reads and asks again is active all
+    the time. It has *few* requests beside a client that has at least `MANY` times as many as it ever had together
+    since it last had none, no matter how many of them run.
+    """
 
     _present: dict[Client, int] = attrs.field(factory=dict, init=False)
     _most: dict[Client, int] = attrs.field(factory=dict, init=False)
     _left: OrderedDict[Client, tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
     _now_s: float = attrs.field(default=0.0, init=False)
 
-    def passes(self, now_s: float) -> None:
-        """It is later now, monotonic seconds."""
+    def advance_clock(self, now_s: float) -> None:
+        """Set the clock and forget clients that left more than `LINGER_S` ago; monotonic seconds."""
         self._now_s = now_s
         while self._left and next(iter(self._left.values()))[0] + LINGER_S <= now_s:
             self._left.popitem(last=False)
 
-    def has(self, client: Client, num_requests: int) -> None:
-        """A client has so many requests; with none it has left."""
+    def set_num_requests(self, client: Client, num_requests: int) -> None:
+        """Set how many requests a client has; with none it has left."""
         if num_requests:
             self._left.pop(client, None)  # what it had before it left says nothing about what it wants now
             self._present[client] = num_requests
@@ -91,69 +92,59 @@ class ActiveClients:
             if len(self._left) > MAX_LINGERING:
                 self._left.popitem(last=False)
 
-    def few(self, beside: Client) -> list[Client]:
-        """Those who have requests, and few beside a client's."""
+    def with_few(self, beside: Client) -> list[Client]:
+        """Return the clients that have requests, and few beside this client's."""
         num_requests = self._present[beside]
         return [client for client, most in self._most.items() if MANY * most <= num_requests]
 
     def with_many(self) -> list[Client]:
-        """Those who have many beside anybody who is there."""
+        """Return the clients that have many requests beside those of some active client."""
         lingering = (most for _, most in self._left.values())
         fewest = min((*self._most.values(), *lingering), default=0)
         return [client for client, number in self._present.items() if number >= MANY * fewest]
 
     @property
-    def is_lingered(self) -> bool:
-        """Whether somebody is there who has no request just now."""
+    def has_lingering(self) -> bool:
+        """Whether a client without requests is still active."""
         return bool(self._left)
 
 
-# Tokens that a client may be ahead before it loses its last row: a preemption may cost a whole prompt's computation,
-# so it must not come often; 1024 tokens are the length of an answer that is long, but not endless.
-QUANTUM = 1024
-# A handful of short requests that come together are let in together, although the first has been paid for by then.
-SLACK = 256
-MAX_ACCOUNTS = 1024  # beyond it the oldest debts of clients with nothing to compute are forgiven
-
-
 class FairQueue(WaitingQueue):
-    """The waiting requests of all clients, and what each client has been served."""
+    """Waiting requests of all clients, and the number of tokens that each client was served."""
 
-    def __init__(self, config: SchedulerConfig, pace: TokenBudget) -> None:
-        super().__init__(config)
-        self._pace = pace
-        self._company = ActiveClients()
+    summary = "equal numbers of tokens for all clients"
+    keeps_accounts = True
+    allows_long_steps = False  # steps are kept short for requests that arrive meanwhile
+
+    def __init__(self, config: SchedulerConfig, budget: TokenBudget) -> None:
+        super().__init__(config, budget)
+        self._active = ActiveClients()
         self._queues: dict[Client, list[Sequence]] = {}  # none is empty
         self._num_rows: Counter[Client] = Counter()
         self._served: OrderedDict[Client, int] = OrderedDict()
         self._floor = 0
         # In the step that is being planned:
         self._resting: set[Client] = set()
-        self._held_back: set[Client] = set()
-        self._spare_s = float("inf")  # what is left for those who are held back
-        self._has_spare = True  # enough for a row, or nobody of them has one yet
+        self._throttled: set[Client] = set()
+        self._spare_s = float("inf")  # what is left of the step for throttled clients
+        self._has_spare = True  # enough for a row, or none of them has one yet
         self._shares: dict[int, int] = {}  # tokens for their rows, by serial
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        """By client; within a client in order."""
         for queue in self._queues.values():
             yield from queue
 
     def order(self, entry: JournalEntry) -> Order:
-        """See `WaitingQueue`: the place among the requests of one client."""
         return (entry.request.priority, entry.serial)
 
     def served(self, client: Client) -> int:
-        """Tokens that it was served, counted from the floor it started at."""
+        """Return the tokens that a client was served, counted from the floor it started at."""
         return self._served.get(client, self._floor)
 
-    # ------------------------------------------------------------------------------------- the line
-
     def add(self, sequence: Sequence) -> None:
-        """See `WaitingQueue`."""
         client = client_of(sequence)
         if not self._is_contended:
             self._close_accounts()
@@ -163,22 +154,21 @@ class FairQueue(WaitingQueue):
             self._served.move_to_end(client)
             self._queues[client] = []
         insort(self._queues[client], sequence, key=by_order)
-        self._company.has(client, self._num_requests(client))
+        self._active.set_num_requests(client, self._num_requests(client))
 
     def remove(self, sequence: Sequence) -> None:
-        """See `WaitingQueue`."""
         client = client_of(sequence)
         queue = self._queues[client]
         del queue[bisect_left(queue, sequence.order, key=by_order)]
         if not queue:
             self._raise_floor()
             del self._queues[client]
-        self._company.has(client, self._num_requests(client))
+        self._active.set_num_requests(client, self._num_requests(client))
         if not queue:
             self._settle(client)
 
     def position(self, sequence: Sequence) -> int:
-        """See `WaitingQueue`: as if every waiting client got its turn once a round."""
+        # As if every waiting client got its turn once a round.
         own = client_of(sequence)
         index = bisect_left(self._queues[own], sequence.order, key=by_order)
         return index + sum(
@@ -188,23 +178,22 @@ class FairQueue(WaitingQueue):
         )
 
     def next(self, may_run: MayRun) -> Sequence | None:
-        """See `WaitingQueue`: of the client that has been served the least."""
-        shut = () if self._has_spare else self._held_back
+        shut = () if self._has_spare else self._throttled
         for client in sorted(self._queues.keys() - self._resting.union(shut), key=self._rank):
             if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
                 return sequence
         return None
 
     def _rank(self, client: Client) -> tuple[int, int, Order]:
-        """The least served first; then who runs less, then who came first."""
+        """Sort key of clients: the least served first, then the one with fewer rows, then the one that came first."""
         return (self.served(client), self._num_rows[client], self._queues[client][0].order)
 
     def service_order(self, running: list[Sequence]) -> list[Sequence]:
-        """See `WaitingQueue`: under pressure those suffer first that have had the most."""
+        # Under pressure, the clients that were served the most lose their blocks first.
         return sorted(running, key=lambda sequence: (self.served(client_of(sequence)), sequence.order))
 
     def taking_part(self, running: list[Sequence]) -> list[Sequence]:
-        """See `WaitingQueue`: a step in which a client overtakes is spared by those who make way for it."""
+        # Clients that make way for an overtaking one sit this step out.
         overtakers = {client_of(other) for other in running if not other.is_unserved}
         clients = {client_of(other) for other in running} - overtakers
         self._resting = {
@@ -213,13 +202,13 @@ class FairQueue(WaitingQueue):
         return self._in_turns([other for other in running if client_of(other) not in self._resting])
 
     def _in_turns(self, running: list[Sequence]) -> list[Sequence]:
-        """Without the rows of those who are held back that do not fit into a step of its length."""
-        held_back: dict[Client, list[Sequence]] = {client: [] for client in self._held_back}
+        """Leave out the rows of throttled clients that do not fit into a step of the allowed length."""
+        throttled: dict[Client, list[Sequence]] = {client: [] for client in self._throttled}
         for other in running:
-            if client_of(other) in held_back and other.is_unserved and not other.entry.awaits_mask:
-                held_back[client_of(other)].append(other)
+            if client_of(other) in throttled and other.is_unserved and not other.entry.awaits_mask:
+                throttled[client_of(other)].append(other)
         turns = []
-        for client, rows in held_back.items():
+        for client, rows in throttled.items():
             rows.sort(key=lambda row: row.last_step)
             turns += [(self.served(client) + index, row.order, row) for index, row in enumerate(rows)]
         for _, _, row in sorted(turns, key=lambda turn: turn[:2]):
@@ -228,52 +217,50 @@ class FairQueue(WaitingQueue):
         return [
             other
             for other in running
-            if client_of(other) not in held_back or other.entry.serial in self._shares
+            if client_of(other) not in throttled or other.entry.serial in self._shares
         ]
 
     def _share(self, num_tokens: int) -> int:
-        """Tokens of a row that is held back, out of what is left of the time."""
-        costs = self._pace.costs
+        """Take the tokens of a throttled client's row out of what is left of the time."""
+        costs = self._budget.costs
         self._spare_s -= costs.row_s
         if num_tokens > 1 and self._spare_s < float("inf"):
-            num_tokens = min(num_tokens, 1 + self._pace.tokens_within(max(0.0, self._spare_s)))
+            num_tokens = min(num_tokens, 1 + self._budget.tokens_within(max(0.0, self._spare_s)))
             self._spare_s -= (num_tokens - 1) * costs.token_s
         self._has_spare = self._spare_s >= costs.row_s
         return num_tokens
 
     def portion(self, sequence: Sequence, num_tokens: int) -> int:
-        """See `WaitingQueue`."""
-        if client_of(sequence) not in self._held_back:
+        if client_of(sequence) not in self._throttled:
             return num_tokens
-        if sequence.row_id is None:  # it is about to be let in
+        if sequence.row_id is None:  # about to be admitted
             return self._share(num_tokens) if self._has_spare else 0
         return min(num_tokens, self._shares.get(sequence.entry.serial, num_tokens))
 
     def begin_step(self, now_s: float) -> None:
-        """See `WaitingQueue`: find out who has many requests beside one with few."""
-        self._company.passes(now_s)
+        self._active.advance_clock(now_s)
         self._resting, self._shares = set(), {}
-        self._spare_s, self._has_spare = self._pace.many_s, True
-        self._held_back = set(filter(self._is_held_back, self._company.with_many()))
+        self._spare_s, self._has_spare = self._budget.many_s, True
+        self._throttled = set(filter(self._is_throttled, self._active.with_many()))
 
-    def _is_held_back(self, client: Client) -> bool:
-        few = self._company.few(beside=client)
+    def _is_throttled(self, client: Client) -> bool:
+        few = self._active.with_few(beside=client)
         if not few:
-            return self._company.is_lingered
+            return self._active.has_lingering
         return self.served(client) >= min(map(self.served, few)) - SLACK
 
     @property
     def _is_contended(self) -> bool:
-        """Whether anybody is owed anything."""
-        return bool(self._queues or self._held_back)
+        """Whether some client is owed anything."""
+        return bool(self._queues or self._throttled)
 
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
-        """See `WaitingQueue`: the last request of the client that runs the most makes way."""
+        # The last request of the client with the most rows makes way.
         unserved: dict[Client, Sequence] = {}
         for other in running:  # in order, so that the last one stays
             if other.is_unserved:
                 unserved[client_of(other)] = other
-        for poor in sorted(self._queues.keys() - self._held_back, key=self._rank):
+        for poor in sorted(self._queues.keys() - self._throttled, key=self._rank):
             rich = [client for client in unserved if client != poor and self._makes_way(client, poor)]
             first = next(filter(may_run, self._queues[poor]), None)
             if rich and first is not None:
@@ -285,41 +272,35 @@ class FairQueue(WaitingQueue):
         ahead = self.served(rich) - self.served(poor)
         return ahead >= QUANTUM or (ahead >= -SLACK and self._num_rows[rich] >= self._num_rows[poor] + 2)
 
-    # ---------------------------------------------------------------------------------- the accounts
-
     def started(self, sequence: Sequence) -> None:
-        """See `WaitingQueue`. What was found in the prefix cache is free."""
         client = client_of(sequence)
         self._num_rows[client] += 1
-        self._company.has(client, self._num_requests(client))
+        self._active.set_num_requests(client, self._num_requests(client))
+        # Tokens found in the prefix cache are free.
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
 
     def stopped(self, sequence: Sequence) -> None:
-        """See `WaitingQueue`."""
         client = client_of(sequence)
         self._num_rows[client] -= 1
         if not self._num_rows[client]:
             del self._num_rows[client]
-        self._company.has(client, self._num_requests(client))
+        self._active.set_num_requests(client, self._num_requests(client))
         if client not in self._num_rows:
             self._settle(client)
 
     def charge(self, sequence: Sequence, end: int) -> None:
-        """See `WaitingQueue`."""
         if end > sequence.num_charged_tokens:
             client = client_of(sequence)
             self._served[client] = self.served(client) + end - sequence.num_charged_tokens
             sequence.num_charged_tokens = end
 
     def _raise_floor(self) -> None:
-        """The floor follows the least served of those that wait, or else of those that run, and never falls."""
+        """Raise the floor to the least served of the waiting clients, or else of the running ones; it never falls."""
         if clients := self._queues or self._num_rows:
             self._floor = max(self._floor, min(map(self.served, clients)))
 
     def _settle(self, client: Client) -> None:
-        """Close the accounts that say nothing: all if nobody is owed anything, and this one if it is idle and owes
-        nothing.
-        """
+        """Close all accounts if no client is owed anything, or this one if it is idle and owes nothing."""
         if not self._is_contended:
             self._close_accounts()
         elif self._is_idle(client) and self.served(client) <= self._floor:
@@ -340,19 +321,14 @@ class FairQueue(WaitingQueue):
         return client not in self._queues and client not in self._num_rows
 
     def check(self) -> None:
-        """See `WaitingQueue`.
-
-        Raises:
-            InvariantViolated: a queue is empty or out of order, or there are accounts while nobody waits.
-        """
         for queue in self._queues.values():
             check_order(queue)
         if not all(self._queues.values()):
-            raise InvariantViolated("a client without waiting requests is in the line")
+            raise InvariantViolated("a client without waiting requests is in the queue")
         if min(self._num_rows.values(), default=1) < 1:
             raise InvariantViolated(f"clients run at least one request each; got {dict(self._num_rows)}")
 
 
 def client_of(sequence: Sequence) -> Client:
-    """Whom its tokens are counted for."""
+    """Return the client that the tokens of a request are counted for."""
     return sequence.entry.request.client
