@@ -16,9 +16,10 @@ import attrs
 
 from tests.source_tree import ROOT
 from triolet import errors
-from triolet.cli.options import CHOICES, SAMPLING_OPTIONS
+from triolet.cli.options import SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
 from triolet.config.engine import EngineConfig
+from triolet.config.fields import rule_of
 from triolet.config.server import GatewayConfig
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
@@ -130,7 +131,7 @@ def _config(cls: type) -> list[str]:
 
 
 def _kind(field: attrs.Attribute[Any]) -> str:
-    choices = CHOICES.get(field.name)
+    choices = rule_of(field).choices
     return ", ".join(map(_code, choices)) if choices else _code(field.type)
 
 
