@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from triolet.cli import main, options
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of
+from triolet.core.request.params import SAMPLING_PARAMETERS
 
 
 @pytest.mark.parametrize("command", ["chat", "generate"])
@@ -81,8 +82,8 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chat", "-q", "hi", "--top-p", "7"], "top_p must be in (0, 1], got 7.0."),
-        (["chat", "-q", "hi", "--temperature", "nan"], "temperature must be a finite number, got nan."),
+        (["chat", "-q", "hi", "--top-p", "7"], "--top-p must be in (0, 1], got 7.0."),
+        (["chat", "-q", "hi", "--temperature", "nan"], "--temperature must be a finite number, got nan."),
         (["chat", "-q", "hi", "--temperature", "warm"], "'warm' is not a valid float"),
         (["chat", "-q", "  "], "the question must not be empty"),
         (["chat", "-q", "hi", "--system", "@no/such/file"], "--system must name a readable text file"),
@@ -101,6 +102,16 @@ def test_a_wrong_command_line_is_2_and_says_what_is_wrong(arguments: list[str], 
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_every_sampling_parameter_has_a_flag_or_a_reason_for_none(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(main, [command, "--help"], terminal_width=400).output.split())
+    engine_fields = {field.name for field in attrs.fields(EngineConfig)}
+    for parameter in SAMPLING_PARAMETERS:
+        has_flag = f"--{parameter.name.replace('_', '-')} " in shown
+        assert has_flag == (parameter.spec.no_flag is None or parameter.name in engine_fields), parameter.name
+        assert not has_flag or parameter.name in engine_fields or parameter.spec.help in shown
 
 
 def test_a_dash_reads_stdin_less_one_final_newline(monkeypatch: pytest.MonkeyPatch) -> None:

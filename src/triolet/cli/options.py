@@ -19,7 +19,8 @@ from triolet.config.engine import EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
 from triolet.config.server import GatewayConfig
-from triolet.core.request.params import SamplingParams
+from triolet.core.request.param_spec import SamplingParameter
+from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,33 +36,18 @@ SERVER_DEFAULTS: Final = {"runner": "process"}
 SHARED_FIELDS: Final = EngineConfig.rules().keys() & GatewayConfig.rules().keys()
 
 
-@attrs.frozen
-class SamplingOption:
-    """A sampling parameter that can be set from the terminal.
-
-    Args:
-        name: field of `SamplingParams`.
-        kind: what its text is read as.
-        help: one sentence.
-    """
-
-    name: str
-    kind: type[int | float | str]
-    help: str
+SAMPLING_OPTIONS: Final = tuple(one for one in SAMPLING_PARAMETERS if one.spec.no_flag is None)
+"""Sampling parameters that the command line has a flag for."""
+_KINDS: Final[Mapping[str, type[int | float | str]]] = {
+    "int": int,
+    "float": float,
+    "tuple[str, ...]": str,
+}
 
 
-SAMPLING_OPTIONS: Final = (
-    SamplingOption("temperature", float, "0 always takes the likeliest token; up to 2."),
-    SamplingOption("top_p", float, "Keep the smallest set of tokens whose probabilities reach this."),
-    SamplingOption("top_k", int, "Keep the k likeliest tokens; 0 keeps all."),
-    SamplingOption("min_p", float, "Drop tokens less likely than this share of the likeliest."),
-    SamplingOption("repetition_penalty", float, "Above 1, tokens seen before become less likely."),
-    SamplingOption("presence_penalty", float, "Subtracted from tokens already generated."),
-    SamplingOption("frequency_penalty", float, "Subtracted once per time that a token was generated."),
-    SamplingOption("max_tokens", int, "Longest answer in tokens; by default what the context has room for."),
-    SamplingOption("seed", int, "The same seed gives the same answer."),
-    SamplingOption("stop", str, "End the answer before this text."),
-)
+def kind_of(option: SamplingParameter) -> type[int | float | str]:
+    """Return the type that the text of a sampling flag is read as."""
+    return _KINDS[option.value_type]
 
 
 class SectionedOption(click.Option):
@@ -99,21 +85,28 @@ def sampling_options(command: Command) -> Command:
         try:
             SamplingParams(**sampling)
         except InvalidParams as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(_naming_flag(error)) from error
         return command(sampling=sampling, **values)
 
     decorated: Callable[..., Any] = with_sampling
     for option in reversed(SAMPLING_OPTIONS):
+        kind, is_list = kind_of(option), option.default == ()
         decorated = click.option(
             _flag(option.name),
             cls=SectionedOption,
             section=SAMPLING_SECTION,
-            type=option.kind,
-            multiple=option.name == "stop",
-            metavar="TEXT" if option.kind is str else "N" if option.kind is int else "X",
-            help=option.help + (" May be given several times." if option.name == "stop" else ""),
+            type=kind,
+            multiple=is_list,
+            metavar="TEXT" if kind is str else "N" if kind is int else "X",
+            help=option.spec.help + (" May be given several times." if is_list else ""),
         )(decorated)
     return cast(Command, decorated)
+
+
+def _naming_flag(error: InvalidParams) -> str:
+    """Return the sentence of an error with the flag in place of the field that it begins with."""
+    sentence, field = str(error), error.field or ""
+    return _flag(field) + sentence.removeprefix(field) if field and sentence.startswith(field) else sentence
 
 
 # ------------------------------------------------------------------------------------------- engine
