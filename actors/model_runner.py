@@ -1,76 +1,22 @@
-"""The model-runner actor, and what it asks of whoever runs the model.
+"""Model-runner actor: computes the scheduler's plans, one after the other, with an executor.
 
-Three executors (`executors`, `process_runner`) fulfil one contract: `start` brings up a model with no memory of
-requests, `execute` computes one plan, and leaving `running()` leaves no thread or process behind. The actor around them
-is the same.
+What `execute` raises ends this life of the actor, and the scheduler's with it: the KV cache is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
-
 import trio
 
 from triolet.actors.channels import Wiring
+from triolet.actors.executors.contract import Executor
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.load_progress import OnProgress
-from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
 
-Tell = Callable[[StepResult], None]
-
-
-class Runner(Protocol):
-    """What an executor drives: `model.runner.ModelRunner`, or a fake. Never called from two threads at once."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step."""
-        ...
-
-    def reset(self) -> None:
-        """Forget all requests."""
-        ...
-
-
-@runtime_checkable
-class BackgroundRunner(Runner, Protocol):
-    """One that knows plans which need no thread of its caller's."""
-
-    def begin(self, plan: StepPlan, done_fd: int) -> BackgroundRun | None:
-        """Begin such a plan; None if it is none of these, and nothing has happened.
-
-        Args:
-            plan: a step, or a run.
-            done_fd: an eventfd; it counts the steps that are over.
-        """
-        ...
-
-
-class BackgroundRun(Protocol):
-    """A plan that is being computed."""
-
-    def results(self, count: int) -> list[StepResult]:
-        """Of the next steps, as many as are said to be over."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no others follow those that were told of."""
-        ...
-
-    def halt(self) -> None:
-        """Have it end after the step that is being computed."""
-        ...
-
-
-Load = Callable[[OnProgress], tuple[Runner, ModelInfo]]
-
-# A runner whose last life ended in a step computes one token for nobody before it is given another: a request is only
-# blamed for what happens to a runner that is otherwise well. No scheduler has made a plan for this life yet, and the
-# first thing that one says is that all rows have ended.
+# A runner that crashed in a step computes one token of no request before its next plan: a request is only blamed for a
+# crash of a runner that is otherwise well. No scheduler has made a plan for this life yet, and the first thing that one
+# says is that all rows have ended.
 PROOF = StepPlan(
     step_id=0,
     ended=(),
@@ -90,33 +36,6 @@ PROOF = StepPlan(
 )
 
 
-class Executor(Protocol):
-    """Where a runner lives."""
-
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """The scope of one life; nothing of it is left running outside."""
-        ...
-
-    async def start(self, on_progress: OnProgress) -> ModelInfo:
-        """Load the model in the first life, and forget all requests in later ones."""
-        ...
-
-    async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
-        """Compute a plan.
-
-        Args:
-            plan: a step, or a run.
-            tell: is told the results of a run before the last.
-        Returns:
-            The last result.
-        """
-        ...
-
-    def halt(self) -> None:
-        """If a run is being computed, let it end after the step that it is at."""
-        ...
-
-
 async def model_runner_actor(
     wiring: Wiring,
     executor: Executor,
@@ -124,7 +43,7 @@ async def model_runner_actor(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Compute plan after plan. What `execute` raises ends this life, and the scheduler's with it: the KV is gone."""
+    """Compute plan after plan until cancelled."""
     with wiring.runner_inbox.clone() as inbox:
         async with executor.running():
             wiring.model_info = await executor.start(on_progress)

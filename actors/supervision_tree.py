@@ -24,8 +24,9 @@ import trio
 
 from triolet.actors.channels import Wiring
 from triolet.actors.detokenizer import detokenizer_actor
+from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.grammars import make_grammars
-from triolet.actors.model_runner import Executor, model_runner_actor
+from triolet.actors.model_runner import model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import structured_output_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor

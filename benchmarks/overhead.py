@@ -24,12 +24,13 @@ import trio
 from common import machine, median, report
 
 from triolet import Engine, RequestOutputKind, SamplingParams
+from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
-from triolet.actors.model_runner import Executor, Runner
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import RowStart, SampledToken, StepPlan, StepResult
+from triolet.core.step_runner import StepRunner
 from triolet.engine.gc_freeze import frozen_gc
 from triolet.engine.open_engine import run_engine
 from triolet.model.tokenizer.tokenizer import load_tokenizer
@@ -90,7 +91,7 @@ def make_executor(runner: str, vocab_size: int) -> Executor:
         device="cpu",
     )
 
-    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         return Idle(vocab_size), info
 
     return InlineExecutor(load) if runner == "inline" else ThreadExecutor(load)

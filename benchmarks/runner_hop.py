@@ -115,9 +115,9 @@ def spread(took_us: list[float]) -> dict[str, float]:
 
 
 def serve_idle() -> None:
-    from triolet.workers.runner import serve
+    from triolet.workers.runner import FdTransport, serve
 
-    serve(lambda config, on_progress: load(on_progress))
+    serve(lambda config, on_progress: load(on_progress), FdTransport.take_over_standard_streams())
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from triolet.actors.model_runner import Tell
+from triolet.actors.executors.contract import Tell
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult

@@ -61,7 +61,7 @@ EXCEPTIONS = {
         "triolet.structured_outputs"
     ),  # follows grammars here, in tests
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
-    "triolet.actors.executors.in_process": words("triolet.model triolet.nano"),  # starts the runner
+    "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.server.routes": words("starlette"),
     "triolet.server.responses": words("trio_websocket"),
     "triolet.server.transport": words("trio_websocket wsproto starlette hypercorn h11"),
@@ -183,7 +183,7 @@ def test_an_import_out_of_its_layer_is_found(module: str, source: str) -> None:
         ("triolet.core.scheduling.scheduler", "from ... import errors"),
         ("triolet.core.chat_template", "from jinja2.sandbox import ImmutableSandboxedEnvironment"),
         ("triolet.actors.scheduler", "if TYPE_CHECKING: import triolet.model.runner"),
-        ("triolet.actors.executors.in_process", "from triolet.model.runner import ModelRunner"),
+        ("triolet.actors.executors.registry", "from triolet.model.runner import ModelRunner"),
         ("triolet.server.transport.hypercorn_adapter", "from starlette.routing import Route"),
         ("triolet.cli.chat", "import rich, trio, torch"),
     ],

@@ -1,4 +1,4 @@
-"""Where the model runs: in the event loop, or in a thread of its own; in a process of its own, see `process_runner`."""
+"""Executors whose model runs in this process: in the event loop, or in a thread of its own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from typing import TypeVar
 import attrs
 import trio
 
-from triolet.actors.model_runner import BackgroundRun, BackgroundRunner, Executor, Load, Runner, Tell
-from triolet.config.engine import EngineConfig
+from triolet.actors.executors.contract import Tell
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.step_runner import BackgroundRunner, StepRunner, StepsInBackground, steps_of
 
 T = TypeVar("T")
+Load = Callable[[OnProgress], tuple[StepRunner, ModelInfo]]
 
 
 @attrs.define(eq=False)
 class _Kept:
-    """A runner that outlives the actor's lives: its weights are read once."""
+    """Runner kept across the lives of the actor: its weights are read once."""
 
     load: Load
-    loaded: tuple[Runner, ModelInfo] | None = None
+    loaded: tuple[StepRunner, ModelInfo] | None = None
     background: BackgroundRunner | None = None
 
     def start(self, on_progress: OnProgress) -> ModelInfo:
@@ -44,19 +45,17 @@ class _Kept:
         return self.loaded[0].execute(plan)
 
     def forget(self) -> None:
-        """Give the memory of model and KV cache back now, and not when garbage is next collected.
-
-        Until then everything else of an engine may be held by the errors that its tasks ended with.
-        """
+        """Free the memory of model and KV cache now, not at the next garbage collection."""
+        # Until then the rest of an engine may be held by the errors that its tasks ended with.
         self.loaded = self.background = None
 
 
 class LoadCancelled(Exception):
-    """Nobody waits for this model any more."""
+    """Raised in a load whose result is not wanted any more."""
 
 
 class InlineExecutor:
-    """The model runs in the event loop, which waits for it: one thread, one order of events."""
+    """Executor in the event loop, which waits for the model: one thread, one order of events."""
 
     def __init__(self, load: Load) -> None:
         self._kept = _Kept(load)
@@ -64,42 +63,37 @@ class InlineExecutor:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Nothing needs to run."""
         yield
 
     def forget_model(self) -> None:
-        """See `_Kept.forget`."""
+        """Drop model and KV cache; see `_Kept.forget`."""
         self._kept.forget()
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
-        """See `Executor`."""
         await trio.lowlevel.checkpoint()
         return self._kept.start(on_progress)
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
-        """See `Executor`. Between two steps of a run others have their turn."""
         self._is_halted = False
+        steps = steps_of(plan, self._kept.execute, lambda: self._is_halted)
         while True:
-            await trio.lowlevel.checkpoint()
-            result = self._kept.execute(plan)
-            if self._is_halted or (rest := plan.after(result)) is None:
+            await trio.lowlevel.checkpoint()  # other tasks have their turn between two steps
+            if (result := next(steps)).is_last:
                 return result
-            tell(attrs.evolve(result, is_last=False))
-            plan = rest
+            tell(result)
 
     def halt(self) -> None:
-        """See `Executor`."""
         self._is_halted = True
 
 
 class ThreadExecutor:
-    """The model runs in one thread of its own, from loading on: torch keeps its worker threads and modes by thread.
+    """Executor in one thread, from loading on: torch keeps its worker threads and modes by thread.
 
-    The thread is never abandoned. A step can not be interrupted, so whoever is cancelled while one runs waits for its
-    end.
+    The thread is never abandoned. A step cannot be interrupted, so a cancelled caller waits for its end.
 
-    A step that needs no thread of Python's is begun right here. To hand it over would be to wait for the interpreter's
-    lock, which this thread keeps until it has nothing left to do: readers would come before the model.
+    A step that needs no Python thread (`BackgroundRunner`) is begun in the event loop's thread. Handing it over would
+    mean waiting for the interpreter's lock, which that thread keeps until it has nothing left to do: readers would come
+    before the model.
     """
 
     def __init__(self, load: Load) -> None:
@@ -107,11 +101,10 @@ class ThreadExecutor:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._done_fd: int | None = None  # of a step in the background
         self._is_halted = False
-        self._run: BackgroundRun | None = None  # in the background
+        self._run: StepsInBackground | None = None  # in the background
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """The scope in which the thread lives."""
         failure: BaseException | None = None
         with self._background_steps():
             async with trio.open_nursery() as nursery:
@@ -144,7 +137,6 @@ class ThreadExecutor:
             )
 
     def forget_model(self) -> None:
-        """See `_Kept.forget`."""
         self._kept.forget()
 
     def _work(self) -> None:
@@ -152,7 +144,7 @@ class ThreadExecutor:
             job()
 
     async def _call(self, function: Callable[[], T], on_cancel: Callable[[], None] = lambda: None) -> T:
-        """Run a function in the thread and wait for its end, even when cancelled; `on_cancel` may hurry it."""
+        """Call a function in the thread and wait for its end, even when cancelled; `on_cancel` may hurry it."""
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
         results: list[T] = []
@@ -178,8 +170,9 @@ class ThreadExecutor:
         return results[0]
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
-        """See `Executor`. `on_progress` is called in the Trio thread; a load that was cancelled, or whose `on_progress`
-        raised, ends at its next report.
+        """Load the model; `on_progress` is called in the Trio thread.
+
+        A load that was cancelled, or whose `on_progress` raised, ends at its next report.
         """
         token = trio.lowlevel.current_trio_token()
         is_unwanted = threading.Event()
@@ -207,7 +200,6 @@ class ThreadExecutor:
         return info
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
-        """See `Executor`."""
         self._is_halted = False
         background, done_fd = self._kept.background, self._done_fd
         if background is not None and done_fd is not None:
@@ -222,20 +214,19 @@ class ThreadExecutor:
         return await self._call(partial(self._compute, plan, tell_there), self.halt)
 
     def halt(self) -> None:
-        """See `Executor`."""
         self._is_halted = True
         if self._run is not None:
             self._run.halt()
 
-    async def _follow(self, run: BackgroundRun, done_fd: int, tell: Tell) -> StepResult:
-        """Wait for what a run gives, to its end, even when cancelled."""
+    async def _follow(self, run: StepsInBackground, done_fd: int, tell: Tell) -> StepResult:
+        """Wait for the results of a plan in the background, to its end, even when cancelled."""
         try:
             while True:
                 for result in run.results(await _count_written(done_fd)):
                     if result.is_last:
                         return result
                     tell(result)
-        except BaseException:  # as a rule Cancelled; the model writes into the run's memory until it is over
+        except BaseException:  # usually Cancelled; the model writes into the run's memory until it is over
             run.halt()
             with trio.CancelScope(shield=True):
                 while not run.is_over:
@@ -245,48 +236,14 @@ class ThreadExecutor:
             self._run = None
 
     def _compute(self, plan: StepPlan, tell: Tell) -> StepResult:
-        while True:
-            result = self._kept.execute(plan)
-            if self._is_halted or (rest := plan.after(result)) is None:
-                return result
-            tell(attrs.evolve(result, is_last=False))
-            plan = rest
+        for result in steps_of(plan, self._kept.execute, lambda: self._is_halted):
+            if result.is_last:
+                break
+            tell(result)
+        return result
 
 
 async def _count_written(eventfd: int) -> int:
-    """Wait until something has been written to it, and make it empty; returns how much that was."""
+    """Wait until an eventfd is written to; reset it and return its count."""
     await trio.lowlevel.wait_readable(eventfd)
     return os.eventfd_read(eventfd)
-
-
-@contextmanager
-def open_executor(config: EngineConfig) -> Iterator[Executor]:
-    """The executor that the configuration names, with a real model, which is let go of when the scope is left."""
-    config = attrs.evolve(config, model=model_source(config))
-    if config.runner == "process":
-        from triolet.actors.executors.process import ProcessExecutor
-
-        yield ProcessExecutor(config)
-        return
-
-    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
-        # Here, and not above: torch takes a second to import, and whoever only names an engine should not wait for
-        # it.
-        from triolet.model.runner import load_configured_runner
-
-        return load_configured_runner(config, on_progress)
-
-    executor = InlineExecutor(load) if config.runner == "inline" else ThreadExecutor(load)
-    try:
-        yield executor
-    finally:
-        executor.forget_model()
-
-
-def model_source(config: EngineConfig) -> str:
-    """The folder or hub id to load: the shipped triolet-nano, if none is named."""
-    if config.model is not None:
-        return config.model
-    from triolet.nano import PATH
-
-    return str(PATH)

@@ -25,8 +25,8 @@ from contextlib import asynccontextmanager, suppress
 import attrs
 import trio
 
-from triolet.actors.executors.process_exit import ending_of, exit_code_of
-from triolet.actors.model_runner import Tell
+from triolet.actors.executors.contract import Tell
+from triolet.actors.executors.process_exit import describe_exit, exit_code_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.recovery.stderr_tail import StderrTail
@@ -316,7 +316,7 @@ class RunnerProcess:
             await self._exited.wait()
             returncode = self._popen.returncode
         self._hear_the_rest()
-        reason = reason or ending_of(returncode)
+        reason = reason or describe_exit(returncode)
         if last_words := self._last_words.since(trio.current_time() - RECENT_S):
             reason += "; its last words: " + " | ".join(last_words)
         return RunnerDied(reason, returncode)

@@ -1,4 +1,4 @@
-"""How a process has ended, in numbers and in words."""
+"""Exit status of a process, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 
 
-def ending_of(returncode: int) -> str:
-    """In words, for the reader of a log."""
+def describe_exit(returncode: int) -> str:
+    """Describe an exit in words, for a log."""
     if returncode >= 0:
         return f"ended with exit status {returncode}"
     with suppress(ValueError):
@@ -20,10 +20,10 @@ def ending_of(returncode: int) -> str:
 
 
 def exit_code_of(process_id: int) -> int | None:
-    """How a process ends that was killed, is dying, or has not been waited for yet; as in `Popen.returncode`.
+    """Return the exit code of a process that is dying or not yet waited for, as in `Popen.returncode`.
 
     Returns:
-        None if this can not be known before it has been waited for. Of one that lives, or is about to end, it is 0.
+        None if it cannot be known before the process is waited for; 0 if it lives or is about to end.
     """
     if sys.platform != "linux":
         return None

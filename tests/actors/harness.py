@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import attrs
 import pytest
 import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
 from triolet.actors import channels
-from triolet.actors.model_runner import Tell
+from triolet.actors.executors.contract import Tell
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.step_runner import after_step
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import InvalidPrompt, InvariantViolated
@@ -88,12 +88,12 @@ class FakeExecutor:
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         self.is_halted = False
-        while True:
-            result = await self.compute(plan)
-            if self.is_halted or (rest := plan.after(result)) is None:
-                return result
-            tell(attrs.evolve(result, is_last=False))
-            plan = rest
+        rest: StepPlan | None = plan
+        while rest is not None:
+            result, rest = after_step(rest, await self.compute(rest), must_halt=self.is_halted)
+            if rest is not None:
+                tell(result)
+        return result
 
     def halt(self) -> None:
         self.is_halted = True

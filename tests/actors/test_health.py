@@ -9,9 +9,10 @@ from trio.testing import MockClock
 from tests.actors.harness import FakeExecutor, answer_of, fake_engine
 from triolet import SamplingParams
 from triolet.actors import detokenizer, supervision_tree
-from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor, open_executor
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.process import ProcessExecutor
-from triolet.config.engine import EngineConfig
+from triolet.actors.executors.registry import EXECUTORS, open_executor
+from triolet.config.engine import RUNNERS, EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.scheduling.scheduler import Scheduler
@@ -210,3 +211,7 @@ async def test_a_dead_engine_says_that_it_is_dead(autojump_clock: MockClock) -> 
 def test_the_configuration_names_the_executor(runner: str, kind: type) -> None:
     with open_executor(EngineConfig(runner=runner)) as executor:
         assert type(executor) is kind
+
+
+def test_every_runner_of_the_configuration_has_an_executor() -> None:
+    assert EXECUTORS.keys() == set(RUNNERS)

@@ -149,6 +149,9 @@ def test_the_runners_process_sets_its_model_aside() -> None:
         class Pipe:
             reply = print
 
+            def has_request(self):
+                return False
+
             def requests(self):
                 yield EngineConfig()
                 yield StepPlan(1, (), (), ())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import attrs
 
@@ -38,7 +38,7 @@ from triolet.core.request.status import FinishReason
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
-from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.step_runner import StepRunner
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
@@ -46,19 +46,7 @@ from triolet.observability.tracing_setup import accepted_trace_headers, open_tra
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
 
-class Runner(Protocol):
-    """What computes steps."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step."""
-        ...
-
-    def reset(self) -> None:
-        """Forget all requests."""
-        ...
-
-
-Loaded = tuple[Runner, ModelInfo, TokenizerInterface | None]
+Loaded = tuple[StepRunner, ModelInfo, TokenizerInterface | None]
 
 
 def load(config: EngineConfig) -> Loaded:

@@ -9,8 +9,8 @@ from typing import Unpack
 import trio
 
 from triolet.actors.channels import Wiring
-from triolet.actors.executors.in_process import open_executor
-from triolet.actors.model_runner import Executor
+from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.registry import open_executor
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader

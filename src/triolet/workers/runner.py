@@ -1,15 +1,14 @@
-"""The process of the model runner: `python -m triolet.workers.runner`, started by `actors.executors.process` and by
-nobody else.
+"""Program of the model runner's process: `python -m triolet.workers.runner`, started by `actors.executors.process`.
 
-It reads requests from what was its standard input and writes replies to what was its standard output: an `EngineConfig`
-to load, then one `StepPlan` after the other (`ipc.messages`). It ends when the requests end, and after the first
-exception: half a step may be in its tables, and whatever a driver or a library has broken is best left behind with the
+It receives requests and sends replies over a `Transport`, here its standard input and output: an `EngineConfig` to
+load, then one `StepPlan` after the other (`ipc.messages`). It ends when the requests end, and after the first
+exception: half a step may be in its tables, and what a driver or a library has broken is best left behind with the
 process.
 
 It never outlives its parent. Linux kills it when the thread that started it ends, however that ends. Elsewhere, and
-should that fail, a thread here watches the pipe: once nobody can send requests any more, nobody waits for replies, and
-the process ends, also in the middle of a step. The same thread holds the lifeline, by whose end the parent knows of
-this process's (`ipc.lifeline`).
+should that fail, a thread watches the transport: once the other side has closed it, no one waits for replies, and the
+process ends, also in the middle of a step. The same thread holds the lifeline, whose end tells the parent that this
+process has ended (`ipc.lifeline`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ import attrs
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.step_plan import StepPlan
+from triolet.core.step_runner import StepRunner, steps_of
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
@@ -46,20 +46,36 @@ SYS_CLOSE_RANGE = 436  # on every architecture
 CLOSE_RANGE_UNSHARE = 2  # from <linux/close_range.h>
 
 
-class RunnerProgram(Protocol):
-    """What the process drives: `model.runner.ModelRunner`, or a fake."""
+Load = Callable[[EngineConfig, OnProgress], tuple[StepRunner, ModelInfo]]
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step."""
+
+class Transport(Protocol):
+    """Connection to the engine; its calls block."""
+
+    def requests(self) -> Iterator[Request]:
+        """Receive requests until the engine closes the connection.
+
+        Raises:
+            FrameError: the bytes are no request.
+        """
+        ...
+
+    def has_request(self) -> bool:
+        """Whether an unread request is there, or the engine has closed the connection."""
+        ...
+
+    def reply(self, reply: Reply) -> None:
+        """Send a reply; return when all of it is sent."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the descriptor that requests come from: its end is the engine's."""
         ...
 
 
-Load = Callable[[EngineConfig, OnProgress], tuple[RunnerProgram, ModelInfo]]
-
-
 @attrs.frozen
-class Pipe:
-    """The process's side of the conversation; it waits where the other side does not.
+class FdTransport:
+    """Transport over file descriptors: two pipes, or one stream socket for both directions.
 
     Args:
         requests_fd: to read from.
@@ -69,12 +85,17 @@ class Pipe:
     requests_fd: int
     replies_fd: int
 
-    def requests(self) -> Iterator[Request]:
-        """What is asked, until the other side has closed its end.
+    @classmethod
+    def take_over_standard_streams(cls) -> FdTransport:
+        """Talk over standard input and output, which become empty and the log for the rest of the program."""
+        transport = cls(os.dup(0), os.dup(1))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)  # a stray `print` goes to the log and is not taken for a reply
+        os.close(nothing)
+        return transport
 
-        Raises:
-            FrameError: what came is no request.
-        """
+    def requests(self) -> Iterator[Request]:
         reader = REQUESTS.reader()
         while data := os.read(self.requests_fd, READ_BYTES):
             reader.feed(data)
@@ -82,77 +103,59 @@ class Pipe:
         reader.close()
 
     def has_request(self) -> bool:
-        """Whether something is asked that has not been read, or the other side has closed its end."""
         poll = select.poll()
         poll.register(self.requests_fd, select.POLLIN)
         return bool(poll.poll(0))
 
     def reply(self, reply: Reply) -> None:
-        """Say something; returns when all of it is on its way."""
         rest = memoryview(REPLIES.pack(reply))
         while rest:
             rest = rest[os.write(self.replies_fd, rest) :]
 
+    def fileno(self) -> int:
+        return self.requests_fd
 
-def serve(load: Load) -> NoReturn:
-    """Load, then compute what is asked, until nobody asks any more.
+
+def serve(load: Load, transport: Transport) -> NoReturn:
+    """Load a model, compute plans until the requests end, and end the process.
 
     Args:
-        load: makes the runner; its exceptions, like those of the runner, end the process and are told before.
+        load: makes the runner; its exceptions, like those of the runner, are sent as a reply and end the process.
+        transport: to the engine.
     """
-    pipe = _take_over_standard_streams()
-    _die_with_parent(pipe.requests_fd)
+    _die_with_parent(transport.fileno())
     faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
     try:
-        for reply in _replies(load, pipe):
-            pipe.reply(reply)
+        for reply in _replies(load, transport):
+            transport.reply(reply)
     except BrokenPipeError:
-        _leave(0)  # nobody listens any more
+        _leave(0)  # the engine has gone
     except BaseException as error:
         traceback.print_exc()
-        pipe.reply(describe(error))
+        transport.reply(describe(error))
         _leave(1)
     _leave(0)
 
 
 def _leave(status: int) -> NoReturn:
-    # There is nothing to save, and taking down an interpreter with torch in it takes a second.
+    # Nothing needs to be saved, and taking down an interpreter with torch in it takes a second.
     sys.stderr.flush()
     os._exit(status)
 
 
-def _replies(load: Load, pipe: Pipe) -> Iterator[Reply]:
-    runner: RunnerProgram | None = None
-    for request in pipe.requests():
+def _replies(load: Load, transport: Transport) -> Iterator[Reply]:
+    runner: StepRunner | None = None
+    for request in transport.requests():
         if isinstance(request, EngineConfig):
-            runner, info = load(request, pipe.reply)
-            gc.collect()  # what is there now is there to stay, and no later collection need look at it
+            runner, info = load(request, transport.reply)
+            gc.collect()  # the loaded model is there to stay: no later collection need look at it
             gc.freeze()
             yield attrs.evolve(info, process_id=os.getpid())
         elif runner is None and isinstance(request, StepPlan):
             raise RuntimeError("a model must be loaded before the first step")
         elif runner is not None and isinstance(request, StepPlan):
-            yield from _results(runner, request, pipe)
-
-
-def _results(runner: RunnerProgram, plan: StepPlan, pipe: Pipe) -> Iterator[StepResult]:
-    while True:
-        result = runner.execute(plan)
-        if (rest := plan.after(result)) is None or pipe.has_request():  # which can only be to halt
-            yield result
-            return
-        yield attrs.evolve(result, is_last=False)
-        plan = rest
-
-
-def _take_over_standard_streams() -> Pipe:
-    """Whatever prints from now on prints into the log; a stray `print` can not be taken for a reply."""
-    pipe = Pipe(os.dup(0), os.dup(1))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return pipe
+            # A request that comes while a plan is computed can only be a Halt.
+            yield from steps_of(request, runner.execute, transport.has_request)
 
 
 def _die_with_parent(requests_fd: int) -> None:
@@ -167,12 +170,12 @@ def _die_with_parent(requests_fd: int) -> None:
 
 
 def hold_lifeline(fd: int, keep: Collection[int], then: Callable[[], object]) -> None:
-    """Have a thread hold a lifeline (`ipc.lifeline`) for as long as this process lives.
+    """Start a thread that holds a lifeline (`ipc.lifeline`) for as long as this process lives.
 
     Args:
         fd: its writing end.
         keep: other descriptors that the thread needs.
-        then: what it does; returns when the process is to end.
+        then: called in the thread; it returns when the process is to end.
     """
     os.set_inheritable(fd, False)
     is_alone: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -187,7 +190,7 @@ def hold_lifeline(fd: int, keep: Collection[int], then: Callable[[], object]) ->
 
 
 def _unshare_descriptors(kept: Collection[int]) -> bool:
-    """Give this thread a table of its own, in which only a few are open; False if there is no such thing here."""
+    """Give this thread a descriptor table of its own with only a few open; False where that is not possible."""
     if sys.platform != "linux":
         return False
     syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -204,12 +207,12 @@ def _unshare_descriptors(kept: Collection[int]) -> bool:
 
 def _watch_parent(requests_fd: int) -> None:
     poll = select.poll()
-    poll.register(requests_fd, 0)  # nothing but the end, which is always reported
+    poll.register(requests_fd, 0)  # no event but the end, which is always reported
     poll.poll()
     _leave(0)
 
 
-def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[RunnerProgram, ModelInfo]:
+def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
     """Load a real model; torch is first imported here."""
     from triolet.model.runner import load_configured_runner
 
@@ -217,4 +220,4 @@ def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[RunnerPro
 
 
 if __name__ == "__main__":
-    serve(load_model)
+    serve(load_model, FdTransport.take_over_standard_streams())

@@ -22,9 +22,10 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.step_runner import StepRunner
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.ipc.messages import REPLIES
-from triolet.workers.runner import RunnerProgram, serve
+from triolet.workers.runner import FdTransport, serve
 
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
 POISON = 13
@@ -96,7 +97,7 @@ class Misbehaving:
         self.model = FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
         self.num_steps = 0
 
-    def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[RunnerProgram, ModelInfo]:
+    def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         on_progress(LoadProgress("weights", 0, 2))
         self._misbehave("load")
         on_progress(LoadProgress("weights", 2, 2))
@@ -122,6 +123,9 @@ class Misbehaving:
             self._misbehave("poison")
         return result
 
+    def reset(self) -> None:
+        self.model.rows.clear()
+
     def _misbehave(self, when: str) -> None:
         if when != self.when or (self.mark and Path(self.mark).exists()):
             return
@@ -130,5 +134,9 @@ class Misbehaving:
         MISDEEDS[self.what]()
 
 
+def main() -> None:
+    serve(Misbehaving().load, FdTransport.take_over_standard_streams())
+
+
 if __name__ == "__main__":
-    serve(Misbehaving().load)
+    main()

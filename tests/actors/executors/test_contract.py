@@ -22,12 +22,13 @@ from tests.actors.harness import (
 )
 from tests.core.fake_model import FakeModel
 from triolet import SamplingParams
-from triolet.actors.executors.in_process import InlineExecutor, LoadCancelled, ThreadExecutor
-from triolet.actors.model_runner import Executor, Load, Runner
+from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.in_process import InlineExecutor, Load, LoadCancelled, ThreadExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.core.step_runner import StepRunner, after_step
 from triolet.engine.open_engine import run_engine
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 4
@@ -46,7 +47,7 @@ class FakeRunner:
     num_resets: int = 0
     before_step: Callable[[StepPlan], None] = lambda plan: None
 
-    def load(self, on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    def load(self, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         self._note_thread()
         for part in range(3):
             on_progress(LoadProgress("weights", part, 3))
@@ -89,8 +90,8 @@ class BackgroundFake(FakeRunner):
         for _ in range(count):
             assert self.plan is not None, "it is over"
             result = self.model.execute(self.plan)
-            self.plan = None if self.num_halts else self.plan.after(result)
-            results.append(attrs.evolve(result, is_last=self.plan is None))
+            result, self.plan = after_step(self.plan, result, must_halt=self.num_halts > 0)
+            results.append(result)
         return results
 
     @property
@@ -157,7 +158,7 @@ async def test_a_later_life_keeps_the_model_and_forgets_the_requests(make: Make)
     runner = FakeRunner()
     loads: list[FakeRunner] = []
 
-    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         loads.append(runner)
         return runner.load(on_progress)
 
@@ -198,7 +199,7 @@ async def test_what_a_step_raises_is_raised_bare_and_the_next_life_works(
 async def test_what_a_load_raises_is_raised_bare_and_can_be_tried_again(make: Make) -> None:
     runner, failures = FakeRunner(), [Planted("no weights")]
 
-    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         if failures:
             raise failures.pop()
         return runner.load(on_progress)
@@ -336,7 +337,7 @@ async def test_a_cancelled_load_ends_at_its_next_report() -> None:
     told: list[int] = []
     ends: list[str] = []
 
-    def load(on_progress: OnProgress) -> tuple[Runner, ModelInfo]:
+    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         on_progress(LoadProgress("weights", 0, 2))
         has_begun.set()
         assert may_go_on.wait(5)

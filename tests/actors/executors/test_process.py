@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,7 +37,7 @@ from triolet.errors import (
     RunnerDied,
     RunnerFailed,
 )
-from triolet.ipc.messages import REQUESTS, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
 
 SOON_S = 5.0  # on a machine that is busy with other things
 
@@ -114,6 +115,37 @@ async def death_of(executor: ProcessExecutor, *plans: StepPlan) -> RunnerDied:
     with pytest.raises(RunnerDied) as caught:
         await life(executor, *plans)
     return caught.value
+
+
+# ------------------------------------------------------------------------------ the worker's transport
+
+
+SOCKET_WORKER = """
+import sys
+from tests.actors.executors.fake_worker import Misbehaving
+from triolet.workers.runner import FdTransport, serve
+fd = int(sys.argv.pop())
+serve(Misbehaving().load, FdTransport(fd, fd))
+"""
+
+
+def test_a_worker_serves_over_a_socket_and_ends_when_the_other_side_closes_it() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SOCKET_WORKER, str(there.fileno())], pass_fds=[there.fileno()], cwd=ROOT
+        )
+        there.close()
+        here.settimeout(30.0)
+        reader, replies = REPLIES.reader(), list[Reply]()
+        asked: list[tuple[Request, int]] = [(EngineConfig(model="nowhere"), 3), (first_step(), 4)]
+        for request, num_replies in asked:
+            here.sendall(REQUESTS.pack(request))
+            while len(replies) < num_replies:
+                reader.feed(here.recv(2**16))
+                replies += REPLIES.messages(reader)
+    assert process.wait(30.0) == 0
+    assert [type(reply) for reply in replies] == [LoadProgress, LoadProgress, ModelInfo, StepResult]
 
 
 # ------------------------------------------------------------------------------ the executors' contract
@@ -541,9 +573,7 @@ async def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest
 async def test_a_process_finds_the_modules_that_its_parent_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "only_here.py").write_text(
-        "import tests.actors.executors.fake_worker as w; w.serve(w.Misbehaving().load)"
-    )
+    (tmp_path / "only_here.py").write_text("import tests.actors.executors.fake_worker as w; w.main()")
     monkeypatch.syspath_prepend(tmp_path)
     executor = ProcessExecutor(EngineConfig(model="m"), [sys.executable, "-P", "-m", "only_here"])
     assert await life(executor, first_step())

@@ -1,0 +1,44 @@
+"""Contract of the executors, which decide where the model runs: in the event loop, a thread or a process.
+
+`start` brings up a model that knows no request, `execute` computes one plan, and leaving `running()` leaves no thread
+or process behind. The model-runner actor is the same around each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepPlan, StepResult
+
+Tell = Callable[[StepResult], None]
+
+
+class Executor(Protocol):
+    """Place where the model runs."""
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Enclose one life; no thread or process of it is left when the scope ends."""
+        ...
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        """Load the model in the first life, and forget all requests in later ones."""
+        ...
+
+    async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
+        """Compute a plan.
+
+        Args:
+            plan: one step or several.
+            tell: called with each result but the last.
+        Returns:
+            The last result.
+        """
+        ...
+
+    def halt(self) -> None:
+        """If a plan of several steps is being computed, end it after the current step."""
+        ...

@@ -1,0 +1,68 @@
+"""Registry of the executors by the name that `EngineConfig.runner` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_runner import StepRunner
+
+ExecutorFactory = Callable[[EngineConfig], AbstractContextManager[Executor]]
+
+
+@contextmanager
+def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfig) -> Iterator[Executor]:
+    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
+        # torch takes a second to import: a program that only names an engine does not wait for it.
+        from triolet.model.runner import load_configured_runner
+
+        return load_configured_runner(config, on_progress)
+
+    executor = kind(load)
+    try:
+        yield executor
+    finally:
+        executor.forget_model()
+
+
+@contextmanager
+def _in_a_process(config: EngineConfig) -> Iterator[Executor]:
+    # The message converters of `ipc` take time to build: only an engine with a process needs them.
+    from triolet.actors.executors.process import ProcessExecutor
+
+    yield ProcessExecutor(config)
+
+
+EXECUTORS: Final[Mapping[str, ExecutorFactory]] = MappingProxyType(
+    {
+        "inline": partial(_in_process, InlineExecutor),
+        "thread": partial(_in_process, ThreadExecutor),
+        "process": _in_a_process,
+    }
+)
+
+
+@contextmanager
+def open_executor(config: EngineConfig) -> Iterator[Executor]:
+    """Open the executor that the configuration names; its model is dropped when the scope is left."""
+    with EXECUTORS[config.runner](attrs.evolve(config, model=model_source(config))) as executor:
+        yield executor
+
+
+def model_source(config: EngineConfig) -> str:
+    """Return the folder or hub id to load: that of the shipped triolet-nano if none is named."""
+    if config.model is not None:
+        return config.model
+    from triolet.nano import PATH
+
+    return str(PATH)
