@@ -146,5 +146,5 @@ def test_a_long_value_is_shown_in_part() -> None:
     "value", [10**5000, [10**5000], nested(10**5), Unshowable()], ids=["int", "list", "deep", "own"]
 )
 def test_a_value_that_has_no_text_does_not_hide_the_error(value: object) -> None:
-    assert shown(value) == f"a {type(value).__name__} that can not be shown"
+    assert shown(value) == f"a {type(value).__name__} that cannot be shown"
     assert str(ConfigError("seed", "small", value)).startswith("seed must be small; got a ")

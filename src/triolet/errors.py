@@ -1,15 +1,14 @@
-"""Every exception that triolet raises on purpose, grouped by whose fault it is.
+"""Exceptions that triolet raises on purpose, grouped by whose fault they are.
 
-Four groups, so that a caller can tell at a glance what to do:
+Four groups tell a caller what to do:
 
-* `InvalidRequest`: this request is wrong; the engine never took it. Change it.
-* `ConfigError` and `ModelError`: the engine can not start like this. Change the configuration or the model
-folder.
-* `Overloaded`, `EngineClosed`, `EngineUnhealthy`, `EngineDead`: the request was fine, the engine can not serve it now.
-* `RequestFailed`: the request was taken and could not be finished; its neighbours go on.
+* `InvalidRequest`: this request is wrong and was not accepted. Change it.
+* `ConfigError` and `ModelError`: the engine cannot start like this. Change the configuration or the model folder.
+* `Overloaded`, `EngineClosed`, `EngineUnhealthy`, `EngineDead`: the request is fine; the engine cannot serve it now.
+* `RequestFailed`: the request was accepted and could not be finished; other requests continue.
 
-`RunnerDied` and its kin are crashes, which a supervisor mends: a caller meets them while the engine starts, or as the
-cause of an `EngineDead`. `InvariantViolated` is our own mistake. Messages name the field, the rule and what came.
+`RunnerDied` and similar ones are crashes that a supervisor repairs: a caller meets them while the engine starts, or as
+the cause of an `EngineDead`. `InvariantViolated` is a bug in triolet. Messages name the field, the rule and the value.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ MAX_SHOWN_CHARS = 80
 
 
 def shown(got: object) -> str:
-    """What came, for a message: short, and never an error of its own (an int of 5000 digits has no `repr`)."""
+    """Return a short text of a value for a message; it never fails (an int of 5000 digits has no `repr`)."""
     try:
         text = repr(got)
     except Exception:
-        return f"a {type(got).__name__} that can not be shown"
+        return f"a {type(got).__name__} that cannot be shown"
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
 
 
 class TrioletError(Exception):
-    """Base of everything that triolet raises on purpose."""
+    """Base of all exceptions that triolet raises on purpose."""
 
 
 # ---------------------------------------------------------------------------- the caller's request
 
 
 class InvalidRequest(TrioletError, ValueError):
-    """A request that can not be taken as it is; nothing was queued for it.
+    """A request that cannot be accepted as it is; nothing was queued for it.
 
     Args:
         message: the whole sentence, with field, rule and value.
@@ -89,7 +88,7 @@ class PromptTooLong(InvalidPrompt):
 
 
 class RequestIdInUse(InvalidRequest):
-    """A live request bears this id already; it is free again as soon as that one has ended."""
+    """A live request has this id; it is free again as soon as that one has ended."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -104,11 +103,11 @@ class ChatTemplateError(InvalidRequest):
 
 
 class UnsupportedFeature(InvalidRequest):
-    """A feature that is known by name and not offered (yet): refused rather than ignored."""
+    """A feature that is known by name and not offered (yet): it is refused rather than ignored."""
 
 
 class SnapshotError(InvalidRequest):
-    """Bytes that are no snapshot of unfinished requests, or a snapshot that this engine can not take up."""
+    """Bytes that are not a snapshot of unfinished requests, or a snapshot that this engine cannot resume."""
 
 
 # ------------------------------------------------------------------------- the operator's set-up
@@ -129,7 +128,7 @@ class ConfigError(TrioletError, ValueError):
 
 
 class ModelError(TrioletError):
-    """The model named can not be loaded; nothing half-loaded stays."""
+    """The model cannot be loaded; no part of it stays loaded."""
 
 
 class ModelNotFound(ModelError):
@@ -141,7 +140,7 @@ class HubUnreachable(ModelError):
 
 
 class ModelFileError(ModelError):
-    """A file of the model folder is missing, truncated or not what its name says.
+    """A file of the model folder is missing, truncated or not of the format that its name says.
 
     Args:
         path: the file.
@@ -187,7 +186,7 @@ class WeightsMismatch(ModelError):
 
 
 def _listed(names: Sequence[str], most: int = 20) -> str:
-    """The first names, and how many more there are: a wrong checkpoint has thousands."""
+    """Join the first names, with the number of the others: a wrong checkpoint has thousands."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -195,13 +194,13 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
 
 
 class Overloaded(TrioletError):
-    """Admission is full. Come back after `retry_after_s` seconds.
+    """Admission is full. Retry after `retry_after_s` seconds.
 
     Args:
         limit: the configuration field whose bound was reached.
         bound: that bound.
         retry_after_s: an estimate, seconds.
-        is_for_others: there is some room left, but it is kept for clients that have less (`policy="fair"`).
+        is_for_others: the remaining room is reserved for clients with fewer requests (`policy="fair"`).
     """
 
     def __init__(self, limit: str, bound: int, retry_after_s: float, *, is_for_others: bool = False) -> None:
@@ -216,15 +215,15 @@ class EngineClosed(TrioletError):
 
 
 class EngineDead(TrioletError):
-    """The engine gave up after repeated crashes; `__cause__` is the real one."""
+    """The engine gave up after repeated crashes; `__cause__` is the last one."""
 
 
 class EngineUnhealthy(TrioletError):
-    """Work is pending and no step has finished for too long; all may be well again later.
+    """Work is pending and no step has finished for too long; the engine may recover.
 
     Args:
-        actor: the one that the others wait for.
-        waiting_s: since when, seconds.
+        actor: the actor that the others wait for.
+        waiting_s: for how long, seconds.
     """
 
     def __init__(self, actor: str, waiting_s: float) -> None:
@@ -239,14 +238,14 @@ class StreamMisused(TrioletError, RuntimeError):
 
 
 class RequestFailed(TrioletError):
-    """A request that was taken could not be finished; `__cause__`, where there is one, says why."""
+    """An accepted request could not be finished; `__cause__`, where there is one, says why."""
 
     def __init__(self, request_id: str, reason: str) -> None:
         super().__init__(f"request {request_id} failed: {reason}")
         self.request_id, self.reason = request_id, reason
 
 
-# --------------------------------------------------------------------- a crash, which a supervisor mends
+# ------------------------------------------------------------- a crash, which a supervisor repairs
 
 
 class RunnerDied(TrioletError):
@@ -273,14 +272,14 @@ class RunnerDied(TrioletError):
 
 
 class RunnerFailed(TrioletError):
-    """Computing a step raised an exception in the process of the model runner; the message has its kind and text."""
+    """Computing a step raised an exception in the process of the model runner; the message has its type and text."""
 
 
 class FrameError(TrioletError, ValueError):
-    """Bytes between the engine and the process of the model runner are not what both have agreed on."""
+    """Bytes between the engine and the process of the model runner do not follow their protocol."""
 
 
-# ------------------------------------------------------------------------------------ our mistakes
+# ------------------------------------------------------------------------------- bugs in triolet
 
 
 class KernelShapeError(TrioletError, ValueError):
@@ -299,4 +298,4 @@ class KernelShapeError(TrioletError, ValueError):
 
 
 class InvariantViolated(TrioletError, AssertionError):
-    """A `check()` found counts that can not be true together: a bug in triolet."""
+    """A `check()` found counts that cannot be true together: a bug in triolet."""

@@ -231,7 +231,7 @@ def test_a_message_that_the_template_does_not_show_is_not_continued(source: str,
     chat = [USER, {"role": "assistant", "content": 'a "quoted" word'}]
     with pytest.raises(ValueError, match="does not appear in the chat"):
         truth(source, chat, continue_final_message=True)
-    with pytest.raises(ChatTemplateError, match="changes the last message, so that it can not be continued"):
+    with pytest.raises(ChatTemplateError, match="changes the last message, so that it cannot be continued"):
         ChatTemplate(source).render(chat, add_generation_prompt=False, continue_final_message=True)
 
 

@@ -1,8 +1,8 @@
-"""Beam search without a model: which unfinished answers go on, and how finished ones compare.
+"""Beam search without a model: selection of the beams to continue, and comparison of finished answers.
 
-As in vLLM, each beam is asked for its 2 * beam_width likeliest next tokens, so that enough are left when half of them
-end the answer. An end of sequence completes a beam at once; of all others the best `beam_width` go on. What is compared
-is the sum of the log-probabilities over the length, prompt included, to the power of the length penalty.
+As in vLLM, each beam asks for its 2 * beam_width likeliest next tokens, so that enough are left when half of them end
+the answer. An end of sequence completes a beam at once; the best `beam_width` of the others continue. Beams are
+compared by the sum of their log-probabilities divided by length ** length_penalty, prompt included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _no_watermark(value: object) -> None:
 
 @attrs.frozen(field_transformer=strict_plain_fields)
 class BeamSearchParams:
-    """What is searched for.
+    """Parameters of a beam search.
 
     Args:
         beam_width: answers that are followed at a time, and given at the end.
@@ -95,27 +95,27 @@ class BeamSearchSequence:
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
-        """The answer."""
+        """Token ids of the answer."""
         return self.tokens[self.num_prompt_tokens :]
 
     def score(self, length_penalty: float) -> float:
-        """What it is compared by; the end-of-sequence token is no part of the length."""
+        """Return the score for comparisons; the end-of-sequence token does not count as length."""
         length: float = float(len(self.tokens)) ** length_penalty
         return self.cum_logprob / length
 
 
 @attrs.frozen
 class BeamSearchOutput:
-    """The best answers, best first."""
+    """Best answers, best first."""
 
     sequences: tuple[BeamSearchSequence, ...]
 
 
 class BeamSearch:
-    """The state of one search.
+    """State of one beam search.
 
     Args:
-        params: what is searched for.
+        params: of the search.
         eos_token_ids: that complete a beam.
         prompt_token_ids: the prompt.
     """
@@ -130,7 +130,7 @@ class BeamSearch:
         self._completed: list[BeamSearchSequence] = []
 
     def advance(self, choices: Sequence[Mapping[int, Logprob]]) -> None:
-        """Let every live beam go on in each of its ways, and keep the best.
+        """Continue every live beam with each of its next tokens, and keep the best.
 
         Args:
             choices: for each live beam, its next tokens.
@@ -161,6 +161,6 @@ class BeamSearch:
         return ranked[: self._params.beam_width]
 
     def end(self) -> list[BeamSearchSequence]:
-        """The best answers, best first; those that go on still are as long as they may be."""
+        """Return the best answers, best first; those that have not ended are cut off at their maximum length."""
         cut = [attrs.evolve(beam, finish_reason=FinishReason.LENGTH) for beam in self.live]
         return self._best([*self._completed, *cut])

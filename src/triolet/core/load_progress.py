@@ -1,4 +1,4 @@
-"""How far the loading of a model has come."""
+"""Progress reports of loading a model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import attrs
 
 @attrs.frozen
 class LoadProgress:
-    """One report of a load in progress.
+    """One progress report.
 
     Args:
-        stage: what is being done, such as `download` or `weights`.
+        stage: current stage, such as `download` or `weights`.
         done_bytes: bytes of this stage that are done.
         total_bytes: bytes of this stage; 0 while that is not known.
     """
@@ -23,4 +23,4 @@ class LoadProgress:
 
 
 OnProgress = Callable[[LoadProgress], None]
-"""Who is told."""
+"""Callback for progress reports."""

@@ -1,8 +1,8 @@
-"""From the messages of a chat to the prompt's text, by the template that came with the model.
+"""Chat templates: render the messages of a chat to the text of a prompt.
 
-A chat template is a Jinja program from a folder that somebody else made. So it runs in a sandbox (`sandbox`), on
-copies of plain data (`messages`), with a budget of work (`meter`) for everything it does (`operations`); and it
-gives the same text as transformers' `apply_chat_template(tokenize=False)`.
+A chat template is a Jinja program from a model folder, so it is not trusted. It runs in a sandbox (`sandbox`), on
+copies of plain data (`messages`), with a work budget (`meter`) that every operation is charged to (`operations`). The
+text is the same as that of transformers' `apply_chat_template(tokenize=False)`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from triolet.core.chat_template.program import TemplateProgram
 from triolet.errors import ChatTemplateError
 
 MAX_SOURCE_CHARS = 250_000
-"""Longest template that is compiled; the longest of well-known models have some 20,000."""
+"""Longest template that is compiled; those of well-known models have up to about 20,000."""
 
 DEFAULT_MAX_OUTPUT_CHARS = 8_000_000
 """Longest prompt: about two million tokens of English."""
 
 DEFAULT_MAX_WORK = 3_000_000
-"""About a thousand times what a long chat costs, and about a second or two of one processor."""
+"""Work budget: about a thousand times that of a long chat, one or two seconds of one processor core."""
 
 
 class ChatTemplate:
-    """A model's chat template, compiled. Rendering changes nothing in it: it may go on in several threads.
+    """Compiled chat template of a model. Rendering does not change it, so several threads may render at once.
 
     Args:
         source: the template, in Jinja, as in a model's `chat_template`.
@@ -71,17 +71,17 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template itself; from its marks follows how the model writes calls of tools, for instance."""
+        """Source of the template. The tool-call format, for instance, is detected from its markers."""
         return self._source
 
     @property
     def reads_tools(self) -> bool:
-        """Whether it tells the model of tools."""
+        """True if the template shows tools to the model."""
         return "tools" in self._program.variables
 
     @property
     def variables(self) -> frozenset[str]:
-        """The names of further values that this template reads, such as `enable_thinking`."""
+        """Names of further values that this template reads, such as `enable_thinking`."""
         return self._variables
 
     def render(
@@ -94,7 +94,7 @@ class ChatTemplate:
         tools: object = None,
         **values: object,
     ) -> str:
-        """The prompt's text.
+        """Render messages to the text of the prompt.
 
         Args:
             messages: see `plain_messages`.

@@ -1,7 +1,7 @@
-"""A chat whose last message goes on: its text ends where that message has got to.
+"""Prompts that continue the last message of a chat: the text ends where that message ends.
 
-What a template writes behind a message depends on the template. So the message is rendered with a mark at its end, and
-the text is cut before the mark. The result is that of transformers' `continue_final_message`, spaces included.
+A template writes text of its own after a message. So the last message is rendered with a mark at its end, and the text
+is cut at the mark. The result equals that of transformers' `continue_final_message`, spaces included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MARK = "<here the last message goes on> "  # whether its space is left shows wh
 
 
 def marked(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with the mark at the end of the last one.
+    """Return the messages with the mark appended to the last one.
 
     Raises:
         InvalidPrompt: that one has no text.
@@ -29,7 +29,7 @@ def marked(messages: Sequence[Message]) -> list[Message]:
 
 
 def cut(text: str, last: Message) -> str:
-    """The text of the marked messages up to the mark.
+    """Return the rendered text of marked messages up to the mark.
 
     Args:
         text: what the template made of them.
@@ -40,7 +40,7 @@ def cut(text: str, last: Message) -> str:
     mark = _MARK.strip()
     if last["content"].strip() not in text or mark not in text:
         raise ChatTemplateError(
-            "the chat template changes the last message, so that it can not be continued",
+            "the chat template changes the last message, so that it cannot be continued",
             field="continue_final_message",
         )
     end = text.rindex(mark)

@@ -1,4 +1,4 @@
-"""Rewrites a parsed Jinja template so that whatever it does is paid for."""
+"""Instrumentation of a parsed Jinja template: insert a charge for everything that it does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ CHARGE, WEIGH, COMPARE, SLICE = "charge!", "weigh!", "compare!", "slice!"
 
 
 class Instrument(NodeTransformer):
-    """Puts charges into bodies that can run more than once, and calls in the place of some operators."""
+    """Node transformer that inserts charges into bodies that can run more than once, and replaces some operators by
+    calls.
+    """
 
     def __init__(self) -> None:
         self._num_nodes = 0
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        """Count every node, and long texts by their length."""
+        """Visit a node; count it, and count long texts by their length."""
         text = getattr(node, "data", getattr(node, "value", None))  # of TemplateData, of Const
         self._num_nodes += 1 + (len(text) // CHARS_PER_UNIT if isinstance(text, str) else 0)
         return super().visit(node, *args, **kwargs)
@@ -40,19 +42,19 @@ class Instrument(NodeTransformer):
     visit_For = visit_Macro = visit_CallBlock = _visit_body  # noqa: N815 - Jinja's names
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """A call of `compare`, which charges for what it reads."""
+        """Replace the comparison by a call of `compare`, which charges for what it reads."""
         self.generic_visit(node)
         operands = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
         return _call(COMPARE, node.expr, *operands, lineno=node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        """Every part is weighed."""
+        """Weigh every part of a concatenation."""
         self.generic_visit(node)
         node.nodes = [_call(WEIGH, part, lineno=node.lineno) for part in node.nodes]
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        """A slice becomes a call of `take_slice`; a single item is constant work."""
+        """Replace a slice by a call of `take_slice`; a single item is constant work."""
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
@@ -60,7 +62,7 @@ class Instrument(NodeTransformer):
         return _call(SLICE, node.node, *bounds, lineno=node.lineno)
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
-        """A key that is computed is weighed: its hash reads all of it."""
+        """Weigh a computed key: hashing reads all of it."""
         self.generic_visit(node)
         if not isinstance(node.key, nodes.Const):
             node.key = _call(WEIGH, node.key, lineno=node.lineno)

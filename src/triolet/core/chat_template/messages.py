@@ -1,7 +1,7 @@
-"""What a caller may hand to a chat template: messages and other values, checked and copied to plain JSON data.
+"""Checks and plain-JSON copies of messages and other values that a caller passes to a chat template.
 
-The copy matters for safety: a template can call the methods of whatever it is given, and those of plain data do no
-harm. It matters for truth too: the caller's objects are never changed.
+Templates get copies for two reasons: they can call methods of every object that they see, and those of plain data are
+harmless; and the caller's objects are never changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from triolet.errors import InvalidPrompt
 
 Message = dict[str, Any]
-"""One message as a template sees it: `role`, `content`, and whatever else the caller put there."""
+"""One message as a template sees it: `role`, `content`, and all other fields of the caller's message."""
 
 MAX_NESTING = 64
 """Deepest nesting of lists and mappings; the schema of a tool reaches perhaps 20."""
@@ -94,7 +94,7 @@ def _is_list_of_mappings(value: object) -> bool:
 
 
 def _joined_content(content: object, field: str) -> str:
-    """The content as one string. Few templates take lists of parts, all take strings."""
+    """Return the content as one string; few templates accept lists of parts, all accept strings."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

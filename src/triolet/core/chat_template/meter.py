@@ -1,8 +1,7 @@
-"""The work that one rendering may cost, counted without a clock, so that the same template always costs the same.
+"""Work budget of one rendering, counted without a clock, so that the same template always costs the same.
 
-A unit is about what a fraction of a microsecond does: one step of a loop, one call, one item looked at, or
-`CHARS_PER_UNIT` characters. Whoever does something whose cost depends on its operands charges for it *before*
-doing it; so memory is bounded by the same number.
+One unit is a fraction of a microsecond: a step of a loop, a call, an item looked at, or `CHARS_PER_UNIT` characters. An
+operation whose cost depends on its operands is charged *before* it runs, so the same number bounds memory, too.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _COLLECTIONS = (list, tuple, set, frozenset, *_VIEWS)
 
 
 class LimitReached(Exception):
-    """A template has passed one of its limits; the message says which."""
+    """Error: a template exceeded one of its limits; the message says which."""
 
 
 class Meter:
-    """Counts the work of one rendering.
+    """Counter of the work of one rendering.
 
     Args:
         max_work: units it may cost.
@@ -45,7 +44,7 @@ class Meter:
         return self._work
 
     def charge(self, units: int) -> None:
-        """Count `units` of work; less than none counts as none.
+        """Add `units` of work; a negative number counts as 0.
 
         Raises:
             LimitReached: that was too much, and everything after it is.
@@ -55,11 +54,11 @@ class Meter:
             raise LimitReached(f"its work passed the limit of {self._max_work} units")
 
     def charge_text(self, num_chars: int) -> None:
-        """Count the work of making or reading a text of this length."""
+        """Charge for making or reading a text of this length."""
         self.charge(1 + num_chars // CHARS_PER_UNIT)
 
     def weigh(self, *values: object) -> int:
-        """Charge for reading values through and through, every item of every list as often as it occurs.
+        """Charge for reading values completely, every item of every list as often as it occurs.
 
         That is what it costs to compare them or to turn them into text. A value that holds another many times,
         on many levels, may be small in memory and endless as text.
@@ -95,7 +94,7 @@ class Meter:
             raise LimitReached(f"an integer passed the limit of {MAX_INT_BITS} bits")
 
     def passed(self, value: Any) -> Any:
-        """Charge for a value just computed; the value."""
+        """Charge for a value just computed, and return it."""
         if isinstance(value, str):
             self.charge_text(len(value))
         elif isinstance(value, (*_COLLECTIONS, dict)):
@@ -105,7 +104,7 @@ class Meter:
         return value
 
     def each(self, items: Iterable[Any], units: int) -> Iterator[Any]:
-        """The items one by one, each for so many units."""
+        """Yield the items one by one, charging `units` for each."""
         for item in items:
             self.charge(units)
             yield item

@@ -1,11 +1,10 @@
-"""The filters, tests and operators that a chat template may use, each charged to the meter before it runs.
+"""Filters, tests and operators of chat templates, each charged to the meter before it runs.
 
-Most cost what their operands weigh. Those that can make much out of little (a long text out of a number, a text
-for every character of a text) have a guard, which works the size of the result out from the operands and takes
-the same arguments as what it guards.
+Most cost as much as their operands weigh. Operations that can make much out of little (a long text from a number, or a
+text per character) have a guard: a function with the same arguments that computes the size of the result from them.
 
-Of Jinja's filters those are left out that no chat template needs: the ones for HTML (`forceescape`, `striptags`,
-`urlencode`, `urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordcount`, `wordwrap`.
+Jinja's filters that chat templates do not need are left out: those for HTML (`forceescape`, `striptags`, `urlencode`,
+`urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordcount`, `wordwrap`.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _FILTERS: Mapping[str, Any] = FILTERS
 _TESTS: Mapping[str, Any] = TESTS
 
 OPERATION_UNITS = 4
-"""What a filter or a comparison costs by itself."""
+"""Base cost of a filter or a comparison, in units."""
 
 MAX_PRECISION = 32
 """Most digits that `round` may be asked for: it computes ten to that power."""
 
 _COMPARISONS_PER_ITEM = 16
-"""What sorting costs: the logarithm of more items than the meter lets pass."""
+"""Comparisons per item of a sort: the logarithm of more items than a work budget allows."""
 
 
 # -------------------------------------------------------------------------------------- operators
@@ -55,7 +54,7 @@ _COMPARISONS: dict[str, Operation] = {
 
 
 def compare(meter: Meter, left: Any, *operations: Any) -> Any:
-    """`left < right`, or a chain of such: `operations` are names and right sides in turn."""
+    """Evaluate `left < right`, or a chain of comparisons: `operations` are names and right sides in turn."""
     result: Any = True
     for name, right in zip(operations[::2], operations[1::2], strict=True):
         if isinstance(right, Iterator):
@@ -69,12 +68,12 @@ def compare(meter: Meter, left: Any, *operations: Any) -> Any:
 
 
 def take_slice(meter: Meter, value: Any, start: Any, stop: Any, step: Any) -> Any:
-    """`value[start:stop:step]`."""
+    """Evaluate `value[start:stop:step]`."""
     return meter.passed(value[start:stop:step])
 
 
 def run_binary(meter: Meter, symbol: str, run: Operation, left: Any, right: Any) -> Any:
-    """`left * right` and the like."""
+    """Evaluate a binary operator such as `left * right`."""
     meter.charge(1)
     if symbol == "*":
         _guard_repetition(meter, left, right)
@@ -101,7 +100,7 @@ def run_method(meter: Meter, method: Operation, *args: Any, **kwargs: Any) -> An
 
 
 def _guard_comparison(meter: Meter, name: str, left: Any, right: Any) -> None:
-    """Two values are compared as far as the lighter one goes; an item with every item of a list."""
+    """Charge for a comparison: two values as far as the lighter one goes, or an item with every item of a list."""
     meter.charge(OPERATION_UNITS)
     weight = meter.weigh(left)
     if name not in ("in", "notin"):
@@ -123,17 +122,17 @@ def _guard_repetition(meter: Meter, items: Any, times: Any) -> None:
 
 
 def _guard_weight(meter: Meter, *args: Any, **kwargs: Any) -> int:
-    """For what reads its arguments and makes nothing much longer."""
+    """Charge for an operation that reads its arguments and makes nothing much longer."""
     return meter.weigh(*args, *kwargs.values())
 
 
 def _guard_length(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
-    """For what copies a list, not what is in it."""
+    """Charge for an operation that copies a list but not its items."""
     meter.charge(len(value) if isinstance(value, Sized) else 1)
 
 
 def _guard_sorting(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
-    """For what compares many items, perhaps by an attribute whose name (`a.b.c`) is followed for each."""
+    """Charge for comparing many items, perhaps by an attribute whose dotted name is looked up for each."""
     weight = _guard_weight(meter, value, *args, **kwargs)
     meter.charge(_COMPARISONS_PER_ITEM * weight)
     meter.charge(len(value) * _length_of_names(args, kwargs) if isinstance(value, Sized) else 0)
@@ -149,7 +148,7 @@ def _guard_center(meter: Meter, value: Any, width: Any = 80) -> None:
 
 
 def _guard_format(meter: Meter, template: Any, *args: Any, **kwargs: Any) -> None:
-    """`%` may write an argument as often as it occurs, and pad it to any width that the template names."""
+    """Charge for `%`, which may write an argument as often as it occurs, and pad it to any width in the template."""
     weight = meter.weigh(args, kwargs)
     if isinstance(template, str):
         meter.charge(weight * template.count("%"))
@@ -174,14 +173,14 @@ def _guard_join(meter: Meter, value: Any, d: Any = "", attribute: Any = None) ->
 
 
 def _guard_search(meter: Meter, s: Any, part: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Python finds long texts in linear time, short ones perhaps letter by letter."""
+    """Charge for a search from the start: linear for long parts, perhaps quadratic for short ones."""
     meter.weigh(s, part)
     if isinstance(s, str) and isinstance(part, str):
         meter.charge_text(len(s) * min(len(part), 100) // 8)
 
 
 def _guard_search_from_the_end(meter: Meter, s: Any, part: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Here it may look at every letter of the part at every place, however long both are."""
+    """Charge for a search from the end, which may compare the whole part at every place."""
     meter.weigh(s, part)
     if isinstance(s, str) and isinstance(part, str):
         meter.charge_text(len(s) * len(part))
@@ -211,7 +210,7 @@ def _guard_sum(meter: Meter, iterable: Any, attribute: Any = None, start: Any = 
 
 
 def _guard_title(meter: Meter, s: Any) -> None:
-    """Jinja goes word by word."""
+    """Charge for Jinja's title filter, which goes word by word."""
     meter.charge(meter.weigh(s) + _size_of(s))
 
 
@@ -223,29 +222,29 @@ def _guard_tojson(
     separators: Any = None,
     sort_keys: Any = False,
 ) -> None:
-    """Every item may stand on a line of its own, indented as deep as it is nested."""
+    """Charge for JSON text: every item may stand on a line of its own, indented by its nesting."""
     weight = meter.weigh(x, separators)
     meter.charge_text(weight * MAX_NESTING * _size_of(indent))
     meter.charge_text(weight * sum(map(_size_of, separators or ())))
 
 
 def _guard_trim(meter: Meter, value: Any, chars: Any = None) -> None:
-    """Each character at the ends is looked up in `chars`."""
+    """Charge for trimming: each character at the ends is looked up in `chars`."""
     meter.charge(meter.weigh(value) * (1 + _size_of(chars)))
 
 
 def sum_of_numbers(text: str) -> int:
-    """Sum of the decimal numbers in a format: more than all its widths and precisions together."""
+    """Sum up the decimal numbers in a format: an upper bound of its widths and precisions together."""
     return sum(int(digits[:10]) for digits in re.findall(r"\d+", text))
 
 
 def _as_number(value: Any) -> int:
-    """The number, or 0 for what the guarded operation will refuse anyway."""
+    """Return the number, or 0 for a value that the guarded operation will refuse."""
     return value if isinstance(value, int) else 0
 
 
 def _size_of(value: Any) -> int:
-    """Characters of a text, or of as many spaces as a number says."""
+    """Return the length of a text, or of as many spaces as a number says."""
     return len(value) if isinstance(value, str) else _as_number(value)
 
 
@@ -298,12 +297,12 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates expect it: characters as they are, nothing escaped for HTML."""
+    """Encode JSON as chat templates expect it: characters as they are, nothing escaped for HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def metered_filters(meter: Meter) -> dict[str, Any]:
-    """The filters by name."""
+    """Return the filters by name."""
     return {name: _metered_filter(meter, name, guard) for name, guard in _FILTER_GUARDS.items()}
 
 
@@ -346,7 +345,7 @@ _CONSTANT_TESTS = (
 
 
 def metered_tests(meter: Meter) -> dict[str, Any]:
-    """The tests by name."""
+    """Return the tests by name."""
     return {
         **{
             name: functools.partial(_compared, meter, operation)

@@ -1,4 +1,4 @@
-"""Chat templates, compiled and run in the sandbox, and what a caller hears of their failures."""
+"""Chat templates compiled for the sandbox, and the errors that callers get from them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from triolet.core.chat_template.sandbox import Refusal, Sandbox
 from triolet.errors import ChatTemplateError
 
 MAX_MESSAGE_CHARS = 1000
-"""What a template says in an error is cut to this."""
+"""Longest error message that is passed on."""
 
 FILENAME = "<chat template>"
 
 
 @attrs.frozen
 class TemplateProgram:
-    """A compiled, instrumented template.
+    """Compiled and instrumented template.
 
     Args:
-        code: what Jinja made of it.
+        code: compiled by Jinja.
         variables: the names that it reads and does not set itself.
     """
 
@@ -39,7 +39,7 @@ class TemplateProgram:
         """Compile a template.
 
         Raises:
-            ChatTemplateError: Jinja or Python can not compile it.
+            ChatTemplateError: Jinja or Python cannot compile it.
         """
         environment = Sandbox(meter)
         try:
@@ -80,7 +80,7 @@ class TemplateProgram:
 
 
 def _line_of(error: Exception, template: Template) -> int | None:
-    """The line of the template where an error arose."""
+    """Return the line of the template where an error arose."""
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == FILENAME:
@@ -90,10 +90,7 @@ def _line_of(error: Exception, template: Template) -> int | None:
 
 
 def _as_chat_template_error(error: Exception, line: int | None) -> ChatTemplateError:
-    """What the caller hears: the template's own words, or what kind of thing went wrong where.
-
-    Texts of other exceptions than those below are kept away: they may hold the text of an object, and its address.
-    """
+    """Convert an error to the one for the caller: the template's own message, or the kind of error and its line."""
     place = "" if line is None else f" in line {line}"
     if isinstance(error, Refusal):
         text = f"the chat template refused the messages: {error.message}"

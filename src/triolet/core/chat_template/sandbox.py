@@ -1,18 +1,17 @@
-"""Runs a Jinja program that somebody else wrote: it can reach nothing, and it ends.
+"""Sandbox for Jinja programs that are not trusted: a template can reach nothing outside its data, and it terminates.
 
-Theory of operation. Jinja's sandbox keeps a template from changing what it is given; two things are added.
+Theory of operation. Jinja's sandbox keeps a template from changing the objects that it sees. Two things are added.
 
-*Reach*: attributes are allowed by name and type, instead of being forbidden by name. What a template sees are
-plain data and a handful of Jinja's own objects, so the list is short (`_ATTRIBUTES`), and all the known ways out,
-which climb from some object's attribute to its class and on, miss the first rung.
+*Reach*: attributes are allowed by type and name (`_ATTRIBUTES`) instead of being forbidden by name. Templates see plain
+data and a few of Jinja's objects, so the list is short; the known escapes begin with an attribute that is not in it.
 
-*End*: every rendering has a `Meter`. The template is instrumented once, when it is compiled: each body that can run
-more than once (of a loop, of a macro) begins with a charge for as many nodes as stand in it, and operators
-that Jinja would compile to plain Python become calls of `operations`. So whatever runs in constant time is paid
-for by the body it stands in, and whatever does not is charged by what it works on.
+*Termination*: every rendering has a `Meter`. The template is instrumented once, when it is compiled: every body that
+can run more than once (of a loop or a macro) begins with a charge for the number of its nodes, and operators that Jinja
+would compile to plain Python become calls of `operations`. So constant-time operations are paid for by the body around
+them, and all others are charged by the size of their operands.
 
-The compiled code is bound to a new environment for each rendering, and with it to that rendering's meter: renderings
-share no state, and may run in several threads.
+The compiled code is bound to a new environment for each rendering, and so to a meter of its own: renderings share no
+state and may run in several threads.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MAX_RANGE = 100_000
 """Longest `range`, as in Jinja's own sandbox."""
 
 CALL_UNITS = 10
-"""What a call costs by itself."""
+"""Base cost of a call, in units."""
 
 MAX_CALL_DEPTH = 64
 """Deepest recursion of macros; each level takes about 8 of Python's 1000."""
@@ -67,11 +66,11 @@ _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
 
 
 class Refusal(TemplateError):
-    """The template called `raise_exception`; the message is its own."""
+    """Error: the template called `raise_exception`; the message is the template's."""
 
 
 class _Undefined(Undefined):
-    """Jinja's undefined value, with a message that never holds the text of some object."""
+    """Jinja's undefined value, with a message that never holds the text of an object."""
 
     __slots__ = ()
 
@@ -83,7 +82,7 @@ class _Undefined(Undefined):
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace, with neither underscored names nor a text: it may hold itself."""
+    """Jinja's namespace without underscored names and without a text (it may contain itself)."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
@@ -99,7 +98,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it is only what it holds."""
+    """Extension for `{% generation %}`, which marks the model's text for training; only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
@@ -109,7 +108,7 @@ class _Generation(Extension):
 
 
 class _Formatter(SandboxedFormatter):
-    """`str.format`, charged."""
+    """`str.format`, charged to the meter."""
 
     def __init__(self, environment: Sandbox) -> None:
         super().__init__(environment)
@@ -126,10 +125,10 @@ class _Formatter(SandboxedFormatter):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of one rendering, or of one compilation.
+    """Jinja environment of one rendering, or of one compilation.
 
     Args:
-        meter: what it may cost.
+        meter: of its work.
         strftime_now: formats the present time, if templates may ask for it.
     """
 
@@ -164,16 +163,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if strftime_now is not None:
             self.globals["strftime_now"] = strftime_now
 
-    # ------------------------------------------------------------------------ what Jinja asks
+    # ------------------------------------------------------------------------ hooks of Jinja
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may read this attribute."""
+        """Return True if a template may read this attribute."""
         if isinstance(obj, Namespace):  # its attributes are the names that it was given
             return not attr.startswith("_")
         return any(attr in names for kind, names in _ATTRIBUTES if isinstance(obj, kind))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` in a form that is safe and charged; None for anything else."""
+        """Return a safe and charged form of `str.format`; None for anything else."""
         if (
             not isinstance(value, BuiltinMethodType)
             or value.__name__ != "format"
@@ -189,17 +188,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return safe_format
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Refuse at once; Jinja would wait until the value is used, and write nothing for it."""
+        """Refuse at once; Jinja would fail only when the value is used, and write nothing for it."""
         raise SecurityError(f"the attribute {attribute!r} of {type(obj).__name__!r} is out of reach")
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`obj[argument]`; a key is read through and through."""
+        """Evaluate `obj[argument]`; a tuple is charged, since hashing reads all of it."""
         if isinstance(argument, tuple):
             self.meter.weigh(argument)
         return super().getitem(obj, argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call anything callable: macros, methods, the functions above."""
+        """Call a macro, a method, or one of the functions of this class."""
         self.meter.charge(CALL_UNITS + len(args) + len(kwargs))
         if self._depth >= MAX_CALL_DEPTH:
             raise LimitReached(f"its calls were nested deeper than the limit of {MAX_CALL_DEPTH}")
@@ -215,26 +214,25 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Every binary operator comes here."""
+        """Evaluate a binary operator."""
         return operations.run_binary(self.meter, operator, self.binop_table[operator], left, right)
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """`map` calls filters by names that the template computed."""
+        """Call a filter by a name that the template computed, as `map` does."""
         return super().call_filter(_checked_name(name), *args, **kwargs)
 
     def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """`select` calls tests by names that the template computed."""
+        """Call a test by a name that the template computed, as `select` does."""
         return super().call_test(_checked_name(name), *args, **kwargs)
 
-    # -------------------------------------------------------------------------- what templates call
+    # -------------------------------------------------------------------------- functions of templates
 
     @pass_context  # so that constants are not written while compiling
     def _written(self, context: Context, value: Any) -> Any:
-        """What `{{ value }}` writes."""
         return self._weighed(value)
 
     def _weighed(self, value: Any) -> Any:
-        """A value that is about to become text; that of a function or an iterator would be its address."""
+        """Charge for a value that is about to become text; refuse functions and iterators, whose text is an address."""
         if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
             raise TemplateRuntimeError(f"a value of type {type(value).__name__} has no text")
         self.meter.weigh(value)

@@ -1,1 +1,1 @@
-"""Counts and spans of steps and requests, as values."""
+"""Statistics and trace spans of steps and requests, as values."""

@@ -1,11 +1,12 @@
-"""What has happened since somebody last asked: the raw material of every metric, exact to the token.
+"""Statistics of steps and requests since the last report: the source of every metric, exact to the token.
 
-The journal notes tokens here, the wiring notes how requests come and end. A request that is received ends exactly
-once: rejected at the door, or accepted and ended with one reason. So at every moment
+The journal counts tokens here; the engine counts how requests begin and end. A request that is received ends exactly
+once: rejected on admission, or accepted and ended with one reason. So at every moment
 
     received = rejected + live + ended, summed over all reasons,
 
-and when nothing is live, what was received has ended. Totals live as long as the engine; all else is handed out once.
+and when no request is live, all that were received have ended. Totals last as long as the engine; all else is reported
+once.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ REJECTED = "rejected"
 
 @attrs.frozen(kw_only=True)
 class FinishedRequest:
-    """An accepted request that has ended. Times are seconds.
+    """Statistics of an accepted request that has ended. Times are seconds.
 
     Args:
-        finish_reason: as its reader was told.
-        metrics: where its time went.
+        finish_reason: as in its last output.
+        metrics: times and counts.
         num_prompt_tokens: length of the prompt.
         num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
         max_tokens: answer tokens that it might have had.
@@ -38,7 +39,7 @@ class FinishedRequest:
         temperature: of its parameters.
         top_p: likewise.
         trace_headers: of the trace that it belongs to.
-        is_last: whether it is the last of the n to end.
+        is_last: True if it is the last of the n to end.
         others: the other n - 1, if it is.
     """
 
@@ -58,13 +59,13 @@ class FinishedRequest:
 
     @property
     def answers(self) -> tuple[FinishedRequest, ...]:
-        """All n, in the order in which they ended, once they have; before that only this one."""
+        """All n answers, in the order in which they ended, once all have; before that only this one."""
         return (*self.others, self)
 
 
 @attrs.frozen(kw_only=True)
 class IterationStats:
-    """What happened between two looks, as a rule within one step.
+    """Statistics since the last report, as a rule of one step.
 
     Args:
         step_tokens: for each finished step, the tokens that it computed.
@@ -74,7 +75,7 @@ class IterationStats:
         times_to_first_token: for each request that got its first token, seconds since its arrival.
         inter_token_latencies: for every other token, seconds since the one before.
         finished_requests: those that ended.
-        num_accepted: requests that were taken in.
+        num_accepted: requests that were admitted.
         rejections: how many requests were refused, by the bound of `EngineConfig` that they met; None is any other
             reason.
     """
@@ -91,7 +92,7 @@ class IterationStats:
 
 
 class StatsAccumulator:
-    """Counts, and never decides anything. `take` is called at least once per step."""
+    """Accumulator of statistics. `take` is called at least once per step."""
 
     def __init__(self) -> None:
         self.num_received = 0
@@ -109,33 +110,33 @@ class StatsAccumulator:
 
     @property
     def endings(self) -> Mapping[str, int]:
-        """How many requests have ended so far, by reason; `rejected` is one of them."""
+        """Number of requests that have ended so far, by reason; `rejected` is one of them."""
         return MappingProxyType(dict(self._endings))
 
     def rejected(self, limit: str | None) -> None:
-        """A request was refused at the door; `limit` is the bound it met, if that was the reason."""
+        """Count a request refused on admission; `limit` is the bound that it met, if that was the reason."""
         self.num_received += 1
         self._endings[REJECTED] += 1
         self._rejections[limit] += 1
 
     def withdrawn(self) -> None:
-        """The caller of a request left before it was taken in."""
+        """Count a request that its caller left before it was admitted."""
         self.num_received += 1
         self._endings[FinishReason.ABORT] += 1
 
     def accepted(self) -> None:
-        """A request is in the journal; of n answers to one prompt each is a request."""
+        """Count a request that is in the journal; of n answers to one prompt each counts."""
         self.num_received += 1
         self._num_accepted += 1
 
     def ended(self, finished: FinishedRequest) -> None:
-        """An accepted one has ended."""
+        """Count the end of an accepted request."""
         self._endings[finished.finish_reason] += 1
         self._finished.append(finished if finished.n == 1 else self._with_others(finished))
 
     def _with_others(self, finished: FinishedRequest) -> FinishedRequest:
-        """One of several answers; what is to be said of all of them is said with the last."""
-        # An id may be taken again before the last answer of the request that had it was told to be over.
+        """Return one of n answers: the last to end carries the others."""
+        # the arrival time is in the key because an id may be used again before the last answer's end is counted
         key = finished.request_id, finished.metrics.queued_ts
         others = self._partly.setdefault(key, [])
         if len(others) + 1 < finished.n:
@@ -145,19 +146,19 @@ class StatsAccumulator:
         return attrs.evolve(finished, others=tuple(others))
 
     def step(self, num_tokens: int) -> None:
-        """A step has computed that many tokens."""
+        """Count a step and the tokens that it computed."""
         self._step_tokens.append(num_tokens)
 
     def first_token(self, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """A request has its first token, so many seconds after its arrival."""
+        """Count a first token, `seconds` after the arrival of its request."""
         self._first_tokens.append((seconds, num_prompt_tokens, num_cached_tokens))
 
     def next_token(self, seconds: float) -> None:
-        """A request has another token, so many seconds after the one before."""
+        """Count a further token, `seconds` after the one before."""
         self._gaps.append(seconds)
 
     def take(self) -> IterationStats | None:
-        """What is new since the last call; None if nothing is."""
+        """Return the statistics since the last call; None if there are none."""
         if not (self._step_tokens or self._finished or self._num_accepted or self._rejections):
             return None
         taken = IterationStats(

@@ -1,4 +1,4 @@
-"""What there is to say of a finished request in a trace: one span, under vLLM's names, from what was counted anyway.
+"""Trace span of a finished request: one span, under vLLM's names, made from its statistics.
 
 Pure: `triolet.observability.otlp` makes an OpenTelemetry span of it.
 
@@ -22,15 +22,15 @@ Value = str | bool | int | float | tuple[str, ...]
 
 @attrs.frozen(kw_only=True)
 class Span:
-    """One request, from its arrival to the end of the last of its answers.
+    """Span of one request, from its arrival to the end of the last of its answers.
 
     Args:
-        trace_headers: of the span that it belongs under; empty if it begins a trace.
+        trace_headers: of the parent span; empty if it begins a trace.
         began_at: seconds since the epoch.
         ended_at: likewise.
         attributes: by name; times are seconds.
-        events: what happened in between, and when, seconds since the epoch.
-        failure: why it gave no whole answer; None if it did.
+        events: name and time of events in between, seconds since the epoch.
+        failure: why the answer is not complete; None if it is.
     """
 
     trace_headers: TraceHeaders
@@ -42,7 +42,7 @@ class Span:
 
 
 def span_of(finished: FinishedRequest, model_name: str) -> Span:
-    """The span of a request all of whose answers have ended.
+    """Return the span of a request after all of its answers have ended.
 
     Args:
         finished: the last of them.
@@ -74,7 +74,7 @@ def span_of(finished: FinishedRequest, model_name: str) -> Span:
 
 
 def _moments(answers: tuple[FinishedRequest, ...]) -> dict[str, float]:
-    """What has happened, in seconds since the arrival: first for the first answer, last for the last."""
+    """Return the times of events, in seconds since the arrival: the first answer's first ones, the last one's last."""
     queued_s = answers[0].metrics.queued_ts
     scheduled = [answer.metrics.scheduled_ts for answer in answers if answer.metrics.scheduled_ts]
     first = [answer.metrics.first_token_ts for answer in answers if answer.metrics.first_token_ts]
@@ -88,7 +88,7 @@ def _moments(answers: tuple[FinishedRequest, ...]) -> dict[str, float]:
 def _latencies(
     scheduled: float | None = None, first_token: float | None = None, last_token: float | None = None
 ) -> dict[str, Value]:
-    """How long it took from one to the next; what has not happened took no time, and is left out."""
+    """Return the durations between events; those of events that did not happen are left out."""
     found: dict[str, Value] = {}
     if scheduled is not None:
         found["gen_ai.latency.time_in_queue"] = scheduled

@@ -1,24 +1,24 @@
-"""Token ids in, text out, while the answer is still growing.
+"""Incremental detokenization: token ids in, text out, while the answer is still growing.
 
-Theory of operation. A token has no text of its own: it may be a third of a character, and a sentencepiece token
-loses its leading space where it comes first. So tokens are always decoded together with a few before them, the
-*window*, and new is that part of the window's text that was not shown yet. What ends in U+FFFD may be the beginning
-of a character; it is kept until it is known to be one, or known not to be.
+Theory of operation. A token alone has no text: it may be a third of a character, and a sentencepiece token loses its
+leading space at the start of a text. So tokens are decoded together with a few before them, the *window*, and the new
+text is the part of the window's text that was not shown yet. Text that ends in U+FFFD may be the beginning of a
+character; it is held back until it is known to be one, or known not to be.
 
-Three things that decoders do, and what follows from them:
+Three properties of decoders, and their consequences:
 
-* A byte-level decoder shows an unfinished character as one U+FFFD, a byte-fallback decoder shows one for each of
-  its bytes. A character has at most 4 bytes, so at most the last 3 U+FFFD are kept; any before them are genuine.
+* A byte-level decoder shows an unfinished character as one U+FFFD, a byte-fallback decoder shows one for each of its
+  bytes. A character has at most 4 bytes, so at most the last 3 U+FFFD are held back; any before them are genuine.
 * A byte-fallback decoder shows a whole run of bytes as U+FFFD while its last character is unfinished, so text that
-  was shown long ago can look broken for a moment. Such a moment is waited for; if it does not pass, the tokens
-  that were not shown yet are decoded by themselves.
-* Tokens without any text (special tokens, where they are skipped) do not stay in the window. So the window always
-  holds some text, and the space before the next word is never taken for the first one.
+  was shown long ago can look broken for some tokens. That is waited for; if it does not pass, the tokens that were
+  not shown yet are decoded without those before them.
+* Tokens without text (skipped special tokens) are removed from the window. So the window always has some text, and
+  the space before the next word is never taken for the first one.
 
-A window that has grown long is cut where whole characters begin: the work per token is constant.
+A long window is cut where whole characters begin, so the work per token is constant.
 
-Most tokens of most tokenizers need none of this: behind whole characters their text is always the same, their *piece*.
-Who knows pieces is asked for them first, and a window is only made when a token comes that has none.
+Most tokens need no window: after whole characters their text is always the same, their *piece*. If the tokenizer knows
+pieces, they are used, and a window is made only for a token that has none.
 
 Source: the two offsets of vLLM's `detokenize_incrementally`, which waits without bound for a character's end.
 """
@@ -49,24 +49,25 @@ MAX_WINDOW_TOKENS = 32
 Decode = Callable[[Sequence[int]], str]
 
 Piece = Callable[[int], str | None]
-"""What a token adds to a text of whole characters, whatever that text is; None if that is not known, or depends."""
+"""Text that a token adds after any text of whole characters; None if that is not known, or depends on that text."""
 
 
 def no_piece(token_id: int) -> None:
-    """Of a decoder of which nothing is known."""
+    """Return None for every token: nothing is known of this decoder."""
 
 
 class IncrementalDetokenizer:
-    """The text of one answer, piece by piece, no piece ending inside a character.
+    """Decoder of one answer's tokens into pieces of text, none of which ends inside a character.
 
-    All pieces together, that of `flush` included, are what the answer's tokens add to the text of the prompt, but for a
-    character that the answer's end cut in two: that is left out, as in vLLM.
+    All pieces together, that of `flush` included, are the text that the answer's tokens add to the prompt's. A
+    character that the end of the answer cuts in two is left out, as in vLLM.
 
     Args:
-        decode: the tokenizer's decoder, a pure function. It may skip special tokens or show them; it must not tidy
-            up the spaces around punctuation (`clean_up_tokenization_spaces`), which changes text already shown.
-        prompt_token_ids: the prompt; from its end follows, for instance, whether the answer begins with a space.
-        piece: what is known of single tokens under this decoder.
+        decode: the tokenizer's decoder, a pure function. It may skip special tokens or show them; it must not change
+    the
+            spaces around punctuation (`clean_up_tokenization_spaces`), since that changes text already shown.
+        prompt_token_ids: the prompt; its end decides, for instance, whether the answer begins with a space.
+        piece: text of single tokens under this decoder, where it is known.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class IncrementalDetokenizer:
         )
 
     def add(self, token_id: int) -> str:
-        """Take the next token; return the text that is complete with it, often none."""
+        """Add the next token; return the text that is complete with it, often none."""
         if self._is_whole and (piece := self._piece(token_id)) is not None:
             if piece:
                 self._last_piece = token_id
@@ -97,11 +98,11 @@ class IncrementalDetokenizer:
         return new
 
     def _ends_with_character(self) -> bool:
-        """Whether all of the window was shown, and so that nothing which may follow can change it."""
+        """Return True if all of the window was shown, so that no later token can change its text."""
         return self._text == self._shown != "" and not self._text.endswith(BROKEN)
 
     def _begin_behind(self, token_id: int) -> None:
-        """A window for what follows that token, which had a piece: no earlier one makes a difference to it."""
+        """Begin a window after that token, which had a piece: no earlier token can change the text after it."""
         self._tokens, self._last_piece = (
             [token_id, token_id],
             None,
@@ -123,27 +124,27 @@ class IncrementalDetokenizer:
         return self._show(_without_tail(self._text, keep=len(self._shown)))
 
     def flush(self) -> str:
-        """No token will follow: return the text that waited for a character's end. The character, which has none, is
-        not shown: its tokens are the answer's, and its text is nothing.
+        """End the answer; return the text that waited for the end of a character. The unfinished character itself is
+        dropped: its tokens belong to the answer, and have no text.
         """
         if not self._text.startswith(self._shown):
             self._begin_anew()
         return self._show(_without_tail(self._text, keep=len(self._shown)))
 
     def _has_no_text(self, token_id: int) -> bool:
-        """Whether a token that changed nothing is neither a byte amid a character nor the space that a text loses."""
+        """Return True if a token that changed nothing is no byte inside a character and no dropped leading space."""
         if self._text and self._text == self._shown:
             return True
         return self._decode([token_id, token_id]) == ""  # twice, for one of them may lose its space
 
     def _begin_anew(self) -> None:
-        """Forget the tokens that were shown."""
+        """Drop the tokens that were shown from the window."""
         self._tokens = self._tokens[self._first_unshown :]
         self._first_unshown = 0
         self._text, self._shown = self._decode(self._tokens), ""
 
     def _show(self, shown: str) -> str:
-        """Make `shown` the part of the window's text that was shown; return what is new in it."""
+        """Mark `shown` as the part of the window's text that was shown; return the new text in it."""
         new, self._shown = shown[len(self._shown) :], shown
         num_unfinished = len(self._text) - len(shown)
         is_whole = num_unfinished == 0 and len(self._tokens) > WINDOW_TOKENS
@@ -154,7 +155,7 @@ class IncrementalDetokenizer:
         return self._without_prompt(new)
 
     def _cut(self, first: int) -> bool:
-        """Let the window begin with its token `first`, unless it would have too little text to begin with."""
+        """Drop the tokens before `first` from the window, unless too little text would be left."""
         num_unfinished = len(self._text) - len(self._shown)
         text = self._decode(self._tokens[first:])
         if len(text) <= num_unfinished:
@@ -165,7 +166,7 @@ class IncrementalDetokenizer:
         return True
 
     def _without_prompt(self, new: str) -> str:
-        """Leave out the unfinished character that the prompt ended with, if the answer did not complete it."""
+        """Remove the unfinished character at the end of the prompt, if the answer did not complete it."""
         while new and self._num_broken_of_prompt:
             self._num_broken_of_prompt = self._num_broken_of_prompt - 1 if new.startswith(BROKEN) else 0
             new = new.removeprefix(BROKEN)
@@ -173,7 +174,7 @@ class IncrementalDetokenizer:
 
 
 def _last_tokens_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """The last tokens, as many as it takes that their text begins with a whole character."""
+    """Return the last tokens, as many as needed for a text that begins with a whole character."""
     num_tokens = PROMPT_TOKENS
     while num_tokens < len(token_ids):
         text = decode(token_ids[-num_tokens:])
@@ -184,14 +185,14 @@ def _last_tokens_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int
 
 
 def _without_tail(text: str, *, keep: int = 0) -> str:
-    """The text without what may be an unfinished character at its end, but never less than `keep` characters."""
+    """Return the text without a possibly unfinished character at its end, but at least `keep` characters."""
     tail = text[max(keep, len(text) - MAX_UNFINISHED) :]
     return text[: len(text) - len(tail) + len(tail.rstrip(BROKEN))]
 
 
 @attrs.frozen
 class TextDelta:
-    """What one step's tokens added to an answer's text.
+    """Text that one step's tokens added to an answer.
 
     Args:
         text: the text that can be shown now; the first one that is shown follows the last that was.
@@ -206,17 +207,17 @@ class TextDelta:
 
 
 class OutputText:
-    """The text of one request's answer: detokenized, and ended at the first stop string.
+    """Text of one answer: detokenized, and ended at the first stop string.
 
-    It is a function of the tokens alone, however they are dealt out to steps. So a detokenizer that has crashed
-    makes a new one, adds the tokens whose text was delivered before, and drops that text.
+    The text depends on the tokens alone, not on how they are distributed over steps. So after a crash of the
+    detokenizer a new object is made, the tokens whose text was delivered are added again, and that text is dropped.
 
     Args:
         decode: see `IncrementalDetokenizer`.
         prompt_token_ids: the prompt.
         stop: the stop strings.
-        include_stop_str_in_output: whether what ended the answer, stop string or stop token, is shown.
-        min_tokens: the first tokens, this many, end no answer with their text.
+        include_stop_str_in_output: show the stop string or stop token that ended the answer.
+        min_tokens: the text of the first `min_tokens` tokens does not end the answer.
         hold_back: see `StopMatcher`.
         piece: see `IncrementalDetokenizer`.
     """
@@ -240,16 +241,16 @@ class OutputText:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that belong to the answer so far."""
+        """Number of tokens that belong to the answer so far."""
         return self._num_tokens
 
     @property
     def stop_reason(self) -> str | None:
-        """The stop string that ended the answer, or None."""
+        """Stop string that ended the answer, or None."""
         return self._matcher.matched
 
     def add(self, token_ids: Sequence[int], *, hide_last: bool = False) -> TextDelta:
-        """Take the tokens of one step, in their order.
+        """Add the tokens of one step, in order.
 
         Args:
             token_ids: none, one or several. Those behind the one that completes a stop string are dropped.
@@ -268,5 +269,5 @@ class OutputText:
         return TextDelta(text, self._num_tokens - num_before, matcher.matched)
 
     def flush(self) -> str:
-        """The answer has ended, for whatever reason: the text that was held back. Nothing after a stop string."""
+        """End the answer; return the text held back, which is empty after a stop string."""
         return self._matcher.feed(self._detokenizer.flush(), may_stop=False) + self._matcher.flush()

@@ -1,7 +1,7 @@
-"""What a list had at one time, without a copy of it.
+"""Read-only view of the first items of a list that only grows, without a copy.
 
-A CUMULATIVE stream of n tokens hands out n outputs, each with all tokens so far. Copies would make that n * n work, and
-the list itself would change in the reader's hands. But a list that only grows keeps its beginning.
+A CUMULATIVE stream of n tokens yields n outputs, each with all tokens so far. Copies would make that n * n work, and
+the list itself would change after it was handed out; its first `length` items never change.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class ListPrefix(Sequence[T]):
-    """The first `length` items of a list to which items are only ever appended; equal to any sequence of the same.
+    """First `length` items of an append-only list; equal to any sequence of the same items.
 
     Args:
-        items: the list; nobody may change what it has.
-        length: how many of them, from now on and for ever.
+        items: the list; its items must not change.
+        length: of the view.
     """
 
     __slots__ = ("_items", "_length")

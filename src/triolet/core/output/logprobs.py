@@ -1,4 +1,4 @@
-"""Log-probabilities as a reader gets them: a mapping per position, or the same as columns."""
+"""Log-probabilities in the form of outputs: a mapping per position, or the same as columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triolet.core.step_plan import TokenLogprobs
 
 @attrs.frozen
 class Logprob:
-    """One token's log-probability at one position.
+    """Log-probability of one token at one position.
 
     Args:
         logprob: natural logarithm; or what `logprobs_mode` says.
@@ -36,7 +36,7 @@ Entries = Sequence[tuple[int, Logprob]]
 
 
 def entries_of(position: TokenLogprobs, decode_token: DecodeToken, before: Sequence[int] = ()) -> Entries:
-    """What a runner said of a position, with ranks and texts.
+    """Add ranks and texts to the log-probabilities of one position.
 
     Args:
         position: the token that is there, then others: the likeliest, in falling order, or those that were named.
@@ -54,7 +54,7 @@ def entries_of(position: TokenLogprobs, decode_token: DecodeToken, before: Seque
 
 @attrs.frozen(eq=False)
 class FlatLogprobs(Sequence[Position]):
-    """Positions as columns: a few long lists, where mappings are many small objects.
+    """Positions as columns: a few long lists instead of many small mappings.
 
     Args:
         start_indices: where each position begins in the columns.
@@ -74,7 +74,7 @@ class FlatLogprobs(Sequence[Position]):
 
     @classmethod
     def of(cls, positions: Iterable[Mapping[int, Logprob] | None]) -> FlatLogprobs:
-        """The columns of these positions."""
+        """Return the columns of these positions."""
         columns = FlatColumns()
         for position in positions:
             columns.append(tuple((position or {}).items()))
@@ -118,7 +118,7 @@ class FlatLogprobs(Sequence[Position]):
 
 @attrs.define(eq=False)
 class FlatColumns:
-    """Columns that grow, and what they were at any time without a copy of them."""
+    """Growing columns, of which snapshots can be taken without a copy."""
 
     _starts: list[int] = attrs.field(factory=list)
     _ends: list[int] = attrs.field(factory=list)
@@ -131,7 +131,7 @@ class FlatColumns:
         return len(self._ends)
 
     def append(self, position: Entries) -> None:
-        """Add a position."""
+        """Append a position."""
         self._starts.append(len(self._token_ids))
         for token_id, entry in position:
             self._token_ids.append(token_id)
@@ -141,7 +141,7 @@ class FlatColumns:
         self._ends.append(len(self._token_ids))
 
     def flat(self) -> FlatLogprobs:
-        """All positions so far."""
+        """Return all positions so far."""
         num_positions, num_entries = len(self._ends), len(self._token_ids)
         return FlatLogprobs(
             start_indices=ListPrefix(self._starts, num_positions),

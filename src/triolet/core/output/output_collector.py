@@ -1,7 +1,7 @@
-"""What a stream has for its reader, however slowly it is read.
+"""Buffer between the detokenizer and the reader of one stream.
 
-The detokenizer puts, the reader takes, and neither waits for the other: what is put before the last was taken is
-joined with it. So a reader that lags loses nothing, and what it costs is bounded by the length of one answer.
+The detokenizer puts, the reader takes, and neither waits for the other: what is put before the reader has taken is
+joined. So a slow reader loses nothing, and the buffer is bounded by the length of one answer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class OutputCollector:
-    """One request's outputs.
+    """Collector of the outputs of one answer.
 
     Args:
         entry: the request in the journal; its tokens are read from here.
         decode_token: text of one token, for logprobs.
-        arrival_time: wall clock, seconds since the epoch.
+        arrival_time: seconds since the epoch.
     """
 
     entry: JournalEntry
@@ -56,7 +56,7 @@ class OutputCollector:
 
     @property
     def num_tokens(self) -> int:
-        """Answer tokens put so far."""
+        """Number of answer tokens put so far."""
         return self._num_tokens
 
     @property
@@ -86,13 +86,13 @@ class OutputCollector:
         self._has_news = True
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """No more will be put. The first reason stays."""
+        """Mark the answer as ended; the first reason stays."""
         if self._finish_reason is None:
             self._finish_reason, self._stop_reason = reason, stop_reason
             self._has_news = True
 
     def has_output(self) -> bool:
-        """Whether `take` has something: with the first token, every `stream_interval` tokens, and at the end."""
+        """Return True if `take` has an output: with the first token, every `stream_interval` tokens, and at the end."""
         if not self._has_news or self._finish_reason is not None:
             return self._has_news
         if self._kind is RequestOutputKind.FINAL_ONLY:
@@ -101,7 +101,7 @@ class OutputCollector:
         return self._num_taken == 0 or num_new >= self.entry.request.stream_interval
 
     def take(self) -> RequestOutput:
-        """Everything since the last `take`, as one output of the kind that was asked for."""
+        """Return everything since the last `take`, as one output of the requested kind."""
         request = self.entry.request
         if self._wants_logprobs:
             self._describe_logprobs()
@@ -137,7 +137,7 @@ class OutputCollector:
         )
 
     def _part(self, items: list[T]) -> Sequence[T]:
-        """Of a list with an item per token what this output carries. Only the last output copies all of it."""
+        """Return this output's part of a list with one item per token; only the last output copies all of it."""
         if self._kind is RequestOutputKind.DELTA:
             return tuple(items[self._num_taken : self._num_tokens])
         if self._finish_reason is None:
@@ -151,7 +151,7 @@ class OutputCollector:
         return flat[self._num_taken : self._num_tokens] if self._kind is RequestOutputKind.DELTA else flat
 
     def _describe_logprobs(self) -> None:
-        """Of the tokens that have come since."""
+        """Describe the log-probabilities of the new tokens."""
         entry, params = self.entry, self.entry.request.params
         num_described = len(self._columns if params.flat_logprobs else self._logprobs)
         new = entry.output_logprobs[num_described : self._num_tokens]
@@ -165,7 +165,7 @@ class OutputCollector:
             self._cumulative_logprob += position.logprobs[0]
 
     def _described_prompt(self) -> PromptLogprobs | None:
-        """Once all of them are known; with DELTA they come once, and nothing is new of them later."""
+        """Return the prompt's log-probabilities once all are known; with DELTA only in one output."""
         if self.entry.request.params.prompt_logprobs is None:
             return None
         prompt_logprobs = self.prompt_logprobs()
@@ -173,7 +173,7 @@ class OutputCollector:
         return prompt_logprobs if prompt_logprobs is None or has_news else []
 
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Log-probabilities of the prompt; None if they were not asked for, or are not all known."""
+        """Return the log-probabilities of the prompt; None if not requested, or not all known yet."""
         entry, params = self.entry, self.entry.request.params
         if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
             return None
@@ -195,7 +195,7 @@ class OutputCollector:
         return columns.flat()
 
     def metrics(self) -> RequestMetrics:
-        """Where its time went so far."""
+        """Return the times and counts of the request so far."""
         entry = self.entry
         return RequestMetrics(
             num_generation_tokens=self._num_tokens,

@@ -1,4 +1,4 @@
-"""One request's way from the journal to its reader: which tokens have become text, and which text waits to be read."""
+"""Output processor: it converts a request's new tokens in the journal to text for its reader."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from triolet.core.request.tokenizer_interface import ContextFreeTokenizer, Token
 
 @attrs.define(eq=False)
 class OutputProcessor:
-    """Moves new tokens of the journal, as text, into the collector. Exactly once, also after a crash in between:
-    how far it has come is what the collector has, and the half characters before it are computed again.
+    """Processor of one answer: moves new tokens of the journal, as text, into the collector, each exactly once.
+
+    That also holds after a crash of the detokenizer: the collector knows how many tokens were delivered, and the state
+    of the text before them is computed again.
 
     Args:
         entry: the request and its answer so far.
-        collector: what its reader takes from.
-        tokenizer: turns ids into text; None where the model has no tokenizer, and every text is empty.
-        hold_back: what text waits for a stop string; see `StopMatcher`.
+        collector: from which the reader takes outputs.
+        tokenizer: converts ids to text; None if the model has no tokenizer: all text is empty then.
+        hold_back: how much text is held back for stop strings; see `StopMatcher`.
     """
 
     entry: JournalEntry
@@ -45,18 +47,18 @@ class OutputProcessor:
         arrival_time: float,
         hold_back: HoldBack = "exact",
     ) -> OutputProcessor:
-        """The feed of a request that has just been admitted; `arrival_time` is wall clock, seconds."""
+        """Return the processor of a request that was just admitted; `arrival_time` is wall clock, seconds."""
         has_text = tokenizer is not None and entry.request.params.detokenize
         decode_token = token_decoder(decoder(tokenizer, skip_special_tokens=False)) if has_text else no_text
         collector = OutputCollector(entry, decode_token, arrival_time)
         return cls(entry, collector, tokenizer, hold_back)
 
     def forget_text(self) -> None:
-        """The detokenizer has crashed: trust nothing but the journal and what the reader has got."""
+        """Drop the state of the text after a crash of the detokenizer; it is computed again from the journal."""
         self._text = None
 
     def advance(self) -> bool:
-        """Deliver what is new.
+        """Deliver the new tokens.
 
         Returns:
             Whether a stop string has ended the answer: nothing more of it is wanted.
@@ -77,7 +79,7 @@ class OutputProcessor:
         return False
 
     def finished_request(self, reason: FinishReason, now_s: float) -> FinishedRequest:
-        """What is counted of it when it ends."""
+        """Return the statistics of the request at its end."""
         request = self.entry.request
         return FinishedRequest(
             finish_reason=reason,
@@ -122,7 +124,7 @@ class OutputProcessor:
 def decoder(
     tokenizer: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True
 ) -> Decode:
-    """What turns the tokens of a request into text; see `SamplingParams` for its arguments."""
+    """Return the decoder of a request's tokens; for its arguments see `SamplingParams`."""
     if tokenizer is None:
         return lambda token_ids: ""
 
@@ -135,14 +137,14 @@ def decoder(
 def pieces(
     tokenizer: TokenizerInterface | None, *, skip_special_tokens: bool, is_spaced: bool = True
 ) -> Piece:
-    """What is known of single tokens under the `decoder` with the same arguments."""
+    """Return the known texts of single tokens under the `decoder` with the same arguments."""
     if isinstance(tokenizer, ContextFreeTokenizer) and (is_spaced or skip_special_tokens):
         return tokenizer.pieces(skip_special_tokens=skip_special_tokens)
     return no_piece
 
 
 def _unspaced(tokenizer: TokenizerInterface, decode: Decode) -> Decode:
-    """A decoder that puts nothing between two special tokens: each of them begins a text of its own."""
+    """Return a decoder that puts no space between two special tokens: each begins a text of its own."""
 
     @cache
     def is_special(token_id: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a stream yields: `RequestOutput` and its completions, under vLLM's names, frozen for ever."""
+"""Outputs of a stream: `RequestOutput` and its completions, under vLLM's names, immutable."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PromptLogprobs = Sequence[Position | None]
 
 @attrs.frozen(kw_only=True)
 class CompletionOutput:
-    """One answer, or what is new of it (see `RequestOutputKind`).
+    """One answer, or the new part of it (see `RequestOutputKind`).
 
     Args:
         index: of the answer among the request's `n`.
         text: never ends inside a character.
-        token_ids: ids up to and with the one that ended it.
+        token_ids: ids, including the one that ended the answer.
         cumulative_logprob: sum over the generated tokens, if logprobs were asked for.
         logprobs: per token, by token id, the chosen one first.
-        finish_reason: None while it goes on.
-        stop_reason: the stop text or stop token id; None for the tokenizer's end of sequence. Further ends that the
-            model has are told like stop token ids.
+        finish_reason: None while it continues.
+        stop_reason: the stop string or stop token id; None for the tokenizer's end of sequence. Further end
+            tokens of the model are given like stop token ids.
         lora_request: None: LoRA is not offered yet.
     """
 
@@ -55,45 +55,44 @@ class CompletionOutput:
     lora_request: None = None
 
     def finished(self) -> bool:
-        """Whether this answer has ended."""
+        """Return True if this answer has ended."""
         return self.finish_reason is not None
 
     @property
     def routed_experts(self) -> None:
-        """None: which experts a token went to is not told."""
+        """None: the experts of a token are not reported."""
 
     @property
     def sampling_mask(self) -> None:
-        """None: which tokens could have been drawn is not told."""
+        """None: the candidates of a token are not reported."""
 
     @property
     def spec_decode_metrics(self) -> None:
-        """None: speculation is counted for the engine, not for an answer."""
+        """None: speculative decoding is counted per engine, not per answer."""
 
     @property
     def weight_versions(self) -> None:
-        """None: weights stay the same."""
+        """None: weights never change."""
 
 
 @attrs.frozen(kw_only=True)
 class RequestOutput:
-    """What a stream yields.
+    """Output of a stream.
 
     Args:
-        request_id: as the caller named it, or as the engine did.
+        request_id: given by the caller, or else by the engine.
         prompt: the prompt's text, where it came as text or messages.
         prompt_token_ids: the prompt.
-        outputs: the answers: with n > 1 one at a time while they are streamed, and all of them, by index, in a
-            FINAL_ONLY output.
-        finished: whether this is the last output.
+        outputs: the answers; with n > 1 a streamed output has one, and a FINAL_ONLY output has all, by index.
+        finished: True in the last output.
         metrics: times and counts.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
-        num_cache_creation_tokens: prompt tokens that were computed, and whose KV others find there now.
+        num_cache_creation_tokens: prompt tokens that were computed, and whose KV is in the prefix cache now.
         prompt_logprobs: per token of the prompt, if they were asked for: in the first output with DELTA, in each with
             the other kinds.
         lora_request: None: LoRA is not offered yet.
         encoder_prompt: None: there are no encoder-decoder models.
-        encoder_prompt_token_ids: None, too.
+        encoder_prompt_token_ids: None, for the same reason.
         kv_transfer_params: None: KV stays in its engine.
     """
 
@@ -113,7 +112,7 @@ class RequestOutput:
 
     @property
     def prompt_token_id_logprobs(self) -> None:
-        """None: those of chosen tokens of the prompt can not be asked for."""
+        """None: log-probabilities of chosen tokens of the prompt are not offered."""
 
     @property
     def ec_transfer_params(self) -> None:
@@ -126,11 +125,11 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the first answer ended; None while it goes on."""
+        """Reason why the first answer ended; None while it continues."""
         return self.outputs[0].finish_reason
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> RequestOutput:
-        """This output and a later one of the same stream as one; both stay as they are.
+        """Join this output and a later one of the same stream; both stay unchanged.
 
         Args:
             next_output: the later one.

@@ -1,8 +1,7 @@
-"""The answers to one request, as its reader gets them.
+"""Parallel sampling: the outputs of several answers to one prompt (`n`), for one reader.
 
-Each has a collector. With n = 1 there is one, and nothing is added to it. Otherwise a streamed output carries one
-answer, in turns, and only the last one is `finished`; a FINAL_ONLY reader gets all of them in one output, in the order
-of their index.
+Each answer has a collector. With n = 1 it is used alone. Otherwise a streamed output carries one answer, in turns, and
+only the last output is `finished`; a FINAL_ONLY reader gets all answers in one output, in the order of their index.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from triolet.core.request.params import RequestOutputKind
 
 
 def collector_of(collectors: Sequence[OutputCollector]) -> ParallelCollector | OutputCollector:
-    """What a reader takes from, who has asked for as many answers; by index."""
+    """Return the object from which a reader of these answers takes; the collectors are in the order of the index."""
     return collectors[0] if len(collectors) == 1 else ParallelCollector(collectors)
 
 
 class ParallelCollector:
-    """What a reader of several takes from; a collector has the same methods.
+    """Collector of several answers, with the methods of an `OutputCollector`.
 
     Args:
         collectors: one per answer, by index; all of the same kind of output.
@@ -46,23 +45,23 @@ class ParallelCollector:
 
     @property
     def text(self) -> str:
-        """The whole text of the first answer so far."""
+        """Text of the first answer so far."""
         return self._collectors[0].text
 
     def has_output(self) -> bool:
-        """Whether `take` has something."""
+        """Return True if `take` has an output."""
         whether = all if self._comes_at_once else any
         return whether(collector.has_output() for collector in self._collectors)
 
     def take(self) -> RequestOutput:
-        """The next output; there is one."""
+        """Return the next output; there must be one."""
         if not self._comes_at_once:
             return self._take_next()
         outputs = [collector.take() for collector in self._collectors]
         return attrs.evolve(outputs[0], outputs=tuple(output.outputs[0] for output in outputs))
 
     def _with_prompt(self, output: RequestOutput) -> RequestOutput:
-        """The log-probabilities of the prompt, which are computed once, in the outputs of each answer."""
+        """Add the prompt's log-probabilities, which are computed once, to the outputs of each answer."""
         index = output.outputs[0].index
         prompt_logprobs = self._collectors[0].prompt_logprobs() if index else None
         if prompt_logprobs is None:
@@ -72,7 +71,7 @@ class ParallelCollector:
         return attrs.evolve(output, prompt_logprobs=[] if is_told else prompt_logprobs)
 
     def _take_next(self) -> RequestOutput:
-        """From the next collector in turn that has something."""
+        """Take from the next collector in turn that has an output."""
         turns = [*self._collectors[self._turn :], *self._collectors[: self._turn]]
         place = next(place for place, collector in enumerate(turns) if collector.has_output())
         self._turn = (self._turn + place + 1) % len(turns)

@@ -1,4 +1,4 @@
-"""A line of the table of live requests."""
+"""Status of requests for callers: the table of live requests, progress to the first token, and endings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triolet.core.request.status import RequestStatus
 
 @attrs.frozen(kw_only=True)
 class LiveRequest:
-    """A request that waits or runs, at the moment it was asked about. All n answers to a prompt are one.
+    """Request that waits or runs, at the moment of the query. All n answers to a prompt are one request.
 
     Args:
         request_id: the caller's, or the engine's.
-        client: whom it is counted for.
+        client: to which its tokens are counted.
         priority: lower goes first under the `priority` policy.
-        status: `waiting` or `running`; `waiting` also before it is let in.
-        queue_position: how many requests go before it; 0 once it has been let in.
+        status: `waiting` or `running`; `waiting` also before it is admitted.
+        queue_position: how many requests go before it; 0 once it has been scheduled.
         n: answers that were asked for.
         num_prompt_tokens: length of the prompt; 0 while it is not known.
         num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
@@ -46,17 +46,13 @@ class LiveRequest:
     time_left_s: float | None = None
 
 
-# --------------------
-# How far a request has come on its way to its first token.
-
-
 @attrs.frozen(kw_only=True)
 class RequestProgress:
-    """A look at a request. Two looks at the same one, one after the other, never show it going back.
+    """Progress of a request to its first token. Successive looks at one request never show it going back.
 
     Args:
-        status: where it is.
-        queue_position: how many requests go before it; 0 once it has been let in.
+        status: `waiting` or `running`.
+        queue_position: how many requests go before it; 0 once it has been scheduled.
         num_prompt_tokens: length of the prompt.
         num_computed_tokens: tokens of the prompt that have been computed, or were found in the prefix cache.
     """
@@ -67,7 +63,7 @@ class RequestProgress:
     num_computed_tokens: int
 
     def after(self, earlier: RequestProgress | None) -> RequestProgress:
-        """The same, but not behind what was shown before: who is overtaken, or preempted, stays where it was."""
+        """Return the later of both: a request that is overtaken or preempted keeps its last place."""
         if earlier is None or self._is_ahead_of(earlier):
             return self
         return attrs.evolve(
@@ -81,21 +77,17 @@ class RequestProgress:
         return is_nearer and self.num_computed_tokens >= earlier.num_computed_tokens
 
 
-# --------------------
-# How requests have ended, remembered for a while: a caller who asks late is told, and memory stays bounded.
-
-
 MAX_ENDINGS = 1024
 MAX_AGE_S = 600.0
 
 
 @attrs.define
 class EndedRequests:
-    """The latest endings, by request id.
+    """Statuses of the requests that ended last, by request id: late queries get an answer, and memory is bounded.
 
     Args:
-        max_endings: how many are remembered.
-        max_age_s: for how long, seconds.
+        max_endings: most statuses stored.
+        max_age_s: time after which one is dropped, seconds.
     """
 
     max_endings: int = MAX_ENDINGS
@@ -103,13 +95,13 @@ class EndedRequests:
     _endings: OrderedDict[str, tuple[RequestStatus, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def remember(self, request_id: str, status: RequestStatus, now_s: float) -> None:
-        """A request of that id has ended; an earlier one of the same id is forgotten."""
+        """Store the status of an ended request; it replaces an earlier one of the same id."""
         self._endings.pop(request_id, None)
         self._endings[request_id] = (status, now_s)
         self._forget_old(now_s)
 
     def get(self, request_id: str, now_s: float) -> RequestStatus | None:
-        """How it has ended, if that is still known."""
+        """Return the status with which the request ended, if it is still stored."""
         self._forget_old(now_s)
         status, _ = self._endings.get(request_id, (None, 0.0))
         return status

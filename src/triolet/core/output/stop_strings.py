@@ -1,14 +1,14 @@
-"""Stop strings in streamed text: what may be shown already, and where the answer ends.
+"""Stop strings in streamed text: how much text can be shown, and where the answer ends.
 
-Theory of operation. All stop strings together make one automaton (Aho-Corasick): a node is a beginning of some
-stop string, and after every character the matcher stands on the longest one that the text ends with. So the
-depth of the node *is* the number of characters that must be held back: no more, because nothing before them can
-belong to a stop string that is still to be completed, and no less. A character costs constant time on average,
-however many stop strings there are; no text is ever read twice.
+Theory of operation. All stop strings together make one automaton (Aho-Corasick): a node is a prefix of a stop string,
+and after every character the matcher stands on the longest one that the text ends with. So the depth of the node *is*
+the number of characters that must be held back: not more, because no text before them can belong to a match that is
+still to be completed, and not less. A character costs constant time on average, however many stop strings there are; no
+text is read twice.
 
-Rules, those of vLLM: the stop string completed earliest wins, and of those completed by the same character the
-first in the list; the text is cut where the match begins, or behind it with `include_in_output`. Text of tokens
-that may not end the answer (`min_tokens`) completes no match, but a later match may begin in it.
+Rules, those of vLLM: the stop string completed earliest wins, and of those completed by the same character the first in
+the list; the text is cut where the match begins, or behind it with `include_in_output`. Text of tokens that may not end
+the answer (`min_tokens`) completes no match, but a later match may begin in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HoldBack = Literal["exact", "blind"]
 
 @attrs.define(eq=False)
 class _Node:
-    """A beginning of one or more stop strings.
+    """Prefix of one or more stop strings.
 
     Args:
         depth: its length, characters.
@@ -39,7 +39,7 @@ class _Node:
     fallback: _Node | None = None  # the longest other node that this one ends with; None for the root
 
     def after(self, char: str) -> _Node:
-        """The longest node that the text ends with once `char` has followed."""
+        """Return the longest node that the text ends with once `char` has followed."""
         node = self
         while (child := node.children.get(char)) is None:
             if node.fallback is None:
@@ -48,7 +48,7 @@ class _Node:
         return child
 
     def unfinished(self) -> _Node:
-        """The longest node, this one or a fallback, that a further character can lead on from."""
+        """Return the longest node, this one or a fallback, that a further character can continue."""
         node = self
         while not node.children and node.fallback is not None:
             node = node.fallback
@@ -56,7 +56,7 @@ class _Node:
 
 
 def _automaton(stop: Sequence[str]) -> _Node:
-    """The root of the nodes for these stop strings. Source: Aho and Corasick, CACM 18(6), 1975."""
+    """Return the root of the automaton for these stop strings. Source: Aho and Corasick, CACM 18(6), 1975."""
     root = _Node(0)
     for order, text in enumerate(stop):
         node = root
@@ -75,7 +75,7 @@ def _automaton(stop: Sequence[str]) -> _Node:
 
 
 class StopMatcher:
-    """Passes text on, and ends it at the first stop string.
+    """Filter that passes text on, and ends it at the first stop string.
 
     Args:
         stop: the stop strings, none of them empty; none at all is fine.
@@ -98,10 +98,10 @@ class StopMatcher:
         self._node = _automaton(stop)
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text, or None."""
 
     def feed(self, text: str, *, may_stop: bool = True) -> str:
-        """Take the next piece, return what can be shown now. After a match everything is dropped.
+        """Add the next piece; return the text that can be shown now. After a match all text is dropped.
 
         Args:
             text: what follows all earlier pieces.
@@ -119,7 +119,7 @@ class StopMatcher:
         return self._release(self._held + text)
 
     def flush(self) -> str:
-        """The text has ended without a match: what was still held back."""
+        """End the text without a match; return the text held back."""
         held, self._held = self._held, ""
         return held
 
@@ -133,7 +133,7 @@ class StopMatcher:
         return text[:shown]
 
     def _num_to_hold(self) -> int:
-        """Characters at the end that must not be shown yet."""
+        """Return how many characters at the end must not be shown yet."""
         if self._include_in_output:
             return 0
         return self._node.depth if self._blind_length is None else self._blind_length

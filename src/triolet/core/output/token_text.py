@@ -1,9 +1,9 @@
 """Texts of single tokens, as log-probabilities show them.
 
-Theory of operation. Texts of the tokens of an answer, put one behind the other, are to be the text of the answer. So a
-token has the space that it begins with, although decoders drop the space that a text begins with; and a token that is a
-part of a character has no text, unless it completes the character: then it has all of it. What came before decides, and
-that is the answer's (or prompt's) own tokens, also for a token that was not chosen.
+Theory of operation. The texts of an answer's tokens, concatenated, shall be the text of the answer. So a token keeps
+its leading space, although decoders drop the space at the start of a text; and a token that is part of a character has
+no text, unless it completes the character: then it has all of it. The tokens before it decide, and these are the
+answer's (or prompt's) own, also for a token that was not chosen.
 
 Source: vLLM's `LogprobsProcessor` and `convert_ids_list_to_tokens`.
 """
@@ -25,11 +25,11 @@ DecodeToken = Callable[[int, Sequence[int]], str | None]
 
 
 def no_text(token_id: int, before: Sequence[int]) -> None:
-    """Of a request that wants no texts."""
+    """Return None for every token: the request wants no texts."""
 
 
 def token_decoder(decode: Decode) -> DecodeToken:
-    """What gives tokens their texts.
+    """Return a function that gives tokens their texts.
 
     Args:
         decode: of the tokenizer; shows special tokens.
@@ -50,7 +50,7 @@ def token_decoder(decode: Decode) -> DecodeToken:
 
 
 def _completed(decode: Decode, token_id: int, before: Sequence[int]) -> str:
-    """Text of a token that is a part of a character: the character that it completes, or nothing."""
+    """Return the text of a token that is part of a character: the character that it completes, or nothing."""
     for first in range(len(before) - 1, -1, -1):
         whole = decode([*before[first:], token_id])
         if not whole.endswith(BROKEN):
@@ -59,7 +59,7 @@ def _completed(decode: Decode, token_id: int, before: Sequence[int]) -> str:
 
 
 def _num_shown(decode: Decode, before: Sequence[int], whole: str) -> int:
-    """Length of what the tokens before, but for parts of characters at their end, have shown of the whole."""
+    """Return how much of the whole the tokens before have shown, without parts of characters at their end."""
     num_before = len(before)
     while num_before and decode([before[num_before - 1]]).endswith(BROKEN):
         num_before -= 1

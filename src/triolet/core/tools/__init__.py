@@ -1,4 +1,4 @@
-"""Calls of tools: how they are asked for, and how an answer that holds them is read.
+"""Tool calls: how they are requested, and how an answer that contains them is parsed.
 
     plan = plan_tools(tools, tool_choice, tool_parser="hermes", reasoning_parser="qwen3")
     prompt = {"messages": messages, "tools": plan.template_tools}
@@ -9,7 +9,7 @@
     for event in (*parser.feed(delta), *parser.finish()):
         ...  # TextPiece, ReasoningPiece, ToolCallBegin, ToolCallArguments, ToolCallEnd
 
-Everything here is a pure function of the text; ids of calls are the business of whoever speaks the protocol.
+Everything here is a pure function of the text; the protocol layer gives the calls their ids.
 """
 
 from triolet.core.tools.answer import AnswerParser

@@ -1,4 +1,4 @@
-"""The parser of an answer: text in, as it is generated; text, reasoning and calls of tools out."""
+"""Streaming parser of an answer: text in; text, reasoning and tool calls out."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ from triolet.core.tools.scanning import WHITESPACE
 
 
 class Splitter(Protocol):
-    """What takes text in pieces and gives events."""
+    """Object that takes text in pieces and returns events."""
 
-    def feed(self, text: str) -> list[AnswerEvent]:
-        """Take the next piece of text."""
-        ...
+    def feed(self, text: str) -> list[AnswerEvent]: ...
 
-    def finish(self) -> list[AnswerEvent]:
-        """The text is over."""
-        ...
+    def finish(self) -> list[AnswerEvent]: ...
 
 
 class AnswerParser:
-    """Turns the text of one answer into events. However the text is cut into pieces, it finds the same: the same calls,
-    and between them pieces of the same whole text.
+    """Parser that turns the text of one answer into events, the same ones however the text is cut into pieces.
 
-    Whitespace between a call and its neighbours is nobody's: it is left out.
+    Whitespace between a call and its neighbours is dropped.
 
     Args:
         reasoning: splits the reasoning off, if the model gives any.
@@ -40,12 +35,12 @@ class AnswerParser:
         self._follows_call = False
 
     def feed(self, text: str) -> tuple[AnswerEvent, ...]:
-        """Take the next piece of text; return what is known with it, often nothing."""
+        """Take the next piece of text; return the events that are certain with it, often none."""
         events = self._reasoning.feed(text) if self._reasoning else [TextPiece(text)]
         return tuple(self._spaced(self._with_calls(events)))
 
     def finish(self) -> tuple[AnswerEvent, ...]:
-        """The answer is over, for whatever reason: what was held back. Calls that are open end."""
+        """End the answer and return the events held back; calls that are open end."""
         events = list(self._with_calls(self._reasoning.finish() if self._reasoning else []))
         events += self._tools.finish() if self._tools else []
         found = list(self._spaced(events))
@@ -55,7 +50,7 @@ class AnswerParser:
         return tuple(found)
 
     def _with_calls(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:
-        """Text may hold calls; reasoning does not, whatever it looks like."""
+        """Find the calls in text; reasoning holds none, whatever it looks like."""
         for event in events:
             if isinstance(event, TextPiece) and self._tools is not None:
                 yield from self._tools.feed(event.text)

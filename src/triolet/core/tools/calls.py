@@ -1,4 +1,4 @@
-"""One call of a tool while it is read: from characters to events."""
+"""Parsers of a single tool call: from characters to events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triolet.core.tools.scanning import CallScanner, parsed
 
 
 class CallWriter:
-    """The events of one call.
+    """Builder of the events of one call.
 
     Args:
         index: of the call.
@@ -21,32 +21,32 @@ class CallWriter:
         self._arguments: list[str] = []
 
     def begin(self) -> list[AnswerEvent]:
-        """There is such a call."""
+        """Begin the call."""
         return [ToolCallBegin(self._index, self._name)]
 
     def arguments(self, text: str) -> list[AnswerEvent]:
-        """More of the arguments; nothing is said of nothing."""
+        """Append text to the arguments; an empty text gives no event."""
         self._arguments.append(text)
         return [ToolCallArguments(self._index, text)] if text else []
 
     def end(self) -> list[AnswerEvent]:
-        """The call is over."""
+        """End the call."""
         arguments = "".join(self._arguments)
         is_valid = isinstance(parsed(arguments), dict)
         return [ToolCallEnd(self._index, self._name, arguments, is_valid)]
 
 
 class ObjectCall:
-    """A call written as one JSON object.
+    """Tool call that is written as one JSON object.
 
-    It begins once its name is known and its arguments have begun. What is read before may turn out to be no call; it is
-    kept, so that it can be given back.
+    It begins once its name is known and its arguments have begun. Text read before that is kept, so that it can be
+    returned if it turns out to be no call.
 
     Args:
         index: of the call.
-        lead: what announced it, such as a mark.
-        is_name: whether a function of that name can be meant.
-        needs_arguments: an object that has none is no call.
+        lead: text that announced it, such as a marker.
+        is_name: tell whether a name can be that of a function.
+        needs_arguments: an object without arguments is no call.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class ObjectCall:
 
     @property
     def has_begun(self) -> bool:
-        """There is such a call, and it was announced."""
+        """True once the begin event was returned."""
         return self._writer is not None
 
     @property
     def is_whole(self) -> bool:
-        """Its last bracket was read, and it is a call."""
+        """True once its last bracket was read, if it is a call."""
         return self._scanner.is_over and self.has_begun
 
     @property
     def is_broken(self) -> bool:
-        """It is no call, or no longer one."""
+        """True if it is not a call, or not a valid one any more."""
         scanner = self._scanner
         if scanner.is_broken or self.has_begun:
             return scanner.is_broken
@@ -79,11 +79,11 @@ class ObjectCall:
 
     @property
     def raw(self) -> str:
-        """Everything that was read before it had begun."""
+        """Text that was read before it had begun."""
         return "".join(self._raw)
 
     def take(self, text: str) -> tuple[int, list[AnswerEvent]]:
-        """Read on; return how many characters were used up, and what is new."""
+        """Read on; return how many characters were used, and the new events."""
         end = self._scanner.take(text)
         events: list[AnswerEvent] = []
         if self._writer is None:
@@ -104,5 +104,5 @@ class ObjectCall:
         return [*self._writer.begin(), *(self._writer.arguments("{}") if takes_none else [])]
 
     def end(self) -> list[AnswerEvent]:
-        """Nothing more of it will come."""
+        """End the call: no more of it will come."""
         return self._writer.end() if self._writer is not None else []

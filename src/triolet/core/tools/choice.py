@@ -1,15 +1,15 @@
-"""From a request's tools and its wish about them to what the engine is asked, and to how its answer is read.
+"""Tool planning: from a request's tools and `tool_choice` to the constraint on its answer and the parser of the answer.
 
-    auto      the model decides; the format's marks are looked for
-    none      the tools are not even shown
-    required  at least one call: the answer is a JSON list of them, by a grammar made from the tools
+    auto      the model decides; the answer is searched for the format's markers
+    none      the tools are not shown to the model
+    required  at least one call: the answer is a JSON list of calls, by a grammar made from the tools
     a name    that function is called: the answer is its arguments, by a grammar made from its parameters
 
-`allowed_tools` is auto or required with some of the tools: the model hears of those alone. Under auto, tools that are
-`strict` bind the answer to a form: free text, in which every call follows the schemas. Where JSON is asked for besides,
+`allowed_tools` is auto or required with a subset of the tools; only these are shown to the model. Under auto, `strict`
+tools constrain the answer: free text, in which every call follows its schema. If a JSON format is requested besides,
 the answer is either calls or that JSON.
 
-Schema and messages are vLLM's, as far as it has them.
+Schema and messages follow vLLM's where vLLM has them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from triolet.errors import UnsupportedFeature, shown
 
 
 def _parse_allowed(choice: object, tools: Sequence[FunctionTool]) -> tuple[object, Sequence[FunctionTool]]:
-    """Mode and tools of `allowed_tools`, as Chat Completions or Responses write it; any other choice as it is."""
+    """Return mode and tools of `allowed_tools`, as Chat Completions or Responses write it; other choices unchanged."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return choice, tools
     allowed = choice.get("allowed_tools", choice)
@@ -52,7 +52,7 @@ def _parse_allowed(choice: object, tools: Sequence[FunctionTool]) -> tuple[objec
 
 
 def _named(choice: object, field: str, tools: Sequence[FunctionTool]) -> FunctionTool:
-    """The tool that `{"type": "function", "name": ...}` means, the name perhaps within `function`."""
+    """Return the tool that `{"type": "function", "name": ...}` means; the name may stand within `function`."""
     if not isinstance(choice, Mapping):
         raise wrong(field, "must be a mapping", choice)
     if (kind := choice.get("type")) != "function":
@@ -66,7 +66,7 @@ def _named(choice: object, field: str, tools: Sequence[FunctionTool]) -> Functio
 
 
 def _parse_choice(choice: object, tools: Sequence[FunctionTool]) -> str | FunctionTool:
-    """`none`, `auto`, `required`, or the function that is named."""
+    """Return `none`, `auto`, `required`, or the named function."""
     if choice is None:
         return "auto" if tools else "none"
     if choice in ("none", "auto", "required"):
@@ -80,15 +80,15 @@ def _parse_choice(choice: object, tools: Sequence[FunctionTool]) -> str | Functi
 
 @attrs.frozen(kw_only=True)
 class ToolPlan:
-    """What follows from a request's tools.
+    """Consequences of a request's tools for its prompt, its sampling and the parsing of its answer.
 
     Args:
         template_tools: for the chat prompt, `{"messages": ..., "tools": plan.template_tools}`; None for none, also
-            where the model can not be told of them.
-        structured_outputs: for `SamplingParams`; None where all of the answer is the model's own business.
+            where the model cannot be told of them.
+        structured_outputs: for `SamplingParams`; None if the answer is not constrained.
         skip_special_tokens: for `SamplingParams`; False where the marks of calls are special tokens.
-        tool_parser: name of the format that calls are looked for in; None where none are, or where they are forced.
-        is_forced: the answer is nothing but calls.
+        tool_parser: name of the format in which calls are searched; None for no search, or for forced calls.
+        is_forced: the answer consists of calls only.
     """
 
     template_tools: tuple[dict[str, Any], ...] | None
@@ -102,7 +102,7 @@ class ToolPlan:
     _reasoning: str | None = None
 
     def parser(self, prompt: str | None = None) -> AnswerParser:
-        """A parser for one answer; each of several answers needs its own.
+        """Return a new parser for one answer; each of several answers needs its own.
 
         Args:
             prompt: its text (`RequestOutput.prompt`), where it is known: it may end amid reasoning.
@@ -140,7 +140,7 @@ def plan_tools(
         tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name": ...}}` or `{"type":
             "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}` (or both with what is within beside the
             type); by default `auto` where there are tools.
-        tool_parser: the model's format of calls (`Engine.tool_parser`); `none` for a model that can not be told of
+        tool_parser: the model's format of calls (`Engine.tool_parser`); `none` for a model that cannot be told of
             tools, whose calls can only be forced; None if the format is not known.
         reasoning_parser: the model's marks of reasoning (`Engine.reasoning_parser`).
         parallel_tool_calls: False: `required` asks for exactly one call, and where the answer is bound to a form under
@@ -173,7 +173,7 @@ def plan_tools(
             "its chat template has no place for tools" if tool_parser else "how it writes calls is not known"
         )
         raise UnsupportedFeature(
-            "tool_choice must be none, required or a function's name: the model can not choose, since "
+            "tool_choice must be none, required or a function's name: the model cannot choose, since "
             f"{problem} (tool_parser)",
             field="tool_choice",
             got=tool_choice,
@@ -204,7 +204,7 @@ def plan_tools(
 def _forced(
     choice: str | FunctionTool, functions: Sequence[FunctionTool], may_be_several: bool
 ) -> StructuredOutputsParams:
-    """The form of an answer that must call."""
+    """Return the constraint of an answer that must be a call."""
     if isinstance(choice, FunctionTool):
         return StructuredOutputsParams(json=object_schema(choice))
     return StructuredOutputsParams(json=calls_schema(functions, may_be_several))
@@ -216,7 +216,7 @@ def _chosen(
     may_be_several: bool,
     form: StructuredOutputsParams | None,
 ) -> StructuredOutputsParams | None:
-    """The form of an answer that may call, if it has one."""
+    """Return the constraint of an answer that may contain calls, if it has one."""
     if not functions:
         return form
     calls = bound_calls(functions, tool_parser, may_be_several)

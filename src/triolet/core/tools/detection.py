@@ -1,4 +1,4 @@
-"""How a model writes calls of tools and marks its reasoning, as far as its chat template tells."""
+"""Detection of the tool-call format and the reasoning markers from a model's chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class TemplateOwner(Protocol):
 
     @property
     def template_source(self) -> str:
-        """The template; empty if there is none."""
+        """Source of the template; empty if there is none."""
         ...
 
 
@@ -19,10 +19,10 @@ NO_TOOLS = "none"
 
 
 def tool_parser_of(template: str) -> str | None:
-    """Name of the format in which a model with this chat template calls tools.
+    """Return the name of the format in which a model with this chat template calls tools.
 
     Returns:
-        A key of `TOOL_FORMATS`; `none` if the template has no place for tools; None if the format can not be told.
+        A key of `TOOL_FORMATS`; `none` if the template has no place for tools; None if the format cannot be told.
     """
     if "tools" not in template:
         return NO_TOOLS
@@ -36,7 +36,7 @@ def tool_parser_of(template: str) -> str | None:
 
 
 def reasoning_parser_of(template: str) -> str | None:
-    """Name of the format in which a model with this chat template marks its reasoning; None if it gives none."""
+    """Return the name of the reasoning markers of a model with this chat template; None if it has none."""
     if "[THINK]" in template:
         return "mistral"
     if "</think>" not in template:
@@ -47,14 +47,14 @@ def reasoning_parser_of(template: str) -> str | None:
 
 
 def tool_parser_named(name: str, tokenizer: object) -> str | None:
-    """The format of calls that a configuration names, or, for `auto`, the one that the template tells of."""
+    """Return the tool-call format that a configuration names; for `auto`, detect it."""
     if name != "auto":
         return name
     return tool_parser_of(tokenizer.template_source) if isinstance(tokenizer, TemplateOwner) else None
 
 
 def reasoning_parser_named(name: str, tokenizer: object) -> str | None:
-    """The marks of reasoning that a configuration names, or, for `auto`, those that the template tells of."""
+    """Return the reasoning markers that a configuration names; for `auto`, detect them."""
     if name != "auto":
         return None if name == "none" else name
     return reasoning_parser_of(tokenizer.template_source) if isinstance(tokenizer, TemplateOwner) else None

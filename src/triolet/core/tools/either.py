@@ -1,4 +1,4 @@
-"""Answers that are calls, or else JSON of a form that was asked for."""
+"""Parser of answers that are either tool calls or JSON of a requested format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from triolet.core.tools.scanning import WHITESPACE
 
 
 class CallsOrForm:
-    """How an answer begins tells which it is: one that does not begin with a call holds none, whatever its strings say.
+    """Parser that decides by the beginning of the answer: one that does not begin with a call contains none.
 
     Args:
         calls: finds them.
@@ -21,7 +21,6 @@ class CallsOrForm:
         self._is_form = False
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         if self._is_form:
             return [TextPiece(text)]
         if self._is_calls:
@@ -31,7 +30,7 @@ class CallsOrForm:
         return self._decided(self._calls.feed(text if has_begun else text.lstrip(WHITESPACE)))
 
     def _decided(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
-        """What is known with the first events, which are text or the beginning of a call."""
+        """Decide by the first events: text, or the beginning of a call."""
         if not events:
             return []
         self._is_form = isinstance(events[0], TextPiece)
@@ -39,7 +38,6 @@ class CallsOrForm:
         return [TextPiece(self._held)] if self._is_form else events
 
     def finish(self) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         if self._is_form:
             return []
         events = self._calls.finish()

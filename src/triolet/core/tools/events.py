@@ -1,4 +1,4 @@
-"""What a parser of answers finds: text, reasoning, and calls of tools, piece by piece."""
+"""Events that the parser of an answer returns: text, reasoning, and tool calls, piece by piece."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import attrs
 
 @attrs.frozen
 class TextPiece:
-    """Some of what is said to the user."""
+    """Piece of the text for the user."""
 
     text: str
 
 
 @attrs.frozen
 class ReasoningPiece:
-    """Some of what the model said to itself."""
+    """Piece of the model's reasoning."""
 
     text: str
 
 
 @attrs.frozen
 class ToolCallBegin:
-    """A call of a tool begins.
+    """Beginning of a tool call.
 
     Args:
         index: of the call in the answer, from 0.
@@ -34,7 +34,7 @@ class ToolCallBegin:
 
 @attrs.frozen
 class ToolCallArguments:
-    """Some of a call's arguments, as the model wrote them: JSON text, when all of it is there.
+    """Piece of a call's arguments as the model wrote them; together the pieces are JSON text.
 
     Args:
         index: of the call.
@@ -47,7 +47,7 @@ class ToolCallArguments:
 
 @attrs.frozen
 class ToolCallEnd:
-    """A call of a tool is over; every call that begins ends.
+    """End of a tool call; every call that begins ends.
 
     Args:
         index: of the call.

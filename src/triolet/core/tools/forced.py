@@ -1,4 +1,4 @@
-"""Answers whose form is forced by a grammar (`tool_choice` required, or a function's name): JSON without any marks."""
+"""Parsers of answers that a grammar forces to be calls (`tool_choice` required, or a function's name): plain JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from triolet.core.tools.scanning import WHITESPACE
 
 
 class ArgumentsFormat:
-    """The whole answer is the arguments of one function, which is known.
+    """Format of an answer that consists of the arguments of one known function.
 
     Args:
         name: of the function.
@@ -19,7 +19,6 @@ class ArgumentsFormat:
         self._has_begun = False
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         if not self._has_begun and not (text := text.lstrip(WHITESPACE)):
             return []
         begin = [] if self._has_begun else self._writer.begin()
@@ -27,12 +26,11 @@ class ArgumentsFormat:
         return [*begin, *self._writer.arguments(text)]
 
     def finish(self) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         return self._writer.end() if self._has_begun else []
 
 
 class CallListFormat:
-    """The whole answer is a JSON list of calls, `[{"name": ..., "parameters": {...}}, ...]`."""
+    """Format of an answer that is a JSON list of calls, `[{"name": ..., "parameters": {...}}, ...]`."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -40,7 +38,6 @@ class CallListFormat:
         self._held = ""
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         self._held += text
         events: list[AnswerEvent] = []
         while self._held:
@@ -64,5 +61,4 @@ class CallListFormat:
         return call.end()
 
     def finish(self) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         return self._end_call()

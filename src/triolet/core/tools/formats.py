@@ -1,11 +1,11 @@
-"""How families of models write calls of tools, each as a small automaton; `TOOL_FORMATS` has them by name.
+"""Tool-call formats of model families, each a small automaton; `TOOL_FORMATS` has them by name.
 
     hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, once per call; Hermes, Qwen2.5, Qwen3
     llama3_json  {"name": ..., "parameters": {...}}, the whole answer; several with ; between them; Llama 3.1 and later
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, once per call
 
-What is marked as a call and is none is given back as the text it is: the user sees what the model said, and nothing is
-lost. A call whose arguments have begun can no longer be taken back; if it breaks then, it ends and says so.
+Marked text that is not a call is returned as text, so nothing of the answer is lost. A call whose arguments have begun
+cannot be taken back; if it turns out to be malformed, it ends and is marked invalid.
 
 Source: the formats are those of the models' own chat templates.
 """
@@ -23,19 +23,19 @@ MAX_NAME_CHARS = 64
 
 
 class ToolFormat(Protocol):
-    """Finds the calls in an answer. However the text is cut into pieces, it finds the same."""
+    """Parser that finds the calls in an answer, the same ones however the text is cut into pieces."""
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text."""
         ...
 
     def finish(self) -> list[AnswerEvent]:
-        """The answer is over: give back what was held, and end the call that is open."""
+        """End the answer: return the text held back, and end the call that is open."""
         ...
 
 
 class Automaton:
-    """What the formats share. A state is a method that uses up what it can of the text held, and names the next state.
+    """Base of the formats. A state is a method that uses up what it can of the held text and sets the next state.
 
     Args:
         names: of the functions there are.
@@ -45,12 +45,11 @@ class Automaton:
         self._names = frozenset(names)
         self._state: Callable[[], list[AnswerEvent] | None] = self._in_text
         self._held = ""
-        self._lead = ""  # what announced a call, and is text again if none follows
+        self._lead = ""  # text that announced a call; returned as text if none follows
         self._num_calls = 0
         self._call: ObjectCall | None = None
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         self._held += text
         events: list[AnswerEvent] = []
         while self._held and (found := self._state()) is not None:
@@ -58,22 +57,21 @@ class Automaton:
         return events
 
     def finish(self) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         call, self._call = self._call, None
         if call is not None:
             return call.end() if call.has_begun else [TextPiece(call.raw)]
         return _text(self._lead + self._held)
 
     def _in_text(self) -> list[AnswerEvent] | None:
-        """No call is near."""
+        """Read text outside of calls."""
         raise AssertionError("every format begins somewhere")
 
     def _behind_call(self) -> list[AnswerEvent] | None:
-        """A call has just ended."""
+        """Read on after a complete call."""
         raise AssertionError("every format goes on somewhere")
 
     def _behind_broken_call(self) -> list[AnswerEvent] | None:
-        """A call has broken in the middle: what follows is neither text nor a call."""
+        """Drop what follows a malformed call: it is neither text nor a call."""
         self._held = ""
         return None
 
@@ -85,7 +83,7 @@ class Automaton:
         return []
 
     def _is_name(self, name: str) -> bool:
-        """Whether a function of that name can be meant. A mark says clearly enough that a call is."""
+        """Return True if the name can be that of a function; after a marker every name can."""
         return bool(name)
 
     def _in_call(self) -> list[AnswerEvent] | None:
@@ -104,23 +102,23 @@ class Automaton:
         return events
 
     def _give_back(self) -> list[AnswerEvent]:
-        """No call follows what announced one."""
+        """Return the text that announced a call, if none follows."""
         lead, self._lead, self._state = self._lead, "", self._in_text
         return _text(lead)
 
     def _lead_on(self) -> bool:
-        """Count whitespace to what announced a call; False if nothing is left to look at."""
+        """Add whitespace to the text that announced a call; return False if no other text is left."""
         bare = self._held.lstrip(WHITESPACE)
         self._lead, self._held = self._lead + self._held[: len(self._held) - len(bare)], bare
         return bool(bare)
 
     def _skip(self, chars: str) -> bool:
-        """Drop these characters where they come next; False if nothing is left to look at."""
+        """Drop these characters at the start of the held text; return False if nothing is left."""
         self._held = self._held.lstrip(chars)
         return bool(self._held)
 
     def _find(self, marker: str, then: Callable[[], list[AnswerEvent] | None]) -> list[AnswerEvent] | None:
-        """Pass text on up to a marker, and go on with another state behind it."""
+        """Pass text on up to a marker, and continue with another state behind it."""
         before, found, self._held = split_at_marker(self._held, [marker])
         if found is not None:
             self._lead, self._state = marker, then
@@ -129,7 +127,7 @@ class Automaton:
 
 
 class HermesFormat(Automaton):
-    """See the module's text."""
+    """Format `hermes`; see the module's docstring."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -152,14 +150,13 @@ class HermesFormat(Automaton):
         return []
 
     def finish(self) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         if self._state in (self._behind_call, self._behind_broken_call):
             self._held = ""  # the beginning of a mark
         return super().finish()
 
 
 class Llama3JsonFormat(Automaton):
-    """See the module's text. Without a mark only an object that names one of the functions there are is a call."""
+    """Format `llama3_json`. Without a marker, only an object that names one of the request's functions is a call."""
 
     MARKER = "<|python_tag|>"
 
@@ -193,7 +190,7 @@ class Llama3JsonFormat(Automaton):
 
 
 class MistralFormat(Automaton):
-    """See the module's text."""
+    """Format `mistral`, in both of its forms."""
 
     MARKER, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -271,14 +268,13 @@ class MistralFormat(Automaton):
         return writer.end() if writer is not None else []
 
     def finish(self) -> list[AnswerEvent]:
-        """See `ToolFormat`."""
         if self._state == self._behind_call:
             self._held = ""
         return self._end_arguments() if self._writer is not None else super().finish()
 
 
 def _may_be_name(text: str) -> bool:
-    """Whether this is a function's name, or the beginning of one."""
+    """Return True if this is a function's name, or the beginning of one."""
     return len(text) <= MAX_NAME_CHARS and all(char.isalnum() or char in "_-." for char in text)
 
 

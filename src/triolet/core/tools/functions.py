@@ -1,4 +1,4 @@
-"""The functions that a request offers as tools."""
+"""Functions that a request offers as tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TOOLS = 128
 
 @attrs.frozen(kw_only=True)
 class FunctionTool:
-    """A function that the model may call.
+    """Function that the model may call.
 
     Args:
         name: letters, digits, `_`, `-` and `.`.
@@ -30,7 +30,7 @@ class FunctionTool:
     strict: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """Return the function in the form that chat templates expect."""
         function: dict[str, Any] = {"name": self.name, "parameters": dict(self.parameters)}
         if self.description is not None:
             function["description"] = self.description
@@ -38,7 +38,7 @@ class FunctionTool:
 
 
 def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
-    """Tools as they stand in a request, in the form of Chat Completions or of Responses.
+    """Parse the tools of a request, in the form of Chat Completions or of Responses.
 
     Args:
         tools: a list of `{"type": "function", "function": {"name": ...}}` or `{"type": "function", "name": ...}`.
@@ -92,5 +92,5 @@ def _is_plain(name: str) -> bool:
 
 
 def wrong(field: str, sentence: str, got: object) -> InvalidRequest:
-    """A field of a request that says what it can not mean."""
+    """Return the error for a wrong field of a request."""
     return InvalidRequest(f"{field} {sentence}, got {shown(got)}", field=field, got=got)

@@ -1,7 +1,7 @@
-"""What a model says to itself before it answers, split from the answer; `REASONING_FORMATS` has the marks by name.
+"""Reasoning that a model writes before its answer, and its split from the answer; `REASONING_FORMATS` has the markers.
 
 qwen3        <think>...</think> at the beginning of the answer, or no reasoning at all; Qwen3 and many others
-deepseek_r1  everything up to </think>; the mark that opens it is part of the prompt, or left out
+deepseek_r1  everything up to </think>; the opening marker is part of the prompt, or left out
 mistral      [THINK]...[/THINK] at the beginning of the answer
 """
 
@@ -17,7 +17,7 @@ from triolet.core.tools.scanning import WHITESPACE, split_at_marker
 
 @attrs.frozen
 class ReasoningFormat:
-    """The marks around reasoning.
+    """Markers around reasoning.
 
     Args:
         opening: the text that begins it.
@@ -30,7 +30,7 @@ class ReasoningFormat:
     is_implied: bool = False
 
     def is_open_after(self, prompt: str) -> bool:
-        """Whether a prompt ends amid reasoning, as those of templates that write the opening mark do."""
+        """Return True if a prompt ends inside reasoning: some templates write the opening marker."""
         return prompt.rfind(self.opening) > prompt.rfind(self.closing)
 
 
@@ -42,7 +42,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 class ReasoningSplitter:
-    """Splits an answer into reasoning and the rest. However the text is cut into pieces, it finds the same.
+    """Splitter of an answer into reasoning and the rest, the same however the text is cut into pieces.
 
     Args:
         marks: around the reasoning.
@@ -54,11 +54,6 @@ class ReasoningSplitter:
         self._is_at_beginning = True
         self._is_inside = is_open or marks.is_implied
         self._held = ""
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether what comes next would be reasoning, as far as can be told."""
-        return self._is_inside
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text."""
@@ -76,7 +71,7 @@ class ReasoningSplitter:
         return events
 
     def _has_begun(self) -> bool:
-        """Look for the opening mark, of which only whitespace may stand in front; False if it may still be coming."""
+        """Look for the opening marker after optional whitespace; return False if it may still be coming."""
         opening, bare = self._marks.opening, self._held.lstrip(WHITESPACE)
         if len(bare) < len(opening) and opening.startswith(bare):
             return False
@@ -86,6 +81,6 @@ class ReasoningSplitter:
         return True
 
     def finish(self) -> list[AnswerEvent]:
-        """The answer is over: give what was held back."""
+        """End the answer: return the text held back."""
         held, self._held = self._held, ""
         return [ReasoningPiece(held) if self._is_inside else TextPiece(held)] if held else []

@@ -1,7 +1,7 @@
-"""Reading marked and JSON text that comes in pieces: nothing is read twice, and nothing is held longer than it must be.
+"""Scanners of marked and JSON text that arrives in pieces; no text is read twice or held back longer than needed.
 
-Both readers here are automata over characters. Where one piece ends and the next begins makes no difference to what
-they find, and no input makes them slow: there is no backtracking, and the only stack is that of open brackets.
+Both scanners are automata over characters. The result does not depend on how the text is cut into pieces, and no input
+makes them slow: there is no backtracking, and the only stack is that of open brackets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def split_at_marker(text: str, markers: Sequence[str]) -> tuple[str, str | None, str]:
-    """Find the first of some markers.
+    """Split the text at the first of some markers.
 
     Args:
         text: what has come and was not passed on.
@@ -35,14 +35,14 @@ def split_at_marker(text: str, markers: Sequence[str]) -> tuple[str, str | None,
 
 
 def _num_begun(text: str, marker: str) -> int:
-    """Characters at the end of the text that are a beginning of the marker."""
+    """Return how many characters at the end of the text are a beginning of the marker."""
     longest = min(len(text), len(marker) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
 
 
 @attrs.define
 class ValueScanner:
-    """Finds the end of one JSON value. It looks at brackets and strings only: `json` judges the rest in the end."""
+    """Scanner that finds the end of one JSON value. It looks at brackets and strings only; `json` checks the rest."""
 
     is_over: bool = False
     is_broken: bool = False
@@ -87,7 +87,7 @@ class ValueScanner:
 
 
 class _Place(Enum):
-    """Where in an object a `CallScanner` is."""
+    """Position of a `CallScanner` in its object."""
 
     BEFORE_OBJECT = auto()
     BEFORE_KEY = auto()
@@ -100,7 +100,7 @@ class _Place(Enum):
 
 
 class CallScanner:
-    """Reads `{"name": ..., "arguments": ...}`, in either order, `parameters` being another word for `arguments`.
+    """Scanner of `{"name": ..., "arguments": ...}`, in either order, or with `parameters` for `arguments`.
 
     Attributes:
         name: of the function, once it has been read.
@@ -121,17 +121,17 @@ class CallScanner:
 
     @property
     def is_over(self) -> bool:
-        """The object's last bracket has been read."""
+        """True once the object's last bracket has been read."""
         return self._place is _Place.BEHIND_OBJECT
 
     def take_arguments(self) -> str:
-        """Text of the arguments that has come since the last call."""
+        """Return the text of the arguments that has come since the last call."""
         fresh = "".join(self._fresh)
         self._fresh.clear()
         return fresh
 
     def take(self, text: str) -> int:
-        """Read on, up to where more is known: the name, that arguments begin, that the object is over or broken.
+        """Read on until more is known: the name, the beginning of the arguments, the end of the object or an error.
 
         Returns:
             How many characters were used up.
@@ -149,7 +149,7 @@ class CallScanner:
         return self.name is not None, self.has_arguments, self.is_over, self.is_broken
 
     def _step(self, char: str) -> int:
-        """Follow one character between the parts; return how many were used up: the first of a part is not."""
+        """Read one character between the parts; return how many were used: 0 for the first of a part."""
         if char in WHITESPACE:
             return 1
         match self._place, char:
@@ -210,13 +210,13 @@ class CallScanner:
 
 
 def as_string(text: str) -> str | None:
-    """The string that a JSON text says, if it says one."""
+    """Return the string that a JSON text holds; None if it holds something else."""
     value = parsed(text)
     return value if isinstance(value, str) else None
 
 
 def parsed(text: str) -> object:
-    """The value of a JSON text; None if it is not one."""
+    """Return the value of a JSON text; None if it is not valid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # nested deeper than the interpreter's stack

@@ -1,4 +1,4 @@
-"""Schemas that calls of tools are held to."""
+"""JSON schemas that constrain tool calls."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triolet.core.tools.functions import FunctionTool, wrong
 
 
 def object_schema(tool: FunctionTool) -> dict[str, Any]:
-    """The schema of a function's arguments: an object, with or without properties."""
+    """Return the schema of a function's arguments: an object, with or without properties."""
     return dict(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
 
 
 def bound_calls(
     tools: Sequence[FunctionTool], tool_parser: str | None, may_be_several: bool
 ) -> dict[str, Any]:
-    """See `StructuredOutputsParams.tool_calls`; a tool that is not strict takes any object."""
+    """Return the value of `StructuredOutputsParams.tool_calls`; a tool that is not strict takes any object."""
     listed = [
         {"name": tool.name, "parameters": object_schema(tool) if tool.strict else {"type": "object"}}
         for tool in tools
@@ -27,18 +27,18 @@ def bound_calls(
 
 
 def leaves_room_for_calls(form: StructuredOutputsParams) -> bool:
-    """Whether an answer can be of this form or else calls."""
+    """Return True if an answer may be of this form or else calls."""
     return form.kind in ("json", "json_object") and not form.disable_additional_properties
 
 
 def schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
-    """The schema of a form that is JSON."""
+    """Return the schema of a form that is JSON."""
     schema = json.loads(form.json) if form.json is not None else {"type": "object"}
     return schema if isinstance(schema, dict) else {"anyOf": [schema]}
 
 
 def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[str, Any]:
-    """A list of calls. Definitions that parameters refer to as `#/$defs/...` move to the top, where they are found."""
+    """Return the schema of a list of calls; `#/$defs/...` that parameters refer to move to the top level."""
     calls: list[dict[str, Any]] = []
     definitions: dict[tuple[str, str], Any] = {}
     for tool in tools:
