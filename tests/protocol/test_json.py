@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import EncodedList, encode, parse_object
+from triolet.protocol.json import LONG_TEXT, EncodedList, encode, parse_object
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,73 @@ def test_what_is_not_json_is_refused_with_the_reason(raw: str | bytes, reason: s
 
 def test_pairs_of_surrogates_are_characters() -> None:
     assert parse_object('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+def long_text(value: Any, **form: Any) -> str:
+    return json.dumps({"value": value, "filler": "x" * LONG_TEXT}, **form)
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_a_long_text_means_the_same_as_to_the_parser_of_python(
+    is_ascii: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triolet.protocol.json.WINDOW", 96)  # every boundary of a window is met
+    generator = random.Random(20)
+    letters = ["a", '"', "\\", "\n", "ä", "😀", "\u2028", "{", "[", ",", ":", "x" * 50]
+    for _ in range(60):
+        text = "".join(generator.choices(letters, k=80))
+        numbers = [generator.choice([generator.randrange(10**6), -generator.random()]) for _ in range(90)]
+        value = [text, numbers, {text: [{}, [], True, None, 1e300]}]
+        raw = long_text(value, ensure_ascii=is_ascii, indent=generator.choice([None, 2]))
+        assert parse_object(raw)["value"] == value
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '{"a" 1}',
+        '{"a":1,}',
+        "[1,]",
+        "[1 2]",
+        "[1,2,,3]",
+        '"\\x"',
+        '"\x01"',
+        '"\\ud83d"',
+        "01",
+        "1e999",
+        "nul",
+        "1}",
+    ],
+)
+def test_a_long_text_that_is_not_json_is_refused(wrong: str) -> None:
+    with pytest.raises(WireError) as raised:
+        parse_object(long_text(0).replace("0", wrong, 1))
+    assert raised.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        ('{"a": [' + "1," * 100_000 + "1]}", None),
+        ("{" + ",".join(f'"{key}": 1' for key in range(200_000)) + "}", "json_too_large"),
+        ('{"logit_bias": {' + ",".join(f'"{key}": 1' for key in range(3000)) + "}}", "json_too_large"),
+        ('{"a": {' + ",".join(f'"{key}": 1' for key in range(20_000)) + "}}", "json_too_large"),
+        ('{"messages": [' + ",".join(["{}"] * 30_000) + "]}", "json_too_large"),
+        ('{"a": "' + "{[,:" * 100_000 + '"}', None),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "invalid_json"),
+    ],
+)
+def test_the_shape_of_a_text_is_bounded_whatever_stands_in_its_strings(raw: str, code: str | None) -> None:
+    try:
+        parse_object(raw)
+        said = None
+    except WireError as error:
+        said = error.code
+    assert said == code
+
+
+def test_what_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triolet.protocol.json._LongText.parse", None)
+    for raw in ("{" + '"a":1,' * 10**6, '{"a":' + "[" * 10**6, '{"a":[' + "{}," * 10**6):
+        with pytest.raises(WireError):
+            parse_object(raw)

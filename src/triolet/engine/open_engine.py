@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Unpack
+from typing import Any
 
 import trio
 
@@ -14,7 +14,7 @@ from triolet.actors.executors.registry import open_executor
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
-from triolet.config.engine import EngineConfig, EngineFields
+from triolet.config.engine import EngineConfig
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.scheduling.admission import Admission
@@ -25,24 +25,20 @@ from triolet.engine.gc_freeze import frozen_gc
 
 @asynccontextmanager
 async def open_engine(
-    config: EngineConfig | str | None = None,
-    /,
-    *,
-    on_progress: OnProgress = lambda progress: None,
-    **fields: Unpack[EngineFields],
+    config: EngineConfig | None = None, /, *, on_progress: OnProgress = lambda progress: None, **fields: Any
 ) -> AsyncGenerator[Engine]:
     """Start an engine, and stop it when the scope is left; in between it is ready.
 
     Args:
-        config: the configuration, or only the model's folder or hub id; by default triolet-nano.
-        on_progress: called in the Trio thread with the progress of loading the model.
+        config: what to start; by default triolet-nano.
+        on_progress: told how far the loading of the model has come, in the Trio thread.
         **fields: fields of `EngineConfig` that differ from `config`.
     Raises:
-        ConfigError: a wrong or unknown field, or a first argument of another type.
-        ModelError: the model cannot be loaded.
-        EngineDead: the engine gave up, and no request or caller has got this error yet.
+        ConfigError: a wrong or unknown field.
+        ModelError: the model can not be loaded.
+        EngineDead: the engine gave up, and nobody has been told yet.
     """
-    chosen = EngineConfig.of(config, **fields)
+    chosen = EngineConfig.create(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
             with frozen_gc():

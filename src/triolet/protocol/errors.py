@@ -1,16 +1,13 @@
-"""Errors as clients get them: an HTTP status, a code for programs, a sentence for people, and the field.
+"""What a client is told when something is wrong: a status, a code to branch on, and a sentence.
 
-`of_exception` maps every exception that the engine raises on purpose. Of any other the client learns only that the
-server failed, because its text may contain paths and addresses.
+`of_exception` decides it for every exception that the engine raises on purpose; for any other the client learns that
+the server failed, and nothing else: its text may speak of files and addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from triolet.core.request.param_spec import ApiFamily
-from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import (
     EngineClosed,
     InvalidRequest,
@@ -21,37 +18,27 @@ from triolet.errors import (
     shown,
 )
 
-_PROMPT_NAMES = {
-    ApiFamily.CHAT: "messages",
-    ApiFamily.COMPLETIONS: "prompt",
-    ApiFamily.RESPONSES: "input",
+# Fields of the engine under the names that a client of the Responses protocol wrote them by.
+_WIRE_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "structured_outputs.tool_calls": "tools",
 }
 
 
-def _field_names(family: ApiFamily) -> dict[str, str]:
-    """Return the names on the wire of the engine's fields."""
-    names = {
-        parameter.name: parameter.wire_name(family) or parameter.name for parameter in SAMPLING_PARAMETERS
-    }
-    names |= dict.fromkeys(("prompt", "prompt_token_ids", "messages"), _PROMPT_NAMES[family])
-    return {**names, "prompt_logprobs": names["logprobs"], "structured_outputs.tool_calls": "tools"}
-
-
-FIELD_NAMES = {family: _field_names(family) for family in ApiFamily}
-"""Names that clients of each family know the engine's fields by."""
-
-
 class WireError(TrioletError):
-    """Error in reply to a request.
+    """An answer that is an error.
 
     Args:
-        message: sentence for people.
-        code: word for programs.
-        status: HTTP status.
-        type: group of the code: `invalid_request_error`, `rate_limit_error`, `authentication_error` or
+        message: a sentence for a person.
+        code: for a program.
+        status: of HTTP.
+        type: the family of the code: `invalid_request_error`, `rate_limit_error`, `authentication_error` or
             `server_error`.
-        param: path of the wrong field in the request.
-        retry_after_s: seconds after which another attempt makes sense.
+        param: the field that is wrong, by its path in the request.
+        retry_after_s: when another try makes sense, seconds.
     """
 
     def __init__(
@@ -69,11 +56,11 @@ class WireError(TrioletError):
         self.param, self.retry_after_s = param, retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """Return the `error` object of a body or an event."""
+        """The `error` object of a body or an event."""
         return {"type": self.type, "code": self.code, "message": self.message, "param": self.param}
 
     def event(self, stream_id: str | None = None) -> dict[str, Any]:
-        """Return the `error` event of a WebSocket."""
+        """The `error` event of a WebSocket."""
         event: dict[str, Any] = {"type": "error", "status": self.status, "error": self.body()}
         if stream_id is not None:
             event["stream_id"] = stream_id
@@ -81,44 +68,37 @@ class WireError(TrioletError):
 
 
 def wrong(param: str, rule: str, got: object, *, code: str = "invalid_value") -> WireError:
-    """Return the error for a value `got` of `param` that breaks `rule`."""
+    """`param` must be `rule`, and `got` is not."""
     return WireError(f"{param} must be {rule}; got {shown(got)}", code=code, param=param)
 
 
 def missing(param: str) -> WireError:
-    """Return the error for a required field that is absent."""
+    """A field that has to be there is not."""
     return WireError(f"{param} must be given", code="missing_required_parameter", param=param)
 
 
 def unsupported(param: str, sentence: str) -> WireError:
-    """Return the error for a known field with a value that this server does not support."""
+    """A field that is known, and whose value can not be honoured."""
     return WireError(sentence, code="unsupported_parameter", param=param)
 
 
 def model_not_found(name: str) -> WireError:
-    """Return the error for a model name that is not served here."""
+    """No model of that name is served here."""
     return WireError(
         f"The model {shown(name)} does not exist.", code="model_not_found", status=404, param="model"
     )
 
 
-def of_exception(
-    error: BaseException, names: Mapping[str, str] = FIELD_NAMES[ApiFamily.RESPONSES]
-) -> WireError:
-    """Return the error that a client is told for an exception of the engine.
-
-    Args:
-        error: the exception; one that was not raised on purpose is told as a failure of the server without its text.
-        names: names of the engine's fields in the request.
-    """
+def of_exception(error: BaseException) -> WireError:
+    """What a client is told about an exception of the engine."""
     match error:
         case WireError():
             return error
+        case PromptTooLong():
+            return WireError(str(error), code="context_length_exceeded", param="input")
         case InvalidRequest():
             code = "unsupported_parameter" if isinstance(error, UnsupportedFeature) else "invalid_value"
-            if isinstance(error, PromptTooLong):
-                code = "context_length_exceeded"
-            return _named(error, code, names)
+            return WireError(str(error), code=code, param=_WIRE_NAMES.get(error.field or "", error.field))
         case Overloaded():
             return WireError(
                 str(error),
@@ -138,12 +118,3 @@ def of_exception(
                 status=500,
                 type="server_error",
             )
-
-
-def _named(error: InvalidRequest, code: str, names: Mapping[str, str]) -> WireError:
-    """Return the error with the name of the field as the client wrote it, also where its sentence begins with it."""
-    field, message = error.field or "", str(error)
-    name = names.get(field, field)
-    if field and message.startswith(f"{field} "):
-        message = name + message.removeprefix(field)
-    return WireError(message, code=code, param=name or None)

@@ -1,31 +1,66 @@
-"""JSON as it comes from strangers: one object, of plain Unicode text and finite numbers, not too deep."""
+"""JSON from clients: one object of Unicode text and finite numbers, within limits, parsed without holding the GIL long.
+
+Python's parser is one C call that holds the GIL until its end, so a long body parsed in a thread still stops the event
+loop. Therefore a long text is handled in windows of 64 KiB, with a bytecode boundary after each, where another thread
+can take the GIL:
+
+* `check_shape` counts values and nesting outside of strings before anything is built. A body of millions of keys is
+  refused after one window too many.
+* `_LongText` parses the structure in Python and long strings and runs of numbers window by window in C.
+
+A short text is parsed by `json.loads`: it takes less than a millisecond.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from json.decoder import scanstring  # type: ignore[attr-defined]  # public by name, absent from typeshed
+from typing import Any, Final
+
+import attrs
 
 from triolet.protocol.errors import WireError
 
+LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a millisecond to parse
+WINDOW: Final = 2**16  # characters handled in one C call
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_BRACKETS = re.compile(r"[^\[\]{}]+")
 
 
-def parse_object(raw: str | bytes) -> dict[str, Any]:
-    """Read one JSON object.
+@attrs.frozen(kw_only=True)
+class JsonLimits:
+    """Limits on the shape of a JSON text from a client.
 
-    Raises:
-        WireError: `invalid_json`, with what is wrong and where.
+    Args:
+        max_values: values and keys in all; a prompt of token ids has one per token.
+        max_members: keys of one object, and objects or lists in one list, such as messages or tools.
+        max_depth: objects and lists inside each other.
     """
+
+    max_values: int = 2**18
+    max_members: int = 2048
+    max_depth: int = 128
+
+
+def parse_object(raw: str | bytes, limits: JsonLimits | None = None) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Args:
+        raw: the text; longer than 64 KiB only in a thread.
+        limits: on its shape.
+    Raises:
+        WireError: `invalid_json` with the position, or `json_too_large`.
+    """
+    limits = limits or JsonLimits()
     try:
-        text = raw if isinstance(raw, str) else raw.decode()
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        if _SURROGATE.search(
-            text
-        ):  # half a pair is no character: no tokenizer takes it and no frame can carry it
-            json.dumps(value, ensure_ascii=False).encode()
+        text = raw if isinstance(raw, str) else _decoded(raw)
+        check_shape(text, limits)
+        value = _parse_short(text, limits) if len(text) < LONG_TEXT else _LongText(text, limits).parse()
     except RecursionError:
         raise _invalid("it is nested too deep") from None
     except UnicodeError:
@@ -37,11 +72,201 @@ def parse_object(raw: str | bytes) -> dict[str, Any]:
     return value
 
 
+def _decoded(raw: bytes) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    starts = range(0, len(raw), WINDOW)
+    pieces = [decoder.decode(raw[start : start + WINDOW]) for start in starts]
+    return "".join([*pieces, decoder.decode(b"", final=True)])
+
+
+def check_shape(text: str, limits: JsonLimits) -> None:
+    """Count the values and the nesting of a JSON text before it is parsed.
+
+    Raises:
+        WireError: `json_too_large`, or `invalid_json` for the depth.
+    """
+    num_values = depth = 0
+    for outside in _outside_strings(text):
+        # One value follows each of these; what a text that is not JSON counts does not matter, it fails later.
+        num_values += outside.count(",") + outside.count(":") + outside.count("[") + outside.count("{")
+        if num_values > limits.max_values:
+            raise _too_large(f"must have at most {limits.max_values} values")
+        num_open = outside.count("[") + outside.count("{")
+        if depth + num_open > limits.max_depth:
+            depth = _checked_depth(outside, depth, limits.max_depth)
+        else:
+            depth += num_open - outside.count("]") - outside.count("}")
+
+
+def _checked_depth(outside: str, depth: int, max_depth: int) -> int:
+    for bracket in _BRACKETS.sub("", outside):
+        depth += 1 if bracket in "[{" else -1
+        if depth > max_depth:
+            raise _invalid(f"it is nested too deep: more than {max_depth} levels")
+    return depth
+
+
+def _outside_strings(text: str) -> Iterator[str]:
+    """Yield what stands outside of strings, window by window."""
+    start, is_inside = 0, False
+    while start < len(text):
+        stop = min(start + WINDOW, len(text))
+        num_backslashes = 0
+        while num_backslashes < stop - start and text[stop - 1 - num_backslashes] == "\\":
+            num_backslashes += 1
+        stop += (
+            num_backslashes % 2
+        )  # a window never ends between a backslash and the character that it escapes
+        window = text[start:stop].replace("\\\\", "").replace('\\"', "")
+        parts = window.split('"')
+        yield "".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+        start = stop
+
+
+def _parse_short(text: str, limits: JsonLimits) -> Any:
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > limits.max_members:
+            raise _too_many_members(limits)
+        return dict(pairs)
+
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=checked)
+    if _SURROGATE.search(text):
+        # Half of a surrogate pair is no character: no tokenizer takes it and no frame can carry it.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+class _LongText:
+    """Parser of one long JSON text, in pure Python around bounded C calls."""
+
+    _SPACE = re.compile(r"[ \t\n\r]*")
+    _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+    _NUMBERS = re.compile(r"[-+.eE0-9, \t\n\r]+")
+    _STRING_PIECE = re.compile(r'(?:[^"\\\x00-\x1f]|\\[^u]|\\u[0-9a-fA-F]{4})*')
+    _HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+    _WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
+
+    def __init__(self, text: str, limits: JsonLimits) -> None:
+        self._text, self._limits = text, limits
+
+    def parse(self) -> Any:
+        value, end = self._value(self._skip(0))
+        if self._skip(end) != len(self._text):
+            raise json.JSONDecodeError("Extra data", self._text, end)
+        return value
+
+    def _skip(self, start: int) -> int:
+        while (
+            match := self._SPACE.match(self._text, start, start + WINDOW)
+        ) and match.end() == start + WINDOW:
+            start += WINDOW
+        return match.end() if match else start
+
+    def _value(self, start: int) -> tuple[Any, int]:
+        text = self._text
+        first = text[start : start + 1]
+        if first == '"':
+            return self._string(start + 1)
+        if first == "{":
+            return self._object(start + 1)
+        if first == "[":
+            return self._list(start + 1)
+        for word, value in self._WORDS.items():
+            if text.startswith(word, start):
+                return value, start + len(word)
+        match = self._NUMBER.match(text, start, start + 5000)  # Python reads integers of 4300 digits at most
+        if not match or match.end() == start + 5000:
+            raise json.JSONDecodeError("Expecting value", text, start)
+        return json.loads(match[0], parse_float=_finite), match.end()
+
+    def _object(self, start: int) -> tuple[dict[str, Any], int]:
+        text = self._text
+        members: dict[str, Any] = {}
+        place = self._skip(start)
+        if text[place : place + 1] == "}":
+            return members, place + 1
+        num_members = 0
+        while True:
+            if text[place : place + 1] != '"':
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, place)
+            num_members += 1
+            if num_members > self._limits.max_members:
+                raise _too_many_members(self._limits)
+            key, place = self._string(place + 1)
+            place = self._skip(place)
+            if text[place : place + 1] != ":":
+                raise json.JSONDecodeError("Expecting ':' delimiter", text, place)
+            members[key], place = self._value(self._skip(place + 1))
+            place = self._skip(place)
+            if text[place : place + 1] == "}":
+                return members, place + 1
+            if text[place : place + 1] != ",":
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+            place = self._skip(place + 1)
+
+    def _list(self, start: int) -> tuple[list[Any], int]:
+        text = self._text
+        items: list[Any] = []
+        num_containers = 0
+        place = self._skip(start)
+        if text[place : place + 1] == "]":
+            return items, place + 1
+        while True:
+            place = self._numbers(place, items)
+            if text[place : place + 1] in ("{", "["):
+                num_containers += 1
+                if num_containers > self._limits.max_members:
+                    raise _too_many_members(self._limits)
+            value, place = self._value(place)
+            items.append(value)
+            place = self._skip(place)
+            if text[place : place + 1] == "]":
+                return items, place + 1
+            if text[place : place + 1] != ",":
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+            place = self._skip(place + 1)
+
+    def _numbers(self, start: int, items: list[Any]) -> int:
+        """Append a run of numbers to a list, all but its last one; return the place after them."""
+        match = self._NUMBERS.match(self._text, start, start + WINDOW // 8)
+        while match and (comma := match[0].rfind(",")) > 0:
+            run = match[0][:comma]
+            try:
+                items += json.loads(f"[{run}]", parse_float=_finite)
+            except json.JSONDecodeError as error:
+                raise json.JSONDecodeError(error.msg, self._text, start + max(error.pos - 1, 0)) from None
+            start = self._skip(start + comma + 1)
+            match = self._NUMBERS.match(self._text, start, start + WINDOW // 8)
+        return start
+
+    def _string(self, start: int) -> tuple[str, int]:
+        text = self._text
+        quote = text.find('"', start, start + WINDOW)
+        if quote >= 0 and text.find("\\", start, quote) < 0:
+            value, end = scanstring(text, start, True)
+            return value, end
+        pieces: list[str] = []
+        while True:
+            limit = start + WINDOW
+            match = self._STRING_PIECE.match(text, start, limit)
+            stop = match.end() if match else start
+            if stop + 12 > limit and self._HIGH_SURROGATE.fullmatch(text, stop - 6, stop):
+                stop -= 6  # the second half of the pair is in the next window
+            if stop == start:  # the closing quote, or what is wrong here
+                value, end = scanstring(text, start, True)
+                return "".join([*pieces, value]), end
+            value, _ = scanstring(text[start:stop] + '"', 0, True)
+            value.encode()  # half of a surrogate pair is no character
+            pieces.append(value)
+            start = stop
+
+
 class EncodedList(list[Any]):
-    """A list that knows its JSON: what is told several times, and is long, is encoded once.
+    """List that keeps the JSON of its items: a long list that is sent several times is encoded once.
 
     Args:
-        items: that nobody changes.
+        items: never changed afterwards.
     """
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
@@ -49,25 +274,25 @@ class EncodedList(list[Any]):
         self._texts = list(map(_dumps, self))
 
     def add(self, others: EncodedList) -> None:
-        """Add the items of another one."""
+        """Append the items of another list."""
         super().extend(others)
         self._texts += others._texts
 
     @property
     def texts(self) -> list[str]:
-        """JSON of each item."""
+        """The JSON of each item."""
         return self._texts
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """One line of JSON."""
+    """Return one line of JSON."""
     pieces: list[str] = []
     _write(value, pieces)
     return "".join(pieces)
 
 
 def _write(value: Any, pieces: list[str]) -> None:
-    """The pieces are joined once: what is long is not copied at every level that it stands in."""
+    # The pieces are joined once, so a long text is not copied at every level of nesting.
     if isinstance(value, EncodedList):
         pieces += ("[", ",".join(value.texts), "]")
     elif not _holds_encoded(value):
@@ -102,6 +327,14 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is too large a number")
     return number
+
+
+def _too_large(rule: str) -> WireError:
+    return WireError(f"The JSON {rule}.", code="json_too_large")
+
+
+def _too_many_members(limits: JsonLimits) -> WireError:
+    return _too_large(f"must have at most {limits.max_members} keys in an object and objects in a list")
 
 
 def _invalid(reason: str) -> WireError:

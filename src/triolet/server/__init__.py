@@ -1,9 +1,9 @@
-"""The engine over HTTP, as an ASGI app: what OpenAI's and vLLM's clients speak, and a page to try it with.
+"""Serve an engine over HTTP and WebSockets: an ASGI app with the routes of OpenAI and vLLM, and a chat page.
 
     app = triolet.server.create_app(engine)
 
-It runs on any ASGI server on Trio, and can be mounted in an app of one's own. `serve(engine)` listens by itself, for
-WebSockets, too.
+The app runs on any ASGI server on Trio and can be mounted in another app. `serve(engine)` listens itself, for
+WebSockets too.
 """
 
 from triolet.server.routes.app import create_app

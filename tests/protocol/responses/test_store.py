@@ -6,8 +6,9 @@ import pytest
 
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.store import (
-    BYTES_PER_ENTRY,
+    BYTES_PER_RESPONSE,
     ResponseStore,
+    StoreBudget,
     StoredResponse,
     previous_messages,
     prompt_of,
@@ -31,17 +32,17 @@ def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_first(
 
 
 def test_a_store_is_bounded_in_bytes_and_its_count_is_exact() -> None:
-    store = ResponseStore(max_responses=100, max_bytes=10 * BYTES_PER_ENTRY)
+    store = ResponseStore(max_responses=100, max_bytes=15 * BYTES_PER_RESPONSE)
     for number in range(50):
         store.put(stored(str(number % 20), "x" * (number * 100)))
-        assert store.num_bytes <= 10 * BYTES_PER_ENTRY
+        assert store.num_bytes <= 15 * BYTES_PER_RESPONSE
     for number in range(20):
         store.delete(str(number))
     assert (len(store), store.num_bytes) == (0, 0)
 
 
 def test_what_alone_is_larger_than_the_store_is_not_kept() -> None:
-    store = ResponseStore(max_responses=10, max_bytes=BYTES_PER_ENTRY)
+    store = ResponseStore(max_responses=10, max_bytes=BYTES_PER_RESPONSE)
     store.put(stored("a", "x" * 10_000))
     assert store.get("a") is None and store.num_bytes == 0
 
@@ -58,6 +59,37 @@ def test_a_response_is_its_owners_alone() -> None:
     assert store.get("a", "key 2") is None and store.get("a") is None
     assert not store.delete("a", "key 2")
     assert store.delete("a", "key 1") and store.get("a", "key 1") is None
+
+
+def test_everything_that_a_client_wrote_counts() -> None:
+    text = "x" * 100_000
+    for fields in ({"metadata": {"a": text}}, {"user": text}, {"tools": [{"parameters": {"enum": [text]}}]}):
+        assert stored("a", **fields).num_bytes > stored("b").num_bytes + len(text)
+
+
+@pytest.mark.parametrize(("max_responses", "max_bytes"), [(64, 2**30), (2**20, 64 * 6000)])
+def test_responses_of_one_key_never_evict_those_of_another(max_responses: int, max_bytes: int) -> None:
+    store = ResponseStore(max_responses, max_bytes)
+    for name in "abc":
+        store.put(stored(name, owner="key 1"))
+    for number in range(200):
+        store.put(stored(str(number), owner="key 2"))
+    assert [store.get(name, "key 1") is not None for name in "abc"] == [True] * 3
+    assert store.get("199", "key 2") is not None and len(store) <= 80
+    assert store.num_bytes <= max_bytes
+
+
+def test_stores_that_share_memory_evict_only_their_own() -> None:
+    shared = StoreBudget(max_bytes=12 * BYTES_PER_RESPONSE)
+    one, other = (ResponseStore(100, 2**30, shared) for _ in range(2))
+    one.put(stored("mine"))
+    for number in range(50):
+        other.put(stored(str(number)))
+        assert shared.num_bytes <= shared.max_bytes
+    assert one.get("mine") is not None and other.get("49") is not None
+    one.clear()
+    other.clear()
+    assert shared.num_bytes == 0
 
 
 def test_a_chat_is_looked_for_in_each_store_and_its_absence_is_an_error() -> None:

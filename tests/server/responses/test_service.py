@@ -24,7 +24,7 @@ from triolet.config.server import GatewayConfig
 from triolet.core.step_plan import StepPlan
 from triolet.server.responses import send_queue
 from triolet.server.responses.service import open_gateway
-from triolet.server.responses.websocket_connection import LONG_MESSAGE_BYTES
+from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
 LONG = 200
 
@@ -470,7 +470,7 @@ async def test_a_long_message_is_read_elsewhere_and_in_its_turn(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with chatting_engine() as engine, open_gateway(engine) as gateway, connected(gateway) as client:
-        await client.create(input="Hi", metadata={"filler": "x" * LONG_MESSAGE_BYTES}, seed=1)
+        await client.create(input="Hi", chat_template_kwargs={"filler": "x" * LONG_INPUT_BYTES}, seed=1)
         await client.create(input="Ho", seed=2)
         events = await client.until_ended(2)
     texts = expected_text("Hi", 1, 8), expected_text("Ho", 2, 8)

@@ -300,7 +300,7 @@ async def test_a_file_that_can_not_be_taken_up_is_put_aside_and_the_server_begin
     async with server(path) as gateway, connected(gateway) as client:
         await client.create()
         assert endings(await client.until_ended()) == [":response.incomplete"]
-    [told] = [one.getMessage() for one in caplog.records if "can not be taken up" in one.getMessage()]
+    [told] = [one.getMessage() for one in caplog.records if "cannot be restored" in one.getMessage()]
     assert str(path) in told and reason in told
     assert os.listdir(tmp_path) == ["kept.refused"]
     assert (tmp_path / "kept.refused").read_bytes() == data

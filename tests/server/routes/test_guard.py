@@ -125,13 +125,40 @@ async def test_what_is_no_request_is_said_to_be_none(body: bytes, code: str, pat
     assert answer.error[:2] == (400, code)
 
 
-async def test_a_body_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triolet.server.routes.request_body.MAX_BODY_BYTES", 1000)
-    async with serving() as scene:
-        said = await scene.post(CHAT, headers={"Content-Length": "1001"})
+async def test_a_body_that_is_too_long_is_not_read() -> None:
+    async with serving(config=GatewayConfig(max_body_bytes=1024)) as scene:
+        said = await scene.post(CHAT, headers={"Content-Length": "1025"})
         endless = await scene.post(CHAT, headers={"Content-Length": "9" * 30})
-        unsaid = await scene.post(CHAT, body=b" " * 1001)
+        unsaid = await scene.post(CHAT, body=b" " * 1025)
     assert [answer.error[:2] for answer in (said, endless, unsaid)] == [(413, "body_too_large")] * 3
+
+
+async def test_long_bodies_that_are_read_together_are_limited_and_short_ones_are_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(max_input_bytes=100_000, max_input_bytes_per_client=100_000)
+    async with serving(config=config) as scene, trio.open_nursery() as nursery:
+        half = scene.call("POST", CHAT, body=b" " * 90_000)
+        ask = half._receive
+
+        async def stalled() -> Any:
+            return {**await ask(), "more_body": True} if not half._was_asked else await trio.sleep_forever()
+
+        nursery.start_soon(half.app, half.scope, stalled, half._send)
+        await trio.testing.wait_all_tasks_blocked()
+        refused = await scene.post(CHAT, body=b" " * 50_000)
+        short = await scene.post(CHAT, HELLO)
+        nursery.cancel_scope.cancel()
+    assert refused.error[:2] == (429, "rate_limit_exceeded") and refused.headers["retry-after"] == "1"
+    assert short.status == 200
+
+
+async def test_a_body_of_too_many_values_is_refused() -> None:
+    async with serving() as scene:
+        keys = b"{" + b",".join(b'"%d":1' % number for number in range(300_000)) + b"}"
+        bias = b'{"logit_bias":{' + b",".join(b'"%d":1' % number for number in range(5000)) + b"}}"
+        for body in (keys, bias):
+            assert (await scene.post(CHAT, body=body)).error[:2] == (400, "json_too_large")
 
 
 async def test_a_body_that_stops_coming_is_given_up(autojump_clock: trio.testing.MockClock) -> None:

@@ -25,10 +25,15 @@ from tests.actors.executors.frames import (
     FrameReader,
     close,
 )
+from triolet.server.transport.input_budget import InputBudget
 from triolet.server.transport.websocket import ServerSocket, SocketLimits
 
 LIMITS = SocketLimits(
-    max_message_bytes=16 * 2**20, max_message_fragments=2**17, max_pings_per_second=100, close_timeout=2.0
+    max_message_bytes=16 * 2**20,
+    max_message_fragments=2**17,
+    max_frames_per_second=2**20,
+    max_pings_per_second=100,
+    close_timeout=2.0,
 )
 HEAD = (
     b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -62,6 +67,7 @@ async def exchange(
     *,
     goodbye_after: int | None = None,
     pause_s: float = 0.0,
+    budget: InputBudget | None = None,
 ) -> list[Frame]:
     """Shake hands with an echo, send everything, and read to the end.
 
@@ -70,13 +76,14 @@ async def exchange(
         limits: of the socket.
         goodbye_after: so many frames a goodbye is sent; None for never.
         pause_s: between the pieces.
+        budget: of the server.
     Returns:
         The frames that came.
     """
     ours, theirs = trio.testing.memory_stream_pair()
     reader = FrameReader()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_echo, theirs, limits)
+        nursery.start_soon(_echo, theirs, limits, budget)
         await ours.send_all(HEAD)
         data = b""
         while b"\r\n\r\n" not in data:
@@ -97,9 +104,11 @@ async def exchange(
     return reader.frames
 
 
-async def _echo(stream: trio.abc.Stream, limits: SocketLimits) -> None:
+async def _echo(stream: trio.abc.Stream, limits: SocketLimits, budget: InputBudget | None = None) -> None:
     async with trio.open_nursery() as nursery:
         socket = ServerSocket(stream, limits)
+        if budget is not None:
+            socket.use_budget(budget, "client")
         handshake = await socket.handshake()
         assert handshake is not None
         await handshake.accept()
@@ -107,6 +116,7 @@ async def _echo(stream: trio.abc.Stream, limits: SocketLimits) -> None:
         try:
             while True:
                 message = await socket.get_message()
+                socket.message_taken()
                 if isinstance(message, str):
                     await socket.send_texts([message])
                 else:
@@ -312,9 +322,9 @@ INVALID = {
 
 def unicode() -> Iterator[Case]:
     empty, open_empty = text(""), text("", fin=False)
-    end, resume_generation = Frame(CONTINUATION), Frame(CONTINUATION, fin=False)
+    end, go_on = Frame(CONTINUATION), Frame(CONTINUATION, fin=False)
     yield Case("6.1.1", [empty], back(""))
-    yield Case("6.1.2", [open_empty, resume_generation, end], back(""))
+    yield Case("6.1.2", [open_empty, go_on, end], back(""))
     yield Case("6.1.3", [open_empty, Frame(CONTINUATION, b"middle", fin=False), end], back("middle"))
     data = GREEK.encode()
     yield Case("6.2.1", [text(data)], back(data))
@@ -482,7 +492,57 @@ async def test_a_message_that_is_too_long_is_told_so(autojump_clock: trio.testin
 async def test_empty_fragments_without_end_are_told_so(autojump_clock: trio.testing.MockClock) -> None:
     limits = attrs.evolve(LIMITS, max_message_fragments=100)
     frame = Frame(CONTINUATION, fin=False).encode()
-    assert code_of(await exchange([text("", fin=False).encode(), frame * 100], limits)) == 1009
+    assert code_of(await exchange([text("", fin=False).encode(), frame * 100], limits)) == 1008
+
+
+async def test_more_frames_in_a_second_than_allowed_end_the_connection(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    limits = attrs.evolve(LIMITS, max_frames_per_second=50)
+    frames = await exchange([text("x").encode() * 51], limits)
+    assert len(frames) <= 51 and code_of(frames) == 1008
+    frames = await exchange([text("x").encode() * 25] * 8, limits, pause_s=0.6, goodbye_after=200)
+    assert len(frames) == 201
+
+
+async def test_pongs_that_nobody_asked_for_are_limited(autojump_clock: trio.testing.MockClock) -> None:
+    assert code_of(await exchange([Frame(PONG, b"x").encode() * 20_000])) == 1008
+
+
+async def test_the_reader_lets_other_tasks_run_while_it_works_on_many_frames() -> None:
+    num_turns = 0
+
+    async def count() -> None:
+        nonlocal num_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            num_turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        piece = text("", fin=False).encode() + Frame(CONTINUATION, fin=False).encode() * 20_000
+        await exchange([piece + Frame(CONTINUATION).encode()], goodbye_after=1)
+        nursery.cancel_scope.cancel()
+    assert num_turns > 20  # one receive of 64 KiB holds 10,000 of the frames
+
+
+async def test_a_message_in_parts_of_one_character_is_joined_as_it_comes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    whole = "ä中x" * 300
+    frame = text(whole).encode()
+    pieces = [frame[place : place + 1] for place in range(len(frame))]
+    assert (await exchange(pieces, goodbye_after=1))[0] == echoed(text(whole))
+
+
+async def test_a_message_over_the_budget_of_the_server_ends_its_connection_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    budget = InputBudget(max_bytes=2**20, max_bytes_per_client=100_000)
+    half = text("x" * 60_000, fin=False).encode()
+    assert code_of(await exchange([half, Frame(CONTINUATION, b"x" * 60_000).encode()], budget=budget)) == 1013
+    frames = await exchange([text("x" * 60_000).encode()] * 5, budget=budget, goodbye_after=5)
+    assert len(frames) == 6 and budget.num_bytes == 0
 
 
 async def test_a_flood_of_pings_is_told_so(autojump_clock: trio.testing.MockClock) -> None:

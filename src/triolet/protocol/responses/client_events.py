@@ -13,7 +13,7 @@ import attrs
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.trace_context import TraceHeaders
 from triolet.protocol.errors import WireError, model_not_found, wrong
-from triolet.protocol.json import parse_object
+from triolet.protocol.json import JsonLimits, parse_object
 from triolet.protocol.responses.requests import (
     CancelResponse,
     CreateResponse,
@@ -56,17 +56,21 @@ class ClientEvent:
 
 
 def read_event(
-    raw: str | bytes, models: tuple[str, ...], params_of: Callable[[CreateResponse], SamplingParams]
+    raw: str | bytes,
+    models: tuple[str, ...],
+    params_of: Callable[[CreateResponse], SamplingParams],
+    limits: JsonLimits | None = None,
 ) -> ClientEvent:
     """Read and check a message; whatever is wrong with it is in the event.
 
     Args:
         raw: the message.
         models: names under which the model answers.
-        params_of: with what a request is sampled; raises what is wrong with it.
+        params_of: returns the sampling parameters of a request; raises WireError.
+        limits: on the shape of the JSON.
     """
     try:
-        payload = parse_object(raw)
+        payload = parse_object(raw, limits)
     except WireError as error:
         return ClientEvent(num_bytes=len(raw), error=error)
     kind, stream_id = payload.get("type"), _lane_of(payload)

@@ -42,7 +42,7 @@ from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CancelResponse, CreateResponse, SteerResponse
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import NewId
-from triolet.protocol.responses.store import ResponseStore, previous_messages, prompt_of
+from triolet.protocol.responses.store import ResponseStore, StoreBudget, previous_messages, prompt_of
 from triolet.protocol.responses.turn_queues import TurnQueues
 from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
 
@@ -81,6 +81,7 @@ class ResponsesContext:
     max_lanes: int = 32
     max_queued: int = 256
     max_queued_bytes: int = 64 * 2**20
+    local_budget: StoreBudget | None = None
     saves_snapshot: bool = False
 
     def plan(self, request: CreateResponse) -> ToolPlan:
@@ -141,7 +142,11 @@ class Session:
         )
         self._is_draining = False
         self._is_closed = False
-        self._local = ResponseStore(MAX_LOCAL_RESPONSES, MAX_LOCAL_BYTES)
+        self._local = ResponseStore(MAX_LOCAL_RESPONSES, MAX_LOCAL_BYTES, context.local_budget)
+
+    def close(self) -> None:
+        """Give back what the connection remembers."""
+        self._local.clear()
 
     @property
     def active(self) -> list[Turn]:

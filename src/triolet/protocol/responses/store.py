@@ -1,9 +1,10 @@
-"""Responses that later turns may continue: bounded, the one that was not used for the longest time goes first."""
+"""Store of finished responses that later turns may continue: bounded, least recently used ones evicted first."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -11,20 +12,37 @@ import attrs
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.input_items import Message
 
-BYTES_PER_ENTRY = 4096  # what a response takes beside its texts
-BYTES_PER_LOGPROB = 512  # a token, its bytes and its number, as Python keeps them
+BYTES_PER_RESPONSE = 4096  # of Python's objects, beside what is counted
+BYTES_PER_VALUE = 64  # of any JSON value, as a Python object with its place in a dict or list
+BYTES_PER_CHARACTER = 2  # between 1 (Latin) and 4 (emoji)
+BYTES_PER_LOGPROB = 512  # of a token with its text, bytes and log-probability
+
+
+def size_of(value: Any) -> int:
+    """Estimate the memory of a JSON value, bytes."""
+    if isinstance(value, str):
+        return BYTES_PER_VALUE + BYTES_PER_CHARACTER * len(value)
+    if isinstance(value, Mapping):
+        return BYTES_PER_VALUE + sum(size_of(key) + size_of(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return BYTES_PER_VALUE + sum(map(size_of, value))
+    return BYTES_PER_VALUE
+
+
+def _size_of_message(message: Message) -> int:
+    text_bytes = BYTES_PER_CHARACTER * len(message["content"] or "")
+    return 8 * BYTES_PER_VALUE + text_bytes + size_of(message.get("tool_calls"))
 
 
 @attrs.frozen(kw_only=True)
 class StoredResponse:
-    """A response that is over.
+    """A finished response.
 
     Args:
-        response: the object, as its terminal event had it.
-        messages: the whole chat: what it was asked in, and its answer. Without the turn's instructions, which are not
-            inherited.
-        num_input: of them that it was asked in; the others are its answer.
-        owner: whose it is; nobody else finds it. None where there are no keys.
+        response: the response object of its terminal event.
+        messages: the whole chat, input and answer, without the turn's instructions: later turns do not inherit them.
+        num_input: number of input messages; the others are the answer.
+        owner: name of the key that it belongs to; None where there are no keys.
     """
 
     response: dict[str, Any]
@@ -34,76 +52,121 @@ class StoredResponse:
 
     @property
     def id(self) -> str:
-        """Of the response."""
         response_id: str = self.response["id"]
         return response_id
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
-        """About how much memory it takes; messages that a chat's turns share are counted for each."""
-        texts: int = sum(len(message["content"] or "") for message in self.messages)
-        parts = (part for item in self.response["output"] for part in item.get("content", ()))
-        positions: int = sum(len(part.get("logprobs", ())) for part in parts)
+        """Estimated memory; messages that the turns of a chat share are counted for each turn."""
+        echoed = {name: value for name, value in self.response.items() if name != "output"}
+        parts = [part for item in self.response["output"] for part in item.get("content", ())]
+        num_positions: int = sum(len(part.get("logprobs", ())) for part in parts)
         num_top: int = self.response["top_logprobs"]
-        return BYTES_PER_ENTRY + 2 * texts + positions * BYTES_PER_LOGPROB * (1 + num_top)
+        return (
+            BYTES_PER_RESPONSE
+            + size_of(echoed)
+            + sum(map(_size_of_message, self.messages))
+            + num_positions * BYTES_PER_LOGPROB * (1 + num_top)
+        )
+
+
+@attrs.define(eq=False)
+class StoreBudget:
+    """Memory that several stores share, in bytes."""
+
+    max_bytes: int
+    num_bytes: int = attrs.field(default=0, init=False)
 
 
 @attrs.define(eq=False)
 class ResponseStore:
-    """Remembers responses, within bounds.
+    """Store of finished responses, bounded in number and in bytes.
+
+    Over a bound, the owner that holds most loses the response that was not used for the longest time. So the responses
+    of an owner that holds no more than an equal share are never evicted because of another one.
 
     Args:
-        max_responses: how many.
-        max_bytes: how much they may take together.
+        max_responses: most responses.
+        max_bytes: most memory.
+        shared: memory that this store shares with others; it evicts only its own responses for it.
     """
 
     max_responses: int
     max_bytes: int
+    shared: StoreBudget | None = None
     num_bytes: int = attrs.field(default=0, init=False)
-    _responses: OrderedDict[str, StoredResponse] = attrs.field(factory=OrderedDict, init=False)
+    _owner_of: dict[str, str | None] = attrs.field(factory=dict, init=False)
+    _by_owner: dict[str | None, OrderedDict[str, StoredResponse]] = attrs.field(factory=dict, init=False)
+    _bytes_by_owner: Counter[str | None] = attrs.field(factory=Counter, init=False)
 
     def __len__(self) -> int:
-        return len(self._responses)
+        return len(self._owner_of)
 
     def put(self, stored: StoredResponse) -> None:
-        """Remember a response; older ones may be forgotten for it."""
+        """Store a response; older ones may be evicted for it."""
         self._drop(stored.id)
-        self._responses[stored.id] = stored
-        self.num_bytes += stored.num_bytes
-        while self._responses and (len(self) > self.max_responses or self.num_bytes > self.max_bytes):
-            self._drop(next(iter(self._responses)))
+        self._owner_of[stored.id] = stored.owner
+        self._by_owner.setdefault(stored.owner, OrderedDict())[stored.id] = stored
+        self._count(stored, 1)
+        while len(self) > self.max_responses:
+            self._evict(max(self._by_owner, key=lambda owner: len(self._by_owner[owner])))
+        while self._owner_of and self._is_over():
+            self._evict(max(self._by_owner, key=lambda owner: self._bytes_by_owner[owner]))
+
+    def _is_over(self) -> bool:
+        is_shared_over = self.shared is not None and self.shared.num_bytes > self.shared.max_bytes
+        return self.num_bytes > self.max_bytes or is_shared_over
+
+    def _evict(self, owner: str | None) -> None:
+        self._drop(next(iter(self._by_owner[owner])))
 
     def get(self, response_id: str, owner: str | None = None) -> StoredResponse | None:
-        """The response of that id, if it is this owner's."""
-        stored = self._responses.get(response_id)
-        if stored is None or stored.owner != owner:
+        """Return the response of that id, if it belongs to this owner."""
+        owned = self._by_owner.get(owner)
+        if owned is None or response_id not in owned:
             return None
-        self._responses.move_to_end(response_id)
-        return stored
+        owned.move_to_end(response_id)
+        return owned[response_id]
 
     def delete(self, response_id: str, owner: str | None = None) -> bool:
-        """Forget a response; whether there was one."""
+        """Delete a response; return whether there was one."""
         if self.get(response_id, owner) is None:
             return False
         self._drop(response_id)
         return True
 
+    def clear(self) -> None:
+        """Delete everything."""
+        for response_id in tuple(self._owner_of):
+            self._drop(response_id)
+
     def _drop(self, response_id: str) -> None:
-        if (stored := self._responses.pop(response_id, None)) is not None:
-            self.num_bytes -= stored.num_bytes
+        if response_id not in self._owner_of:
+            return
+        owner = self._owner_of.pop(response_id)
+        self._count(self._by_owner[owner].pop(response_id), -1)
+        if not self._by_owner[owner]:
+            del self._by_owner[owner], self._bytes_by_owner[owner]
+
+    def _count(self, stored: StoredResponse, sign: int) -> None:
+        num_bytes = sign * stored.num_bytes
+        self.num_bytes += num_bytes
+        self._bytes_by_owner[stored.owner] += num_bytes
+        if self.shared is not None:
+            self.shared.num_bytes += num_bytes
 
 
 def previous_messages(
     response_id: str | None, owner: str | None, *stores: ResponseStore
 ) -> tuple[Message, ...]:
-    """The chat that a turn continues.
+    """Return the chat that a turn continues.
 
     Args:
-        response_id: of the turn before; None begins a chat.
-        owner: whose it must be.
-        *stores: where it may be, in the order of asking.
+        response_id: of the previous turn; None begins a chat.
+        owner: name of the key that it must belong to.
+        *stores: are searched in this order.
     Raises:
-        WireError: `previous_response_not_found`; clients begin again with the whole chat then.
+        WireError: `previous_response_not_found`; clients then send the whole chat.
     """
     if response_id is None:
         return ()
@@ -118,7 +181,7 @@ def previous_messages(
 
 
 def prompt_of(instructions: str | None, chat: Sequence[Message]) -> list[Message]:
-    """The messages that the model is asked with.
+    """Return the messages for the model: the instructions, then the chat.
 
     Raises:
         WireError: there are none.

@@ -1,1 +1,1 @@
-"""The Responses service: sessions over WebSocket, answers that can be resumed."""
+"""Responses service: WebSocket sessions, active and resumable responses, and the snapshot file."""

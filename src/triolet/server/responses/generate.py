@@ -1,4 +1,4 @@
-"""How a request of the Responses protocol is answered by the engine, whatever it came over."""
+"""Generate responses of the Responses protocol with the engine, for WebSocket and HTTP."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import trio
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import InvalidRequest, PromptTooLong
+from triolet.errors import PromptTooLong
 from triolet.protocol.access import Access
+from triolet.protocol.json import JsonLimits
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.responses.snapshot import ReplaySkipper
-from triolet.protocol.responses.store import ResponseStore
+from triolet.protocol.responses.store import ResponseStore, StoreBudget
 from triolet.protocol.truncation import without_oldest
+from triolet.server.transport.input_budget import InputBudget
 
 EmitEvents = Callable[[Sequence[Event]], None]
-"""Gets the events of an answer."""
+"""Receives the events of a response."""
 
 WaitForRoom = Callable[[], Awaitable[None]]
-"""Waits until whoever is told should be told more."""
+"""Waits until more events may be emitted."""
 
 
 async def generate_response(
@@ -38,23 +40,23 @@ async def generate_response(
     emit: EmitEvents,
     wait_for_room: WaitForRoom,
 ) -> None:
-    """Have an engine answer, from the first event to the last; leaving it is the abort.
+    """Generate a response, from its first event to its last; leaving the call aborts the request.
 
     Args:
-        engine: answers.
-        answer: still without any event.
-        messages: what the model is asked with.
-        owner: whose it is.
-        tell: gets the events.
-        room: waits until it should get more.
+        engine: a running engine.
+        answer: a new response, without events.
+        messages: the chat for the model.
+        owner: name of the key.
+        emit: receives the events.
+        wait_for_room: waits until more events may be emitted.
     Raises:
-        Exception: there will be no answer, or no more of it.
+        Exception: the response cannot be generated, or not finished.
     """
     while True:
         try:
             await _generate_once(engine, answer, messages, owner, emit, wait_for_room)
             return
-        except PromptTooLong as error:  # known before anything was told
+        except PromptTooLong as error:  # raised before any event was emitted
             if answer.request.truncation != "auto":
                 raise
             messages = without_oldest(messages, error)
@@ -80,16 +82,11 @@ async def _generate_once(
         trace_headers=request.trace_headers,
         owner=owner,
     )
-    try:
-        async with stream:
-            emit(answer.begin())
-            async for output in stream:
-                emit(answer.add(output, int(time.time())))
-                await wait_for_room()
-    except PromptTooLong:  # the caller may leave the oldest messages out
-        raise
-    except InvalidRequest as error:
-        raise request.refusal(error) from error
+    async with stream:
+        emit(answer.begin())
+        async for output in stream:
+            emit(answer.add(output, int(time.time())))
+            await wait_for_room()
 
 
 async def continue_response(
@@ -99,16 +96,16 @@ async def continue_response(
     emit: EmitEvents,
     wait_for_room: WaitForRoom,
 ) -> None:
-    """Have an engine go on with what the last server has begun; leaving it is the abort.
+    """Continue a response of the previous server; leaving the call aborts the request.
 
     Args:
-        answer: as it was there.
-        stream: of the engine, with all of it.
-        rest: what is new in that.
-        tell: gets the events.
-        room: waits until it should get more.
+        answer: the response as it was there.
+        stream: the engine's stream, from the first token.
+        rest: skips what the previous server has sent already.
+        emit: receives the events.
+        wait_for_room: waits until more events may be emitted.
     Raises:
-        Exception: there will be no more of it.
+        Exception: the response cannot be finished.
     """
     async with stream:
         async for output in stream:
@@ -122,12 +119,12 @@ def responses_context(
     config: GatewayConfig,
     find_resumable: Callable[[str, str | None], ResponseBuilder | None] = lambda response_id, owner: None,
 ) -> ResponsesContext:
-    """What conversations must know of a server.
+    """Return what sessions need to know of the server.
 
     Args:
-        engine: answers.
+        engine: a running engine.
         config: the limits.
-        find_resumable: the answer of that id that may be read on, for this owner.
+        find_resumable: finds a resumable response by id and owner.
     """
     return ResponsesContext(
         models=_names(engine),
@@ -141,12 +138,27 @@ def responses_context(
         max_lanes=config.max_lanes,
         max_queued=config.max_queued_responses,
         max_queued_bytes=4 * config.max_message_bytes,
+        local_budget=StoreBudget(config.max_connection_stored_bytes),
         saves_snapshot=config.snapshot is not None,
     )
 
 
+def json_limits(config: GatewayConfig) -> JsonLimits:
+    """Return the limits on the shape of bodies and messages."""
+    return JsonLimits(
+        max_values=config.max_json_values,
+        max_members=config.max_json_members,
+        max_depth=config.max_json_depth,
+    )
+
+
+def input_budget(config: GatewayConfig) -> InputBudget:
+    """Return the budget for bodies and messages that are being read."""
+    return InputBudget(config.max_input_bytes, config.max_input_bytes_per_client)
+
+
 def access_to(engine: Engine, config: GatewayConfig) -> Access:
-    """Who may enter a server of this engine."""
+    """Return the access rules of a server for this engine."""
     return Access(
         listens_on=config.host,
         api_keys=config.api_keys or engine.config.api_keys,
@@ -160,21 +172,18 @@ def _names(engine: Engine) -> tuple[str, ...]:
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
+    """Return an unguessable id."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def salt_of(salt: str | None, owner: str | None) -> str | None:
-    """Prefixes are shared between requests of one key only: how long one takes would tell what others ask."""
+    """Return the cache salt of a request: prefixes are shared only between requests of one key."""
+    # The time to the first token would otherwise tell one client what another one has asked.
     return salt if owner is None else f"{owner}:{salt or ''}"
 
 
-# --------------------
-# Answers that are being made, by their ids: somebody else than who asked for one can look at it, and end it.
-
-
 @attrs.frozen(eq=False)
-class _Running:
+class _ActiveResponse:
     answer: ResponseBuilder
     owner: str | None
     emit: EmitEvents
@@ -183,16 +192,15 @@ class _Running:
 
 @attrs.frozen(eq=False)
 class ActiveResponses:
-    """Those of one server, whatever they are told over."""
+    """Active responses of one server, by id, so that any connection of the same key can read or cancel them."""
 
-    _running: dict[str, _Running] = attrs.field(factory=dict, init=False)
+    _responses: dict[str, _ActiveResponse] = attrs.field(factory=dict, init=False)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of all of them."""
-        return tuple(self._running)
+        return tuple(self._responses)
 
-    async def make(
+    async def generate(
         self,
         engine: Engine,
         answer: ResponseBuilder,
@@ -201,11 +209,11 @@ class ActiveResponses:
         emit: EmitEvents,
         wait_for_room: WaitForRoom,
     ) -> None:
-        """See `generate_response`; an answer that `cancel` ends is told to its end, too."""
+        """Run `generate_response`; `cancel` ends it with its last event."""
         with self._registered(answer, owner, emit):
             await generate_response(engine, answer, messages, owner, emit, wait_for_room)
 
-    async def resume_generation(
+    async def resume(
         self,
         answer: ResponseBuilder,
         owner: str | None,
@@ -214,37 +222,37 @@ class ActiveResponses:
         emit: EmitEvents,
         wait_for_room: WaitForRoom,
     ) -> None:
-        """See `continue_response`; the rest is as in `make`."""
+        """Run `continue_response`; `cancel` ends it as in `generate`."""
         with self._registered(answer, owner, emit):
             await continue_response(answer, stream, rest, emit, wait_for_room)
 
     @contextmanager
     def _registered(self, answer: ResponseBuilder, owner: str | None, emit: EmitEvents) -> Iterator[None]:
-        active = self._running[answer.response_id] = _Running(answer, owner, emit)
+        active = self._responses[answer.response_id] = _ActiveResponse(answer, owner, emit)
         try:
             with active.scope:
                 yield
         finally:
-            del self._running[answer.response_id]
+            del self._responses[answer.response_id]
 
     def find(self, response_id: str, owner: str | None) -> ResponseBuilder | None:
-        """The answer of that id, if it is this owner's."""
-        active = self._running.get(response_id)
+        """Return the active response of that id, if it belongs to this owner."""
+        active = self._responses.get(response_id)
         return active.answer if active is not None and active.owner == owner else None
 
     def cancel(self, response_id: str, owner: str | None, now: int) -> ResponseBuilder | None:
-        """End an answer with what there is; its blocks are free within a step.
+        """Cancel a response; its KV blocks are free within a step.
 
         Args:
-            response_id: which.
-            owner: whose it must be.
+            response_id: its id.
+            owner: name of the key that it must belong to.
             now: seconds since the epoch.
         Returns:
-            The answer, which is over; None if none of that id is being made.
+            The cancelled response; None if none of that id is active.
         """
         answer = self.find(response_id, owner)
         if answer is not None:
-            active = self._running[response_id]
+            active = self._responses[response_id]
             active.emit(answer.cancel(now))
             active.scope.cancel()
         return answer

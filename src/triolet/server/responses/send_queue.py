@@ -1,7 +1,7 @@
-"""What waits to be sent to one client: put without waiting, by whoever has something, and taken by the one writer.
+"""Send queue of one WebSocket: `put` never waits, one writer takes.
 
-Nothing bounds a `put`; who puts waits for `room` before it makes more. So a client that reads slowly holds up its own
-answers and nobody else: the engine's outputs join in their streams meanwhile.
+`put` has no limit: producers call `wait_for_room` before they make more. So a slow reader delays only its own
+responses, while the engine's outputs are merged in their streams.
 """
 
 from __future__ import annotations
@@ -10,64 +10,65 @@ import attrs
 import trio
 
 HIGH_WATER_BYTES = 2**16  # some hundred events
-MAX_ANSWERS = 1024  # to messages that are no requests, such as errors
+MAX_REPLIES = 1024  # to messages that start no response, such as errors
 
 
 @attrs.define(eq=False)
 class SendQueue:
-    """Messages, and after them perhaps the end.
+    """Bounded by its producers: texts to send, then perhaps a close frame.
 
     Args:
-        close: code and reason, once the end was put.
+        close: code and reason of the close frame, once queued.
     """
 
     close: tuple[int, str] | None = None
     _texts: list[str] = attrs.field(factory=list, init=False)
     _num_bytes: int = attrs.field(default=0, init=False)
     _writer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _producers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     def put(self, text: str) -> None:
-        """Send this; after the end nothing is."""
+        """Queue a text; ignored after `put_close`."""
         if self.close is None:
             self._texts.append(text)
             self._num_bytes += len(text)
             self._writer.unpark_all()
 
     def put_close(self, code: int, reason: str) -> None:
-        """After this, the connection ends; the first reason stays."""
+        """Queue the close frame; the first code and reason are kept."""
         if self.close is None:
             self.close = (code, reason)
             self._writer.unpark_all()
 
     def abort(self, code: int, reason: str) -> None:
-        """The connection ends, and what waits is dropped."""
+        """Drop all queued texts and close the connection."""
         self._num_bytes -= sum(map(len, self._texts))
         self._texts.clear()
         self.put_close(code, reason)
 
     async def wait_for_room(self) -> None:
-        """Wait until more should be put."""
+        """Wait until less than HIGH_WATER_BYTES are queued."""
         await trio.lowlevel.checkpoint()
         while self._num_bytes > HIGH_WATER_BYTES:
-            await self._makers.park()
+            await self._producers.park()
 
     async def wait_for_reply_room(self) -> None:
-        """Wait until one more message of the client should be answered: later than `room`, so that a client that reads
-        slowly can still cancel what it reads.
+        """Wait until one more client message may be answered.
+
+        This limit is higher than that of `wait_for_room`, so that a slow reader can still cancel a response.
         """
         await trio.lowlevel.checkpoint()
-        while len(self._texts) > MAX_ANSWERS:
-            await self._makers.park()
+        while len(self._texts) > MAX_REPLIES:
+            await self._producers.park()
 
     async def take(self) -> list[str]:
-        """Everything that waits, or, if the end has come, nothing."""
+        """Take all queued texts; an empty list means that only the close frame is left."""
         while not self._texts and self.close is None:
             await self._writer.park()
         texts, self._texts = self._texts, []
         return texts
 
-    def sent(self, texts: list[str]) -> None:
-        """These are with the network now."""
+    def mark_sent(self, texts: list[str]) -> None:
+        """Record that these texts were handed to the network."""
         self._num_bytes -= sum(map(len, texts))
-        self._makers.unpark_all()
+        self._producers.unpark_all()

@@ -1,11 +1,12 @@
-"""The gateway: lets WebSockets in, and has their requests answered by the engine.
+"""Responses service: accept WebSockets and have the engine generate the responses.
 
-    open_gateway            one nursery, for the resumable answers
-      serve_websocket       a connection: handshake, who may enter, then ...
-        ServerSocket.run      ... reads the network
-        Connection.run        ... and holds the conversation; leaving it aborts all that the client had asked for
+    open_gateway               one nursery, for the resumable responses
+      serve_websocket          one connection: handshake, access checks, then
+        ServerSocket.run         reads the network
+        ResponsesConnection.run  runs the session; leaving it aborts all responses that the client waits for
 
-What goes wrong with one connection is logged and ends there: only Trio's own exceptions leave `serve_websocket`.
+An exception in one connection is logged and ends only that connection: only Trio's own exceptions leave
+`serve_websocket`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from triolet.server.responses.generate import (
     EmitEvents,
     WaitForRoom,
     access_to,
+    input_budget,
     responses_context,
 )
-from triolet.server.responses.resumable import ResumableResponses
+from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
 from triolet.server.responses.websocket_connection import ResponsesConnection
 from triolet.server.transport.client_stream import ClientStream
 from triolet.server.transport.websocket import Handshake, ServerSocket, SocketLimits
@@ -49,32 +51,39 @@ log = logging.getLogger("triolet.gateway")
 
 @attrs.frozen
 class _Owner:
-    """Who was let in: with a key, or, where there are no keys, without a name."""
+    """Result of a successful access check: the key's name, or None where there are no keys."""
 
     name: str | None
 
 
 class ResponsesService:
-    """What the connections of one server share; `open_gateway` makes it.
+    """State shared by all connections of one server; made by `open_gateway`.
 
     Args:
-        engine: answers.
+        engine: a running engine.
         config: the limits.
-        nursery: for what outlives a connection.
+        nursery: for tasks that outlive a connection.
     """
 
     def __init__(self, engine: Engine, config: GatewayConfig, nursery: trio.Nursery) -> None:
         self.engine, self.config = engine, config
         self.access = access_to(engine, config)
         self.resumable = ResumableResponses(
-            nursery, config.resume_grace, config.max_stored_responses, self._remember
+            nursery,
+            config.resume_grace,
+            config.max_stored_responses,
+            self._store_finished,
+            # A response that is being generated cannot be evicted, so each key has a fixed share.
+            max_per_owner=max(MIN_SHARE, config.max_stored_responses // max(1, len(self.access.api_keys))),
         )
         self.active = ActiveResponses()
+        self.input_budget = input_budget(config)
         self.context = responses_context(engine, config, self.resumable.find)
         self.store = self.context.store
         self._limits = SocketLimits(
             max_message_bytes=config.max_message_bytes,
             max_message_fragments=config.max_message_fragments,
+            max_frames_per_second=config.max_frames_per_second,
             max_pings_per_second=config.max_pings_per_second,
             close_timeout=config.close_timeout,
         )
@@ -82,30 +91,30 @@ class ResponsesService:
         self._connections_by_key: Counter[str] = Counter()
         self._active_by_key: Counter[str] = Counter()
         self._is_draining = False
-        self._all_gone = trio.lowlevel.ParkingLot()
+        self._no_connections = trio.lowlevel.ParkingLot()
 
     @property
     def num_connections(self) -> int:
-        """WebSockets that are open now."""
         return len(self._connections)
 
     # -------------------------------------------------------------------------------- one connection
 
     async def serve_websocket(self, stream: trio.abc.Stream) -> None:
-        """Serve a client whose request for a WebSocket is the next thing to be read; the stream is closed at the end.
+        """Serve a client whose upgrade request is the next thing to read; the stream is closed at the end.
 
         Args:
             stream: the connection.
         """
-        if isinstance(stream, ClientStream):  # the patience for a slow reader is the connection's
+        if isinstance(stream, ClientStream):  # the connection itself times out slow readers
             stream.write_timeout = 2 * self.config.write_timeout + self.config.close_timeout
         try:
             socket = ServerSocket(stream, self._limits)
             handshake: Handshake | None = None
             with trio.move_on_after(self.config.handshake_timeout):
                 handshake = await socket.handshake()
-            if handshake is not None and (owner := await self._admit_waiting(handshake)) is not None:
-                await self._hold(socket, owner.name)
+            if handshake is not None and (owner := await self._handshake(handshake)) is not None:
+                socket.use_budget(self.input_budget, owner.name or _address_of(stream))
+                await self._serve_session(socket, owner.name)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except* Exception:
@@ -113,8 +122,8 @@ class ResponsesService:
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _admit_waiting(self, handshake: Handshake) -> _Owner | None:
-        """Answer a request for a WebSocket; None if it was refused."""
+    async def _handshake(self, handshake: Handshake) -> _Owner | None:
+        """Accept or reject an upgrade request; None if rejected."""
         try:
             owner = self._admit(handshake)
         except WireError as error:
@@ -126,8 +135,8 @@ class ResponsesService:
         await handshake.accept()
         return _Owner(owner)
 
-    async def _hold(self, socket: ServerSocket, owner: str | None) -> None:
-        """Hold the conversation, and then the goodbye."""
+    async def _serve_session(self, socket: ServerSocket, owner: str | None) -> None:
+        """Run the session, then the closing handshake."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(socket.run)
             connection = ResponsesConnection(socket, self.config, self.context, self.answer, owner)
@@ -138,10 +147,10 @@ class ResponsesService:
             nursery.cancel_scope.cancel()
 
     def _admit(self, handshake: Handshake) -> str | None:
-        """Whose connection this will be.
+        """Return the name of the key that opens the connection.
 
         Raises:
-            WireError: it may not be opened.
+            WireError: the connection is refused.
         """
         host = handshake.header("host")
         self.access.check_host(host)
@@ -153,53 +162,53 @@ class ResponsesService:
             raise shutting_down()
         limit = self.config.max_connections_per_key
         if owner is not None and limit is not None and self._connections_by_key[owner] >= limit:
-            raise _too_many(f"A key can have {limit} connections.")
+            raise _over_limit(f"A key can have {limit} connections.")
         return owner
 
     @contextmanager
     def _counted(self, connection: ResponsesConnection, owner: str | None) -> Iterator[None]:
         self._connections.add(connection)
-        if self._is_draining:  # since it was let in
+        if self._is_draining:  # began during the handshake
             connection.drain()
-        with _counting(self._connections_by_key, owner):
+        with _counted_in(self._connections_by_key, owner):
             try:
                 yield
             finally:
                 self._connections.remove(connection)
                 if not self._connections:
-                    self._all_gone.unpark_all()
+                    self._no_connections.unpark_all()
 
     # ------------------------------------------------------------------------------------- answering
 
     async def answer(
         self, turn: Turn, owner: str | None, emit: EmitEvents, wait_for_room: WaitForRoom
     ) -> None:
-        """Have the engine answer a turn of a conversation.
+        """Generate the response of a turn.
 
         Args:
-            turn: that was started.
-            owner: whose.
-            tell: gets the events.
-            room: waits until it should get more.
+            turn: a started turn.
+            owner: name of the key.
+            emit: receives the events.
+            wait_for_room: waits until more events may be emitted.
         Raises:
-            Exception: there will be no answer, or no more of it.
+            Exception: the response cannot be generated, or not finished.
         """
-        assert turn.answer is not None, "a turn that was started has an answer"
+        assert turn.answer is not None, "a started turn has a response"
         if turn.resume is None and not turn.answer.request.resumable:
-            await self._make(turn.answer, turn.messages, owner, emit, wait_for_room)
+            await self._generate(turn.answer, turn.messages, owner, emit, wait_for_room)
             return
 
-        async def make(
+        async def generate(
             answer: ResponseBuilder, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
         ) -> None:
-            await self._make(answer, turn.messages, owner, lambda events: grown(), wanted)
+            await self._generate(answer, turn.messages, owner, lambda events: grown(), wanted)
 
         if turn.resume is None:
-            self.resumable.begin(turn.answer, owner, make)
+            self.resumable.begin(turn.answer, owner, generate)
         starting_after = -1 if turn.resume is None else turn.resume.starting_after
         await self.resumable.read(turn.answer, starting_after, emit, wait_for_room)
 
-    async def _make(
+    async def _generate(
         self,
         answer: ResponseBuilder,
         messages: list[Message],
@@ -208,99 +217,106 @@ class ResponsesService:
         wait_for_room: WaitForRoom,
     ) -> None:
         with self.place(owner):
-            await self.active.make(self.engine, answer, messages, owner, emit, wait_for_room)
+            await self.active.generate(self.engine, answer, messages, owner, emit, wait_for_room)
 
-    def resume_generation(
+    def continue_restored(
         self, answer: ResponseBuilder, owner: str | None, stream: TokenStream | None, rest: ReplaySkipper
     ) -> None:
-        """Go on with a resumable response that the last server has begun; see `triolet.server.responses.snapshot_file`.
+        """Continue a resumable response of the previous server; see `snapshot_file`.
 
         Args:
-            answer: as it was there.
-            owner: who may read it.
-            stream: of the engine; None if it is over.
-            rest: what is new in that.
+            answer: the response as it was there.
+            owner: name of the key that may read it.
+            stream: of the engine; None for a finished response.
+            rest: skips what the previous server has sent already.
         """
 
-        async def make(
+        async def generate(
             answer: ResponseBuilder, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
         ) -> None:
             if stream is None:
                 return
             try:
-                with _counting(self._active_by_key, owner):  # it has its place since the last server
-                    await self.active.resume_generation(
-                        answer, owner, stream, rest, lambda events: grown(), wanted
-                    )
-            except Exception as error:  # its readers know of it: this is an ending like others
-                log.exception("a response of the last server failed")
+                with _counted_in(self._active_by_key, owner):  # admitted by the previous server already
+                    await self.active.resume(answer, owner, stream, rest, lambda events: grown(), wanted)
+            except Exception as error:  # readers are told by an event, as for every other failure
+                log.exception("a response of the previous server failed")
                 answer.fail(of_exception(error), int(time.time()))
 
-        self.resumable.take_up(answer, owner, make)
+        self.resumable.restore(answer, owner, generate)
 
-    def _remember(self, answer: ResponseBuilder, owner: str | None) -> None:
+    def _store_finished(self, answer: ResponseBuilder, owner: str | None) -> None:
         if answer.request.store and answer.can_be_continued:
             self.store.put(answer.stored(owner))
 
     @contextmanager
     def place(self, owner: str | None) -> Iterator[None]:
-        """Hold one of the responses that a key may have at the same time.
+        """Hold one of the active responses that a key may have.
 
         Raises:
-            WireError: it has as many as it may.
+            WireError: the key has reached its limit.
         """
         limit = self.config.max_active_per_key
         if owner is not None and limit is not None and self._active_by_key[owner] >= limit:
-            raise _too_many(f"A key can have {limit} responses at the same time.")
-        with _counting(self._active_by_key, owner):
+            raise _over_limit(f"A key can have {limit} responses at the same time.")
+        with _counted_in(self._active_by_key, owner):
             yield
 
     # ---------------------------------------------------------------------------------- the way down
 
     async def drain(self, deadline: float) -> None:
-        """Take nothing new, let active responses finish, and end every connection.
+        """Refuse new work, let active responses finish, and end every connection.
 
         Args:
-            deadline: absolute `trio.current_time()`; what has not finished by then ends with `response.failed`.
+            deadline: absolute `trio.current_time()`; responses still active then end with `response.failed`.
         """
         self._is_draining = True
         for connection in tuple(self._connections):
             connection.drain()
         with trio.move_on_at(deadline):
-            await self._wait_until_all_are_gone()
+            await self._wait_for_connections()
         for connection in tuple(self._connections):
             connection.end()
         with trio.move_on_after(self.config.close_timeout):
-            await self._wait_until_all_are_gone()
+            await self._wait_for_connections()
 
-    async def _wait_until_all_are_gone(self) -> None:
+    async def _wait_for_connections(self) -> None:
         while self._connections:
-            await self._all_gone.park()
+            await self._no_connections.park()
 
 
 @asynccontextmanager
 async def open_gateway(
     engine: Engine, config: GatewayConfig | None = None
 ) -> AsyncGenerator[ResponsesService]:
-    """A gateway to an engine; what its connections have running ends with the scope.
+    """Open the responses service of an engine; its tasks are cancelled when the scope ends.
 
     Args:
-        engine: answers.
-        config: the limits; by default their defaults.
+        engine: a running engine.
+        config: the limits; default: `GatewayConfig()`.
     """
     async with trio.open_nursery() as nursery:
         yield ResponsesService(engine, config or GatewayConfig(), nursery)
         nursery.cancel_scope.cancel()
 
 
-def _too_many(sentence: str) -> WireError:
+def _address_of(stream: trio.abc.Stream) -> str:
+    if not isinstance(stream, ClientStream):
+        return ""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""  # disconnected already
+
+
+def _over_limit(sentence: str) -> WireError:
     return WireError(
         sentence, code="rate_limit_exceeded", status=429, type="rate_limit_error", retry_after_s=1.0
     )
 
 
 @contextmanager
-def _counting(counter: Counter[str], owner: str | None) -> Iterator[None]:
+def _counted_in(counter: Counter[str], owner: str | None) -> Iterator[None]:
     if owner is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Leaving the resumable responses of a server to the next one, in a file.
+"""Snapshot file: resumable responses saved by a server at its end, and restored by the next one.
 
-The file is there, whole, or it is not; nobody else may read it, for it holds what clients have asked and been answered.
-One that can not be taken up harms nothing: the server says why, puts it aside and begins without it.
+The file is replaced atomically and has mode 0600, because it holds prompts and answers of clients. A file that cannot
+be restored is renamed and logged, and the server starts without it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger("triolet.gateway")
 
 
 def check_directory(path: str | None) -> None:
-    """Find out at the beginning whether there can be a file at the end.
+    """Check at the start that the file can be written at the end.
 
     Raises:
-        ConfigError: there can not.
+        ConfigError: its directory is missing or not writable.
     """
     if path is None:
         return
@@ -41,14 +41,11 @@ def check_directory(path: str | None) -> None:
         raise ConfigError("snapshot", "a file in a directory that can be written to", path)
 
 
-# ----------------------------------------------------------------------------------------- the file
-
-
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file that is there as a whole, for nobody but this user.
+    """Write a file atomically, readable for this user only.
 
     Raises:
-        OSError: it can not be written; what was there before still is.
+        OSError: it cannot be written; the old file is kept.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)  # of mode 0600
     try:
@@ -63,11 +60,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
-    """What is in it; None if there is none.
+    """Return the content of the file; None if there is none.
 
     Raises:
-        OSError: it can not be read.
-        SnapshotError: it is too long to be one.
+        OSError: it cannot be read.
+        SnapshotError: it is longer than `max_bytes`.
     """
     try:
         with path.open("rb") as file:
@@ -79,16 +76,13 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
     return data
 
 
-# ---------------------------------------------------------------------------------------- the way down
-
-
 async def save_responses(path: Path, gateway: ResponsesService, snapshot: Snapshot) -> None:
-    """Write down every resumable response that has not failed, if there are any.
+    """Write every resumable response that has not failed to the file; no file if there are none.
 
     Args:
         path: of the file.
-        gateway: whose; it has been drained.
-        snapshot: of its engine, which has been drained, too.
+        gateway: a drained responses service.
+        snapshot: of its drained engine.
     """
     kept = await collect_responses(gateway, snapshot)
     if not kept:
@@ -97,47 +91,46 @@ async def save_responses(path: Path, gateway: ResponsesService, snapshot: Snapsh
     try:
         write_file(path, data)
     except OSError as error:
-        log.warning("%d resumable responses are lost: %s can not be written: %s", len(kept), path, error)
+        log.warning("%d resumable responses are lost: %s cannot be written: %s", len(kept), path, error)
         return
-    log.info("%d resumable responses are in %s", num_kept, path)
+    log.info("%d resumable responses saved to %s", num_kept, path)
     if num_kept < len(kept):
-        log.warning("%d more would have made it longer than %d bytes", len(kept) - num_kept, MAX_BYTES)
+        log.warning(
+            "%d more were not saved: the file would be longer than %d bytes", len(kept) - num_kept, MAX_BYTES
+        )
 
 
 async def collect_responses(gateway: ResponsesService, snapshot: Snapshot) -> list[SavedResponse]:
-    """The resumable responses of a gateway, those first that have not ended; see `save_responses`."""
+    """Return the resumable responses to save, finished ones first; see `save_responses`."""
     saved = {request.request_id: request for request in snapshot.requests}
     kept = []
     for answer, owner in await gateway.resumable.run_all_to_end():
         history, request = answer.history(), saved.get(answer.response_id)
         if history is not None and (answer.is_over or request is not None):
-            engine = None if answer.is_over or request is None else _text(snapshot, request)
+            engine = None if answer.is_over or request is None else _encoded(snapshot, request)
             kept.append(SavedResponse.of(answer, history, owner, engine))
     return sorted(kept, key=lambda one: one.engine is None)
 
 
-def _text(snapshot: Snapshot, request: SavedRequest) -> str:
+def _encoded(snapshot: Snapshot, request: SavedRequest) -> str:
     return base64.b64encode(attrs.evolve(snapshot, requests=(request,)).to_bytes()).decode()
 
 
-# ------------------------------------------------------------------------------------------ the way up
-
-
 def restore_responses(path: Path, gateway: ResponsesService) -> None:
-    """Go on with what the last server has left in a file, all of it or nothing; the file is removed."""
+    """Restore the responses of the previous server, all or none; the file is removed."""
     try:
         data = read_file(path)
         if data is None:
             return
-        taken = [_restored(gateway, one) for one in from_bytes(data)]
-        path.unlink()  # first: nobody is to take it up twice
+        restorers = [_restored(gateway, one) for one in from_bytes(data)]
+        path.unlink()  # first, so that no response is restored twice
     except (OSError, SnapshotError) as error:
-        log.warning("%s can not be taken up, the server begins without it: %s", path, error)
+        log.warning("%s cannot be restored, the server starts without it: %s", path, error)
         _set_aside(path)
         return
-    for begin in taken:
-        begin()
-    log.info("going on with %d resumable responses from %s", len(taken), path)
+    for restore in restorers:
+        restore()
+    log.info("%d resumable responses restored from %s", len(restorers), path)
 
 
 def _set_aside(path: Path) -> None:
@@ -145,20 +138,20 @@ def _set_aside(path: Path) -> None:
     try:
         os.replace(path, aside)
     except OSError as error:
-        log.warning("nor can it be put aside: %s", error)
+        log.warning("it cannot be renamed either: %s", error)
     else:
-        log.info("it is kept as %s", aside)
+        log.info("it was renamed to %s", aside)
 
 
 def _restored(gateway: ResponsesService, kept: SavedResponse) -> Callable[[], None]:
-    """What has the gateway go on with a response.
+    """Return a function that continues one saved response.
 
     Raises:
-        SnapshotError: it was a server of another model, or this is no response of one.
+        SnapshotError: it is of another model, or not a response of a server.
     """
     answer, history = kept.answer(gateway.context), kept.history()
     stream = None if kept.engine is None else _stream(gateway, kept.response_id, kept.engine, history)
-    return lambda: gateway.resume_generation(answer, kept.owner, stream, ReplaySkipper.after(history))
+    return lambda: gateway.continue_restored(answer, kept.owner, stream, ReplaySkipper.after(history))
 
 
 def _stream(

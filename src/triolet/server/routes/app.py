@@ -11,7 +11,7 @@ from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.errors import TrioletError
 from triolet.observability.prometheus import Metrics
-from triolet.server.responses.generate import ActiveResponses, responses_context
+from triolet.server.responses.generate import ActiveResponses, input_budget, responses_context
 from triolet.server.responses.service import ResponsesService
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.chat_completions import chat_completions
@@ -53,6 +53,7 @@ def create_app(
         active=gateway.active if gateway is not None else ActiveResponses(),
         gateway=gateway,
         metrics=Metrics(engine, config.metrics_prefix),
+        input_budget=gateway.input_budget if gateway is not None else input_budget(config),
     )
     app = Starlette(
         routes=[

@@ -19,6 +19,7 @@ from triolet.protocol.generation import GenerationRequest
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.server.responses.generate import ActiveResponses, access_to, salt_of
 from triolet.server.responses.service import ResponsesService
+from triolet.server.transport.input_budget import InputBudget
 
 TIMEOUT_HEADER = "x-request-timeout"
 
@@ -34,6 +35,7 @@ class AppContext:
         running: responses that are being made.
         gateway: of the server that the app is part of, if it is.
         metrics: of the engine.
+        input_budget: memory for bodies that are being read.
         began_at: when the app was made, seconds since the epoch.
     """
 
@@ -43,6 +45,7 @@ class AppContext:
     active: ActiveResponses
     gateway: ResponsesService | None
     metrics: Metrics
+    input_budget: InputBudget
     began_at: int = attrs.field(factory=lambda: int(time.time()))
 
     @property
@@ -94,6 +97,12 @@ def owner_of(request: Request) -> str | None:
     """Whose request it is, where there are keys."""
     owner: str | None = request.scope["state"].get("owner")
     return owner
+
+
+def client_of(request: Request) -> str:
+    """Return the key's name or, without keys, the client's address: what limits per client count by."""
+    address = request.client.host if request.client is not None else ""
+    return owner_of(request) or address
 
 
 def deadline_of(request: Request, timeout_s: float | None) -> float | None:

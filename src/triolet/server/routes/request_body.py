@@ -1,4 +1,4 @@
-"""What comes from a client: a body within its limits, and the news that the client has gone."""
+"""Read request bodies within their limits, and cancel work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from starlette.types import Receive
 
 from triolet.protocol.errors import WireError
 from triolet.protocol.json import parse_object
+from triolet.server.responses.generate import json_limits
+from triolet.server.routes.app_context import client_of, context_of
+from triolet.server.transport.input_budget import InputReservation
+from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 
-MAX_BODY_BYTES = 64 * 2**20
-LONG_BODY_BYTES = 2**16  # takes a millisecond to parse: the other clients do not wait for longer ones
-BODY_PATIENCE_S = 20.0  # from one piece of a body to the next
-BODY_TIMEOUT_S = 600.0  # for all of it: 64 MiB at a megabit a second
+BODY_GAP_S = 20.0  # from one piece of a body to the next
+BODY_TIMEOUT_S = 120.0  # for all of it: 4 MiB at a third of a megabit a second
 
 T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client has gone; nobody is there to be told."""
+    """The client has disconnected: no response can be sent."""
 
 
 async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) -> T:
-    """The body, which is one JSON object, structured.
+    """Read a body that is one JSON object, and structure it.
 
     Args:
         request: its body is still to come.
@@ -34,25 +36,28 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         WireError: it is no such thing, it is too long, or it takes too long to come.
         Gone: the client went before its end.
     """
-    body = await _read(request)
-    if len(body) < LONG_BODY_BYTES:
-        return structure(parse_object(body))
-    return await trio.to_thread.run_sync(lambda: structure(parse_object(body)))
+    context = context_of(request)
+    limits = json_limits(context.config)
+    with context.input_budget.reservation(client_of(request)) as reservation:
+        body = await _read(request, context.config.max_body_bytes, reservation)
+        if len(body) < LONG_INPUT_BYTES:
+            return structure(parse_object(body, limits))
+        return await parse_in_thread(lambda: structure(parse_object(body, limits)))
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, max_bytes: int, reservation: InputReservation) -> bytes:
     length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY_BYTES):
-        raise _too_long()
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+        raise _too_long(max_bytes)
     body = bytearray()
     is_whole = False
     deadline_s = trio.current_time() + BODY_TIMEOUT_S
     while not is_whole:
-        with trio.move_on_at(min(deadline_s, trio.current_time() + BODY_PATIENCE_S)) as patience:
+        with trio.move_on_at(min(deadline_s, trio.current_time() + BODY_GAP_S)) as timeout:
             message = await request.receive()
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             raise WireError(
-                f"The body must not stop coming for {BODY_PATIENCE_S:g} s.",
+                f"The body must not stop coming for {BODY_GAP_S:g} s.",
                 code="request_timeout",
                 status=408,
             )
@@ -60,33 +65,34 @@ async def _read(request: Request) -> bytes:
             raise ClientDisconnected
         body += message.get("body", b"")
         is_whole = not message.get("more_body", False)
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_long()
+        if len(body) > max_bytes:
+            raise _too_long(max_bytes)
+        reservation.grow_to(len(body))
     return bytes(body)
 
 
-def _too_long() -> WireError:
-    return WireError(f"The body must be at most {MAX_BODY_BYTES} bytes.", code="body_too_large", status=413)
+def _too_long(max_bytes: int) -> WireError:
+    return WireError(f"The body must be at most {max_bytes} bytes.", code="body_too_large", status=413)
 
 
 async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """Do something for a client, and stop at once when the client goes: leaving `work` is the abort.
+    """Run `work`, and cancel it at once when the client disconnects: leaving it aborts the request.
 
     Args:
-        receive: of the ASGI request, whose body has been read.
+        receive: of the ASGI request, after its body has been read.
         work: what is cancelled.
     Raises:
         Gone: the client went.
     """
     done: list[T] = []
     failed: list[Exception] = []
-    is_gone = False
+    is_disconnected = False
 
     async def listen() -> None:
-        nonlocal is_gone
+        nonlocal is_disconnected
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_gone = True
+        is_disconnected = True
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
@@ -100,5 +106,5 @@ async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]
         return done[0]
     if failed:
         raise failed[0]
-    assert is_gone
+    assert is_disconnected
     raise ClientDisconnected

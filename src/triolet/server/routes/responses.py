@@ -114,7 +114,7 @@ class _Making:
         gateway = self.context.gateway
         if gateway is None:
             active, engine = self.context.active, self.context.engine
-            await active.make(engine, self.answer, self.messages, self.owner, emit, wait_for_room)
+            await active.generate(engine, self.answer, self.messages, self.owner, emit, wait_for_room)
         else:
             turn = Turn(
                 stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages

@@ -1,1 +1,1 @@
-"""Sockets: the listener, HTTP through hypercorn, and WebSocket frames."""
+"""Transport: the listener, HTTP through hypercorn, and WebSocket frames."""

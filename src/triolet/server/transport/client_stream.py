@@ -1,20 +1,18 @@
-"""A client's byte stream, with the two things that a server wants and a socket does not have: patience that ends, and
-bytes that can be read a second time.
-"""
+"""Byte stream to one client, with a write timeout and a buffer for bytes that were read too early."""
 
 from __future__ import annotations
 
 import trio
 
-SEND_CHUNK_BYTES = 2**16  # patience is counted per chunk: a slow client is not a stalled one
+SEND_CHUNK_BYTES = 2**16  # the timeout is counted per chunk: a slow client is not a stalled one
 
 
 class ClientStream(trio.abc.HalfCloseableStream):
-    """A connection with one client, plain or TLS.
+    """Connection with one client, plain or TLS.
 
     Args:
-        transport: what the listener accepted.
-        write_timeout: seconds that the client may take to accept 64 KiB; may be changed.
+        transport: the accepted connection.
+        write_timeout: seconds in which the client must accept 64 KiB; may be changed later.
     """
 
     def __init__(
@@ -26,23 +24,20 @@ class ClientStream(trio.abc.HalfCloseableStream):
 
     @property
     def is_tls(self) -> bool:
-        """Whether it is encrypted."""
         return isinstance(self._transport, trio.SSLStream)
 
     @property
     def socket(self) -> trio.socket.SocketType:
-        """The socket below."""
         transport = self._transport
         return (
             transport.transport_stream.socket if isinstance(transport, trio.SSLStream) else transport.socket
         )
 
     def unread(self, data: bytes) -> None:
-        """Let the next reader read this first."""
+        """Put bytes back, to be returned by the next read."""
         self._unread = data + self._unread
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """As of any stream; what was put back comes first."""
         if not self._unread:
             return bytes(await self._transport.receive_some(max_bytes))
         await trio.lowlevel.checkpoint()
@@ -51,35 +46,35 @@ class ClientStream(trio.abc.HalfCloseableStream):
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, and give the client up if it takes nothing for too long.
+        """Send all of `data`, in chunks that must each be accepted within `write_timeout`.
 
         Raises:
-            trio.BrokenResourceError: the client is gone, or is not reading.
+            trio.BrokenResourceError: the client has disconnected or does not read.
         """
         view = memoryview(data)
         for start in range(0, max(len(view), 1), SEND_CHUNK_BYTES):
-            with trio.move_on_after(self.write_timeout) as patience:
+            with trio.move_on_after(self.write_timeout) as timeout:
                 await self._transport.send_all(view[start : start + SEND_CHUNK_BYTES])
-            if patience.cancelled_caught:  # half of it may be on its way: there is no going on from here
+            if (
+                timeout.cancelled_caught
+            ):  # part of the chunk may have been sent: the stream cannot be continued
                 await trio.aclose_forcefully(self._transport)
                 raise trio.BrokenResourceError(f"the client took nothing for {self.write_timeout:g} s")
 
     async def wait_send_all_might_not_block(self) -> None:
-        """As of any stream."""
         await self._transport.wait_send_all_might_not_block()
 
     @property
     def can_half_close(self) -> bool:
-        """Whether it can be said that nothing follows while the client goes on speaking; TLS can not."""
+        """Whether the write side can be closed alone; not with TLS."""
         return isinstance(self._transport, trio.abc.HalfCloseableStream)
 
     async def send_eof(self) -> None:
-        """Say that nothing follows, where that can be said."""
+        """Close the write side, if the transport can do that."""
         if isinstance(self._transport, trio.abc.HalfCloseableStream):
             await self._transport.send_eof()
         else:
             await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """Close it, however it stands."""
         await self._transport.aclose()

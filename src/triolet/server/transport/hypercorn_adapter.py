@@ -1,14 +1,16 @@
-"""HTTP by hypercorn: the one module that knows its insides, which are no public interface (hence the exact pin).
+"""HTTP/1.1 through hypercorn. hypercorn's internals are used only here, and they are not public: hence the exact pin.
 
-hypercorn speaks HTTP/1.1 and calls the ASGI app. Five things are different here, each of them a fault once:
+hypercorn parses HTTP/1.1 and calls the ASGI app. Five things differ from hypercorn's own server:
 
-* A send that nobody takes ends (`ClientStream`), and is cancelled with everything else: hypercorn shields it, without a
-  limit, and then no SIGTERM ends the server.
-* It reads on while a request is being answered: bytes of a next request would otherwise hide that the client has gone.
-* An upgrade to a WebSocket is given back to the caller, bytes and all, whatever requests came before it on the same
-  connection. Every other upgrade is answered as if it had not been asked for, h2c too.
-* A head has to be complete within a few seconds, however slowly its bytes drip.
-* A connection that is closed by the server with something unread lingers a moment: a reset would destroy the answer.
+* A send to a client that does not read times out (`ClientStream`) and can be cancelled. hypercorn shields it without a
+  limit, so that SIGTERM would not end the server.
+* The connection is read while a request is being answered. Otherwise the bytes of a next request would hide that the
+  client has disconnected.
+* An upgrade to a WebSocket is returned to the caller with all its bytes, also when other requests came before it on the
+  same connection. Every other upgrade, h2c included, is ignored.
+* A request head must be complete within a few seconds, even if its bytes arrive one by one.
+* After the server has closed a connection that still has unread input, it lingers for a moment: a TCP reset would
+  destroy the response on its way.
 """
 
 from __future__ import annotations
@@ -33,20 +35,20 @@ from hypercorn.utils import parse_socket_addr
 from triolet.server.transport.client_stream import ClientStream
 
 MAX_HEAD_BYTES = 32 * 2**10
-KEEP_ALIVE_S = 75.0  # longer than the idle limit of the usual proxies, so that it is they who close
+KEEP_ALIVE_S = 75.0  # longer than the idle limit of the usual proxies, so that the proxy closes first
 LINGER_S = 1.0
-READ_AHEAD_BYTES = 2**18  # read while h11 has no use for them
+READ_AHEAD_BYTES = 2**18  # read while h11 does not need them yet
 
 log = logging.getLogger("triolet.http")
 
 
 class HttpServer:
-    """What all HTTP connections of a front have in common.
+    """Settings shared by all HTTP connections of a listener.
 
     Args:
         app: the ASGI app.
-        is_upgrade: whether a request of this method and path, which asks for a WebSocket, gets one.
-        head_timeout: seconds that a client has for the head of a request.
+        is_upgrade: tells whether an upgrade request with this method and path may become a WebSocket.
+        head_timeout: seconds in which a request head must be complete.
     """
 
     def __init__(
@@ -63,16 +65,16 @@ class HttpServer:
         self.config.errorlog = log
 
     async def stop(self) -> None:
-        """Close idle connections now, and the others after their answer."""
+        """Close idle connections now, and busy ones after their response."""
         await self.context.terminated.set()
 
     async def serve(self, stream: ClientStream) -> bool:
-        """Answer the requests of one connection.
+        """Serve the requests of one connection.
 
         Args:
             stream: the connection; closed afterwards, unless this returns True.
         Returns:
-            Whether it wants to become a WebSocket: the request for that is unread in the stream.
+            Whether the client asked for a WebSocket; the upgrade request is then the next thing to read.
         """
         connection = _Connection(self, stream)
         try:
@@ -84,7 +86,7 @@ class HttpServer:
 
 
 class _Connection(TCPServer):
-    """hypercorn's connection, with the differences above."""
+    """hypercorn's connection, with the differences listed above."""
 
     def __init__(self, server: HttpServer, client: ClientStream) -> None:
         super().__init__(server.app, server.config, server.context, {}, client)  # type: ignore[arg-type]
@@ -99,13 +101,13 @@ class _Connection(TCPServer):
         self._was_closed = trio.Event()
 
     async def run(self) -> None:
-        """Serve until one side has had enough."""
+        """Serve until one side closes the connection."""
         socket = self._client.socket
         try:
             peers = parse_socket_addr(socket.family, socket.getpeername())
             own = parse_socket_addr(socket.family, socket.getsockname())
         except OSError:
-            return  # gone before it began
+            return  # disconnected already
         async with trio.open_nursery() as nursery:
             self._task_group = TaskGroup()
             self._task_group._nursery = nursery
@@ -118,7 +120,7 @@ class _Connection(TCPServer):
     # ---------------------------------------------------------------------------------------- reading
 
     async def _read_data(self) -> None:
-        """Read on, whatever the request before is doing, until the client goes."""
+        """Read until the client disconnects, also while a request is being answered."""
         while True:
             while len(self._ahead) > READ_AHEAD_BYTES and not self._is_closing:
                 await self._space.park()
@@ -132,11 +134,13 @@ class _Connection(TCPServer):
                 self._ahead += data
                 self._news.unpark_all()
         self._was_closed.set()
-        with trio.move_on_after(LINGER_S):  # the handler is told; if it does not take that, it is cancelled
+        with trio.move_on_after(
+            LINGER_S
+        ):  # tell the handler; it is cancelled if it does not end in this time
             await self.protocol.handle(Closed())
 
     async def _feed(self) -> None:
-        """Give hypercorn what was read, as it comes to take it."""
+        """Pass the received bytes to hypercorn."""
         while True:
             while not self._ahead:
                 await self._news.park()
@@ -147,13 +151,13 @@ class _Connection(TCPServer):
             self._idling.deadline = min(self._idling.deadline, began_by)
             try:
                 await self.protocol.handle(RawData(data))
-            except _WebSocketWanted as wanted:
+            except _WebSocketUpgrade as wanted:
                 self._client.unread(wanted.head + bytes(self._ahead))
                 self.is_upgraded = True
                 self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
 
     async def _idle_timeout(self) -> None:
-        """Wait for a request, not for ever; for the first one less long than between two."""
+        """Close the connection when no request comes; the first one has less time than later ones."""
         patience_s, self._patience_s = self._patience_s, KEEP_ALIVE_S
         with trio.move_on_after(patience_s) as self._idling:
             await self.context.terminated.wait()
@@ -162,7 +166,7 @@ class _Connection(TCPServer):
     # ---------------------------------------------------------------------------------------- writing
 
     async def protocol_send(self, event: Event) -> None:
-        """Send, or do what else hypercorn wants."""
+        """Handle an event from hypercorn: send bytes, or close."""
         if isinstance(event, RawData):
             async with self.send_lock:
                 try:
@@ -170,7 +174,7 @@ class _Connection(TCPServer):
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     await self.protocol.handle(Closed())
                 except trio.Cancelled:
-                    self.is_torn = True  # who was cancelled may still want to say something: it is too late
+                    self.is_torn = True  # part of a message may be out: nothing may follow it
                     raise
         elif isinstance(event, Closed):
             await self._close()
@@ -179,14 +183,15 @@ class _Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _close(self) -> None:
-        """Close from this side; not in the caller's task, which may be an app's, and cancelled any moment."""
+        """Close from this side."""
         if not self._is_closing:
             self._is_closing = True
+            # In a task of the connection: the caller may be an app's task, which is cancelled at any moment.
             self._space.unpark_all()
-            self.start_soon(self._say_goodbye)
+            self.start_soon(self._shut_down)
 
-    async def _say_goodbye(self) -> None:
-        """Say that nothing follows, give the client a moment to read, and go."""
+    async def _shut_down(self) -> None:
+        """Close the write side, give the client a moment to read, and end the connection."""
         if self._client.can_half_close:
             with suppress(
                 trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError
@@ -200,12 +205,12 @@ class _Connection(TCPServer):
         self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
 
     def start_soon(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have something done that belongs to the connection."""
+        """Start a task of this connection."""
         self._task_group._nursery.start_soon(work)  # type: ignore[union-attr]
 
 
-class _WebSocketWanted(Exception):
-    """An upgrade that is granted; carries all of its bytes so far."""
+class _WebSocketUpgrade(Exception):
+    """Accepted upgrade request, with all bytes received so far."""
 
     def __init__(self, head: bytes) -> None:
         super().__init__()
@@ -213,7 +218,7 @@ class _WebSocketWanted(Exception):
 
 
 class _Http11(H11Protocol):
-    """hypercorn's HTTP/1.1, which gives upgrades away."""
+    """hypercorn's HTTP/1.1 protocol, which hands WebSocket upgrades to the caller."""
 
     def __init__(
         self,
@@ -239,7 +244,7 @@ class _Http11(H11Protocol):
         self._ended: object = None
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """No h2c: nobody needs it on this port, and whoever could open it would be past the checks of HTTP/1.1."""
+        """Ignore h2c upgrades: an HTTP/2 stream would bypass the checks made for HTTP/1.1."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         if request.http_version not in (b"1.0", b"1.1"):
@@ -248,7 +253,7 @@ class _Http11(H11Protocol):
             return
         path = request.target.partition(b"?")[0].decode("ascii")
         if _asks_for_websocket(request) and self._is_upgrade(request.method.decode("ascii"), path):
-            raise _WebSocketWanted(_head(request) + self.connection.trailing_data[0])
+            raise _WebSocketUpgrade(_head(request) + self.connection.trailing_data[0])
         others = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
         plain = h11.Request(
             method=request.method, target=request.target, headers=others, http_version=request.http_version
@@ -268,7 +273,7 @@ class _Http11(H11Protocol):
             await super()._send_h11_event(event)
 
     async def _send_error_response(self, status_code: int) -> None:
-        """What h11 could not read; not even then without a body that says what kind of error it was."""
+        """Answer a request that h11 cannot parse, with the same JSON error body as every other error."""
         code, sentence = _UNREADABLE.get(status_code, _UNREADABLE[400])
         body = b'{"error":{"type":"invalid_request_error","code":"%s","message":"%s","param":null}}' % (
             code,
@@ -299,7 +304,7 @@ def _asks_for_websocket(request: h11.Request) -> bool:
 
 
 def _head(request: h11.Request) -> bytes:
-    """A head as it came, for the next reader of the stream."""
+    """Serialize a request head again, for the next reader of the stream."""
     lines = [b"%s %s HTTP/%s" % (request.method, request.target, request.http_version)]
     lines += [b"%s: %s" % (name, value) for name, value in request.headers.raw_items()]
     return b"\r\n".join(lines) + b"\r\n\r\n"

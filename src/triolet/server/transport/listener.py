@@ -1,9 +1,9 @@
-"""The front door: one port for HTTP and WebSockets, and what holds before either is spoken.
+"""Listener: one port for HTTP and WebSockets, with connection limits and TLS.
 
-Every connection begins as HTTP (`http.py`), and is handed to the gateway when a request on it asks for the WebSocket.
-So a head is read by one parser, and it does not matter whether it is the first on its connection.
+Every connection begins as HTTP (`hypercorn_adapter`) and is handed over when a request on it upgrades to a WebSocket.
+So one parser reads every request head, and the upgrade need not be the first request of its connection.
 
-A connection is a task that nothing else depends on: what goes wrong in it is logged and ends with it.
+Every connection is a task of its own. An exception in it is logged and ends only this connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triolet.server.transport.hypercorn_adapter import HttpServer
 
 WEBSOCKET_PATH = "/v1/responses"
 MAX_PORT = 65_535
-FULL_TIMEOUT_S = 1.0  # for telling a client that there is no room for it
+FULL_TIMEOUT_S = 1.0  # for sending the 503 to a client over the limit
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s"
@@ -33,20 +33,26 @@ FULL_BODY = (
     b'{"error":{"type":"server_error","code":"too_many_connections",'
     b'"message":"The server has no room for another connection.","param":null}}'
 )
-# What a client that goes away looks like from here.
-GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, ssl.SSLError, ConnectionError)
+# Exceptions that mean that the client has disconnected.
+CLIENT_GONE = (
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+    ssl.SSLError,
+    ConnectionError,
+)
 
 ServeWebSocket = Callable[[ClientStream], Awaitable[None]]
 log = logging.getLogger("triolet.front")
 
 
 class Listener:
-    """Listens, and gives every connection to who speaks its language.
+    """Listening socket and its connections.
 
     Args:
         config: where to listen, and the limits.
         app: the ASGI app for HTTP.
-        serve_websocket: speaks the WebSocket, from its handshake on; the stream is closed when it returns.
+        serve_websocket: serves a WebSocket, handshake included; the stream is closed when it returns.
     """
 
     def __init__(
@@ -64,14 +70,13 @@ class Listener:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open now."""
         return self._num_connections
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until `stop`, or until cancelled; reports its URL when it can be connected to.
+        """Listen until `stop` or cancellation; report the URL through `task_status`.
 
         Raises:
-            ConfigError: it can not listen there.
+            ConfigError: the address or port cannot be used.
         """
         listeners = await open_listeners(self.config)
         with self._connections:
@@ -87,10 +92,10 @@ class Listener:
                         task_status.started(self._url(listeners[0]))
 
     async def stop(self, deadline: float) -> None:
-        """Take no more connections, and let the requests of those that are open end.
+        """Stop accepting connections and wait until the open ones have ended.
 
         Args:
-            deadline: absolute `trio.current_time()`; what is still open then is closed.
+            deadline: absolute `trio.current_time()`; what is still open then is cancelled.
         """
         self._listening.cancel()
         await self._http.stop()
@@ -106,23 +111,23 @@ class Listener:
     # ------------------------------------------------------------------------------- one connection
 
     async def _receive(self, socket_stream: trio.SocketStream) -> None:
-        """One connection, from the limits to the end; no exception leaves it but Trio's own."""
+        """Serve one connection within the limits; only Trio's own exceptions leave this task."""
         try:
             address = str(socket_stream.socket.getpeername()[0])
         except OSError:
             return await trio.aclose_forcefully(socket_stream)
         if self._is_full(address):
-            return await self._turn_away(socket_stream)
+            return await self._reject(socket_stream)
         self._num_connections += 1
         self._by_address[address] += 1
         try:
             await self._serve(socket_stream)
-        except* GONE:
+        except* CLIENT_GONE:
             pass
         except* Exception:
             log.exception("a connection failed")
         finally:
-            self._count_out(address)
+            self._forget(address)
             await trio.aclose_forcefully(socket_stream)
 
     async def _serve(self, socket_stream: trio.SocketStream) -> None:
@@ -146,20 +151,20 @@ class Listener:
             return True
         return self._num_connections >= self.config.max_connections
 
-    async def _turn_away(self, socket_stream: trio.SocketStream) -> None:
+    async def _reject(self, socket_stream: trio.SocketStream) -> None:
         with trio.move_on_after(FULL_TIMEOUT_S):
             try:
-                if self._tls is None:  # a handshake would cost what there is none of
+                if self._tls is None:  # over TLS the handshake would cost too much
                     await socket_stream.send_all(FULL % (len(FULL_BODY), FULL_BODY))
                     await socket_stream.send_eof()
                     await socket_stream.receive_some(
                         2**16
-                    )  # closing with something unread would take it back
+                    )  # closing with unread input would reset the connection
             except (trio.BrokenResourceError, OSError):
                 pass
         await trio.aclose_forcefully(socket_stream)
 
-    def _count_out(self, address: str) -> None:
+    def _forget(self, address: str) -> None:
         self._num_connections -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:
@@ -169,15 +174,15 @@ class Listener:
 
 
 def is_websocket(method: str, path: str) -> bool:
-    """Whether this request may become a WebSocket."""
+    """Return whether this request may become a WebSocket."""
     return method == "GET" and path == WEBSOCKET_PATH
 
 
 def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
-    """What TLS needs, if it is wanted.
+    """Return the TLS settings, or None without a certificate.
 
     Raises:
-        ConfigError: the certificate or its key can not be used.
+        ConfigError: the certificate or its key cannot be used.
     """
     if config.certfile is None:
         return None
@@ -194,12 +199,12 @@ def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
 
 
 async def open_listeners(config: GatewayConfig) -> list[trio.SocketListener]:
-    """Open the port.
+    """Open the listening sockets.
 
     Raises:
-        ConfigError: it is taken, or the address is not one of this machine.
+        ConfigError: the port is taken, or the address is not one of this machine.
     """
-    if config.port > MAX_PORT:  # the system would take the rest of it by 65536
+    if config.port > MAX_PORT:  # the system would silently take it modulo 65536
         raise ConfigError("port", f"at most {MAX_PORT}", config.port)
     try:
         listeners = await trio.open_tcp_listeners(config.port, host=config.host)
@@ -207,7 +212,7 @@ async def open_listeners(config: GatewayConfig) -> list[trio.SocketListener]:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError("port", "free; another program listens there", config.port) from None
         raise ConfigError("host", f"an address of this machine ({error})", config.host) from None
-    if config.port == 0:  # a name with two addresses would get two ports, of which one could be told
+    if config.port == 0:  # a name with two addresses would get two different ports; only one can be reported
         for listener in listeners[1:]:
             await trio.aclose_forcefully(listener)
         return listeners[:1]

@@ -1,14 +1,21 @@
-"""trio-websocket's connection, with what a public server needs beyond it; the one module that knows its insides.
+"""WebSocket connection of a public server, on trio-websocket. Its internals are used only here.
 
-* A client that breaks the protocol is told so (1002, 1007) before the connection ends; as it comes, it only ends.
-* A message that is too long, or in too many fragments, is refused (1009) by its bytes and not by its characters.
-* Pings are answered, but not thousands a second (1008).
-* Whatever is left to read is read for a moment before the connection is closed: a reset would destroy the goodbye.
+trio-websocket and wsproto handle all frames of a received chunk without a checkpoint, and without a limit on their
+number. What is added:
+
+* A client that violates the protocol gets a close frame with the reason (1002, 1007).
+* The length of a message is limited in bytes, not in characters (1009), and so is its number of fragments (1008).
+* Frames of any kind are limited per second, and pings and pongs more tightly (1008). A client that stays below still
+  does not hold the event loop: the reader yields after MAX_WORK_S without a checkpoint.
+* Long messages take memory from the server's `InputBudget` (1013 when it is used up).
+* The rest of the input is read for a moment before the connection is closed: a TCP reset would destroy the close frame.
 * Several messages are sent as one piece.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
@@ -22,40 +29,44 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, T
 from wsproto.frame_protocol import CloseReason
 
 from triolet.core.request.trace_context import TraceHeaders, pick_trace_headers
+from triolet.protocol.errors import WireError
+from triolet.server.transport.input_budget import InputBudget, InputReservation
 
 RECEIVE_BYTES = 2**16
-KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's own name for it
+KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's name
 SEND_BYTES = 2**14  # a client that takes this much is reading
 END_OF_HEAD = b"\r\n\r\n"
 MAX_HEAD_BYTES = 2**15
 MAX_REASON_BYTES = 123  # of a close frame
 PING: Final = "\0ping"  # no message begins like this
-POLICY_VIOLATION, TOO_BIG = 1008, 1009
+POLICY_VIOLATION, TOO_BIG, TRY_AGAIN_LATER = 1008, 1009, 1013
+MAX_WORK_S: Final = 0.003  # between two checkpoints of the reader; a single frame takes 20 us
+MAX_PARTS: Final = (
+    256  # received parts of a message before they are joined: a part of one character takes 70 bytes
+)
 
 
 @attrs.frozen(kw_only=True)
 class SocketLimits:
-    """What one client may send, and how long its end may take.
+    """Limits on the input of one client.
 
     Args:
         max_message_bytes: of one message.
         max_message_fragments: of one message.
-        max_pings_per_second: that are answered.
+        max_frames_per_second: of any kind.
+        max_pings_per_second: pings and pongs.
         close_timeout: seconds for the closing handshake.
     """
 
     max_message_bytes: int
     max_message_fragments: int
+    max_frames_per_second: int
     max_pings_per_second: int
     close_timeout: float
 
 
 class Handshake:
-    """A client's request for a WebSocket.
-
-    Args:
-        request: trio-websocket's.
-    """
+    """Upgrade request of a client."""
 
     def __init__(self, request: WebSocketRequest) -> None:
         self._request = request
@@ -67,17 +78,17 @@ class Handshake:
         self._headers["host"] = event.host
 
     def header(self, name: str) -> str | None:
-        """The value of a header; None if there is none."""
+        """Return the value of a header; None if there is none."""
         return self._headers.get(name)
 
     @property
     def trace_headers(self) -> TraceHeaders:
-        """Of the trace that the connection belongs to."""
+        """W3C trace headers of the request."""
         return pick_trace_headers(self._headers)
 
     @property
     def authorization(self) -> str | None:
-        """The header, or what a page sends in its place: it can set no headers, and says its key as a subprotocol."""
+        """The header, or the key of a web page, which cannot set headers and sends it as a subprotocol."""
         if (header := self.header("authorization")) is not None:
             return header
         offered = (
@@ -90,30 +101,30 @@ class Handshake:
         return tuple(self._request.proposed_subprotocols)
 
     async def accept(self) -> None:
-        """Let the client in."""
-        # A browser closes a connection for which none of the subprotocols was chosen; a key is never said aloud.
+        """Accept the upgrade."""
+        # A browser closes the connection if no subprotocol is chosen. One with a key is never echoed.
         chosen = next((name for name in self._protocols if not name.startswith(KEY_PROTOCOL)), None)
         await self._request.accept(subprotocol=chosen)
 
     async def reject(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Do not."""
+        """Answer with an HTTP error."""
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._request.reject(status, extra_headers=encoded, body=body)
 
 
 class ServerSocket(WebSocketConnection):
-    """A WebSocket, seen from the server.
+    """Server side of one WebSocket.
 
     Args:
-        stream: the connection, at the first byte of the request for a WebSocket.
-        limits: see there.
+        stream: the connection, at the first byte of the upgrade request.
+        limits: on what the client sends.
     """
 
     def __init__(self, stream: trio.abc.Stream, limits: SocketLimits) -> None:
         super().__init__(
             stream,
             wsproto.WSConnection(ConnectionType.SERVER),
-            # The next message waits in the socket, and those behind it in the network.
+            # One message waits here; the next ones wait in the socket buffers, which stops the client.
             message_queue_size=1,
             max_message_size=limits.max_message_bytes,
             receive_buffer_size=RECEIVE_BYTES,
@@ -121,20 +132,30 @@ class ServerSocket(WebSocketConnection):
         self._limits = limits
         self._early = b""
         self._num_fragments = 0
-        self._num_pings = 0
-        self._pings_since = -float("inf")
+        self._num_parts = 0  # of the message, since they were joined last
+        self._num_frames = self._num_pings = 0  # of the last second
+        self._second_began_s = -float("inf")
+        self._yielded_s = time.monotonic()
+        self._budget: InputBudget | None = None
+        self._client = ""
+        self._reservations: deque[InputReservation] = deque()  # of messages that were received and not taken
+        self._reservation: InputReservation | None = None  # of the message that is being received
         self.heard_s = trio.current_time()
-        """When the client last gave a sign of life."""
+        """When the client last sent something, or read on."""
         self.sending_since: float | None = None
-        """Since when the client has taken nothing of what is being sent to it; None while nothing is."""
+        """Since when the client has read nothing of what is being sent; None while nothing is being sent."""
         self._is_sending = trio.lowlevel.ParkingLot()
         self.trace_headers: TraceHeaders = ()
-        """Of the request for a WebSocket."""
+        """W3C trace headers of the upgrade request."""
         self.ended = trio.Event()
-        """Set when nothing is read from the network any more."""
+        """Set when reading from the network has ended."""
+
+    def use_budget(self, budget: InputBudget, client: str) -> None:
+        """Take the memory of received messages from a budget."""
+        self._budget, self._client = budget, client
 
     async def handshake(self) -> Handshake | None:
-        """The client's request for a WebSocket; None if it makes none."""
+        """Read the upgrade request; None if the client sends none."""
         data = b""
         while END_OF_HEAD not in data:
             if len(data) > MAX_HEAD_BYTES or not (more := await self._stream.receive_some(RECEIVE_BYTES)):
@@ -155,15 +176,27 @@ class ServerSocket(WebSocketConnection):
         return None
 
     async def run(self) -> None:
-        """Read from the network, once the client was let in; everything else needs this beside it."""
+        """Read from the network after the handshake; must run in a task beside all other methods."""
         try:
-            self._wsproto.receive_data(self._early)  # from a client that did not wait; wsproto would drop it
+            self._wsproto.receive_data(
+                self._early
+            )  # from a client that did not wait for the answer; wsproto would drop it
             await self._reader_task()
         finally:
             self.ended.set()
+            for reservation in (*self._reservations, self._reservation):
+                if reservation is not None:
+                    reservation.clear()
+            self._reservations.clear()
+            self._reservation = None
+
+    def message_taken(self) -> None:
+        """Record that the oldest received message has been parsed: its memory goes back to the budget."""
+        if self._reservations:
+            self._reservations.popleft().clear()
 
     async def send_texts(self, texts: Sequence[str]) -> None:
-        """Send messages, together; `PING` asks for a sign of life.
+        """Send messages together; the text `PING` stands for a ping frame.
 
         Raises:
             ConnectionClosed: the connection has ended.
@@ -178,25 +211,25 @@ class ServerSocket(WebSocketConnection):
                 for start in range(0, len(data), SEND_BYTES):
                     await self._stream.send_all(data[start : start + SEND_BYTES])
                     self.sending_since = trio.current_time()
-                    if list(texts) != [PING]:  # which the network takes for a client that is gone, too
+                    if list(texts) != [PING]:  # the socket buffer takes a ping even when the client is gone
                         self.heard_s = self.sending_since
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._abort_web_socket()
                 raise ConnectionClosed(self._close_reason) from None
         self.sending_since = None
 
-    async def stalled(self, patience_s: float) -> None:
-        """Wait until the client has taken nothing for so long of what is being sent to it."""
+    async def stalled(self, timeout_s: float) -> None:
+        """Wait until the client has read nothing for `timeout_s` while something is being sent."""
         while True:
             if self.sending_since is None:
                 await self._is_sending.park()
-            elif trio.current_time() < (until := self.sending_since + patience_s):
+            elif trio.current_time() < (until := self.sending_since + timeout_s):
                 await trio.sleep_until(until)
             else:
                 return
 
     async def close(self, code: int, reason: str) -> None:
-        """Say goodbye, and wait for the answer as long as the limits let."""
+        """Send a close frame, and wait for the client's for at most `close_timeout`."""
         with trio.move_on_after(self._limits.close_timeout):
             await self.aclose(code, _short(reason))
         await trio.aclose_forcefully(self._stream)
@@ -204,7 +237,7 @@ class ServerSocket(WebSocketConnection):
     # ------------------------------------------------------------------------------ what the client sends
 
     async def _handle_message_event(self, event: BytesMessage | TextMessage) -> None:
-        self.heard_s = trio.current_time()
+        await self._count_frame(event)
         # The base class counts characters; the difference to bytes is added where there is one.
         if isinstance(event.data, str) and not event.data.isascii():
             self._message_size += len(event.data.encode()) - len(event.data)
@@ -213,23 +246,58 @@ class ServerSocket(WebSocketConnection):
         if self._message_size + len(event.data) > max_bytes:
             await self._refuse(TOO_BIG, f"a message must have at most {max_bytes} bytes")
         if self._num_fragments > max_fragments:
-            await self._refuse(TOO_BIG, f"a message must have at most {max_fragments} fragments")
+            await self._refuse(POLICY_VIOLATION, f"a message must have at most {max_fragments} fragments")
+        await self._reserve(self._message_size + len(event.data))
+        self._join_parts()
         if event.message_finished:
-            self._num_fragments = 0
+            self._num_fragments = self._num_parts = 0
+            if self._reservation is not None:
+                self._reservations.append(self._reservation)
+                self._reservation = None
         await super()._handle_message_event(event)
 
-    async def _handle_ping_event(self, event: Ping) -> None:
-        now = self.heard_s = trio.current_time()
-        if now - self._pings_since > 1.0:
-            self._num_pings, self._pings_since = 0, now
-        self._num_pings += 1
+    def _join_parts(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            parts = self._message_parts[-MAX_PARTS:]
+            self._message_parts[-MAX_PARTS:] = [type(parts[0])().join(parts)]  # type: ignore[arg-type]
+            self._num_parts = 1
+
+    async def _reserve(self, num_bytes: int) -> None:
+        if self._budget is None:
+            return
+        if self._reservation is None:
+            self._reservation = self._budget.reservation(self._client)
+        try:
+            self._reservation.grow_to(num_bytes)
+        except WireError as error:
+            await self._refuse(TRY_AGAIN_LATER, error.message)
+
+    async def _count_frame(self, event: BytesMessage | TextMessage | Ping | Pong) -> None:
+        """Count a frame against the limits per second, and yield to other tasks when it is time."""
+        self.heard_s = trio.current_time()
+        if self.heard_s - self._second_began_s > 1.0:
+            self._num_frames = self._num_pings = 0
+            self._second_began_s = self.heard_s
+        is_ping = isinstance(event, Ping | Pong)
+        self._num_frames += is_ping or event.frame_finished  # type: ignore[union-attr]
+        self._num_pings += is_ping
         if self._num_pings > self._limits.max_pings_per_second:
-            await self._refuse(POLICY_VIOLATION, "too many pings")
+            await self._refuse(POLICY_VIOLATION, "too many pings or pongs in a second")
+        if self._num_frames > self._limits.max_frames_per_second:
+            await self._refuse(POLICY_VIOLATION, "too many frames in a second")
+        # By the clock of the machine, not Trio's, which stands still between two checkpoints in tests.
+        if time.monotonic() - self._yielded_s > MAX_WORK_S:
+            await trio.lowlevel.checkpoint()
+            self._yielded_s = time.monotonic()
+
+    async def _handle_ping_event(self, event: Ping) -> None:
+        await self._count_frame(event)
         if self._wsproto.state is ConnectionState.OPEN:
             await super()._handle_ping_event(event)
 
     async def _handle_pong_event(self, event: Pong) -> None:
-        self.heard_s = trio.current_time()
+        await self._count_frame(event)
 
     async def _handle_close_connection_event(self, event: CloseConnection) -> None:
         if self._wsproto.state is ConnectionState.OPEN and event.code != CloseReason.ABNORMAL_CLOSURE:
@@ -237,13 +305,15 @@ class ServerSocket(WebSocketConnection):
         await super()._handle_close_connection_event(event)
 
     async def _refuse(self, code: int, reason: str) -> NoReturn:
-        """The client may not go on like this: say why, and end the connection.
+        """Close the connection with a reason.
 
         Raises:
             ConnectionClosed: always.
         """
         self._message_parts.clear()
-        self._close_reason = ClosedFor(code, _short(reason))  # first: nothing may be sent behind the goodbye
+        self._close_reason = ClosedFor(
+            code, _short(reason)
+        )  # first: nothing may be sent after the close frame
         if self._wsproto.state is ConnectionState.OPEN:
             await self._send(CloseConnection(code=code, reason=_short(reason)))
         await self._close_web_socket(code, reason)
@@ -253,7 +323,7 @@ class ServerSocket(WebSocketConnection):
         raise ConnectionClosed(self._close_reason)
 
     async def _linger(self) -> None:
-        """Read what is still coming, and forget it."""
+        """Read and drop what still comes."""
         with trio.move_on_after(self._limits.close_timeout):
             try:
                 if isinstance(self._stream, trio.abc.HalfCloseableStream):
