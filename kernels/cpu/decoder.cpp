@@ -33,16 +33,16 @@ struct Workspace {
   const Model& model;
   const Step& step;
   AttentionCall attention;  // of every layer, but for what differs
-  std::vector<Piece> pieces;
+  std::vector<WorkItem> items;
   Stages stages;
-  std::vector<Choice> choices;        // [threads, num_logits]
-  std::vector<Shortlist> shortlists;  // likewise, if there is a screen
+  std::vector<Argmax> argmaxes;        // [threads, num_logits]
+  std::vector<ArgmaxCandidates> candidates;  // likewise, if there is a screen
   bool only_decodes = true;     // one token and one piece for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
-  ByteRows bytes;                             // of what enters a product of bytes
+  Int8Rows int8_rows;                             // of what enters a product of int8_rows
   float* lengths;                             // [num_logits]: of what enters the head, if it is screened
-  ThirdRows thirds;                           // of what enters one of thirds
+  Bf16x3Rows bf16x3_rows;                           // of what enters one of thirds
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -60,19 +60,19 @@ struct Workspace {
     attention.dtype = model.dtype;
     attention.num_threads = step.num_threads;
     attention.soft_cap = model.attention_soft_cap;
-    pieces = pieces_of(attention);
-    for (const Piece& piece : pieces)
-      only_decodes &= piece.num_rows == piece.num_sequences * (model.num_heads / model.num_kv_heads) &&
-                      std::all_of(piece.sequences, piece.sequences + piece.num_sequences, [&](int sequence) {
+    items = work_items_of(attention);
+    for (const WorkItem& item : items)
+      only_decodes &= item.num_rows == item.num_sequences * (model.num_heads / model.num_kv_heads) &&
+                      std::all_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
                         return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
                       });
-    if (!step.logits) choices.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
-    if (is_screened()) shortlists.resize(choices.size());
+    if (!step.logits) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
+    if (uses_argmax_filter()) candidates.resize(argmaxes.size());
     reserve();
   }
 
   // Whether only those logits are computed that can be the largest.
-  bool is_screened() const { return !step.logits && model.screen.bytes.weights; }
+  bool uses_argmax_filter() const { return !step.logits && model.argmax_filter.int8.weights; }
 
   int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int query_width() const { return model.num_heads * model.head_dim; }
@@ -84,11 +84,11 @@ struct Workspace {
     const size_t wide = model.hidden + qkv_width();
     const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
     const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
-    const size_t scales = ByteRows::num_scales(static_cast<int>(widest));
-    const size_t screened = is_screened() ? step.num_logits : 0;  // twice as bytes
-    const size_t split = model.layers->qkv.bits == 32 ? ThirdRows::num_words(rows, static_cast<int>(widest)) : 0;
+    const size_t scales = Int8Rows::num_scales(static_cast<int>(widest));
+    const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // twice as int8_rows
+    const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
-                                screened * (model.hidden / 2 + 3) + split + 11 * 16);
+                                num_estimated * (model.hidden / 2 + 3) + split + 11 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -100,11 +100,11 @@ struct Workspace {
     queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
     mixed = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
-    bytes.numbers = reinterpret_cast<uint8_t*>(take(std::max(rows * widest, 2 * screened * model.hidden)));
-    bytes.scales = take(std::max(rows * scales, 2 * screened) * sizeof(float));
-    lengths = take(screened * sizeof(float));
-    bytes.lifts = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
-    thirds.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
+    int8_rows.numbers = reinterpret_cast<uint8_t*>(take(std::max(rows * widest, 2 * num_estimated * model.hidden)));
+    int8_rows.scales = take(std::max(rows * scales, 2 * num_estimated) * sizeof(float));
+    lengths = take(num_estimated * sizeof(float));
+    int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
+    bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
   }
 };
 
@@ -121,7 +121,7 @@ class Worker {
     stage(step_.num_tokens, [&](int token) { embed(token); });
     for (int index = 0; index < model_.num_layers; ++index) layer(index);
     const T* x = normed(step_.num_logits, model_.final_norm, [&](int i) { return step_.logits_indices[i]; });
-    if (shared_.is_screened() && screen(x)) return;
+    if (shared_.uses_argmax_filter() && find_argmax(x)) return;
     product(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
@@ -136,25 +136,25 @@ class Worker {
   // thread keeps to its own, which it has normed itself.
   template <class Use>
   void product(const Linear& linear, const T* x, int num_rows, Use use) {
-    if (linear.bits == 32) return thirds_product(linear, x, num_rows, use);
-    const ByteRows bytes = linear.bits ? as_bytes(linear, x, num_rows) : ByteRows{};
+    if (linear.bits == 32) return bf16x3_product(linear, x, num_rows, use);
+    const Int8Rows int8_rows = linear.bits ? as_int8(linear, x, num_rows) : Int8Rows{};
     panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
       auto use_here = [&](int row, const float* sums) { use(first + row, panel, sums); };
       switch (linear.bits) {
-        case 4: return grouped_panel_product(linear, panel, bytes.from(first, linear), rows, use_here);
-        case 8: return panel_product(linear, panel, bytes.from(first, linear), rows, use_here);
-        default: return panel_product(linear, panel, x + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in,
+        case 4: return multiply_int4_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
+        case 8: return multiply_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
+        default: return multiply_panel(linear, panel, x + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in,
                                       rows, use_here);
       }
     });
   }
 
   template <class Use>
-  void thirds_product(const Linear& linear, const T* x, int num_rows, Use use) {
-    const ThirdRows thirds = as_thirds(linear, x, num_rows);
-    ThirdsProduct mine(num_rows);
+  void bf16x3_product(const Linear& linear, const T* x, int num_rows, Use use) {
+    const Bf16x3Rows bf16x3_rows = as_bf16x3(linear, x, num_rows);
+    Bf16x3Product mine(num_rows);
     panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
-      mine.panel(linear, panel, thirds.from(first), rows,
+      mine.panel(linear, panel, bf16x3_rows.from(first), rows,
                  [&](int row, const float* sums) { use(first + row, panel, sums); });
     });
   }
@@ -178,31 +178,31 @@ class Worker {
   }
 
   // Rows as bytes: each thread's own, if they are few.
-  ByteRows as_bytes(const Linear& linear, const T* x, int num_rows) {
+  Int8Rows as_int8(const Linear& linear, const T* x, int num_rows) {
     const ptrdiff_t width = linear.num_in;
     if (num_rows > FEW_TOKENS) {
-      stage(num_rows, [&](int row) { quantise_row(linear, x + row * width, row, shared_.bytes); });
-      return shared_.bytes;
+      stage(num_rows, [&](int row) { quantise_row(linear, x + row * width, row, shared_.int8_rows); });
+      return shared_.int8_rows;
     }
     static thread_local Scratch scratch;
-    const size_t scales = FEW_TOKENS * ByteRows::num_scales(linear.num_in);
+    const size_t scales = FEW_TOKENS * Int8Rows::num_scales(linear.num_in);
     float* own = scratch.floats(2 * scales + FEW_TOKENS * (width + 3) / 4);
-    const ByteRows rows{reinterpret_cast<uint8_t*>(own + 2 * scales), own, reinterpret_cast<int32_t*>(own + scales)};
+    const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 2 * scales), own, reinterpret_cast<int32_t*>(own + scales)};
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
     return rows;
   }
 
   // Rows as thirds: each thread's own, if they are few.
-  ThirdRows as_thirds(const Linear& linear, const T* x, int num_rows) {
+  Bf16x3Rows as_bf16x3(const Linear& linear, const T* x, int num_rows) {
     static thread_local Scratch scratch;
     const int width = linear.num_in;
-    ThirdRows rows{shared_.thirds.tiles, num_blocks(width)};
+    Bf16x3Rows rows{shared_.bf16x3_rows.tiles, num_blocks(width)};
     auto split = [&](int row) { split_row(x + row * static_cast<ptrdiff_t>(width), width, row, rows); };
     if (num_rows > FEW_TOKENS) {
       stage(num_rows, split);
       return rows;
     }
-    rows.tiles = reinterpret_cast<uint32_t*>(scratch.floats(ThirdRows::num_words(num_rows, width)));
+    rows.tiles = reinterpret_cast<uint32_t*>(scratch.floats(Bf16x3Rows::num_words(num_rows, width)));
     for (int row = 0; row < num_rows; ++row) split(row);
     return rows;
   }
@@ -232,30 +232,31 @@ class Worker {
       return narrow_row(sums, count, 1.0f, all + static_cast<ptrdiff_t>(row) * vocab_size + first);
     alignas(64) T logits[TILE_COLUMNS];
     narrow_row(sums, count, 1.0f, logits);
-    shared_.choices[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].consider(logits, count, first);
+    shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].consider(logits, count, first);
   }
 
   // The largest logits, if those that can be are few; otherwise nothing, and false.
-  bool screen(const T* x) {
+  bool find_argmax(const T* x) {
     const int num_rows = step_.num_logits, threads = step_.num_threads;
-    const ScreenedRows rows = screened_rows(x);
+    const EstimationRows rows = estimation_rows(x);
     if (!rows.all_have_bounds(num_rows)) return false;
-    Shortlist* lists = shared_.shortlists.data();
-    stage(model_.screen.bytes.num_panels(), [&](int panel) {
-      estimate_panel<T>(model_.screen, panel, rows, num_rows, lists + static_cast<ptrdiff_t>(thread_) * num_rows);
+    ArgmaxCandidates* lists = shared_.candidates.data();
+    stage(model_.argmax_filter.int8.num_panels(), [&](int panel) {
+      estimate_panel<T>(model_.argmax_filter, panel, rows, num_rows,
+                        lists + static_cast<ptrdiff_t>(thread_) * num_rows);
     });
-    if (std::any_of(lists, lists + shared_.shortlists.size(), [](const Shortlist& list) { return list.is_overfull(); }))
-      return false;
+    auto is_overfull = [](const ArgmaxCandidates& list) { return list.is_overfull(); };
+    if (std::any_of(lists, lists + shared_.candidates.size(), is_overfull)) return false;
     const int shares = num_rows < 4 * threads ? 2 * threads : 1;  // of a row's list
     stage(static_cast<int64_t>(num_rows) * shares,
-          [&](int item) { score_listed(x, item / shares, item % shares, shares); });
+          [&](int item) { score_candidates(x, item / shares, item % shares, shares); });
     return true;
   }
 
   // Every so manieth of the vectors of logits in which a row's largest can be.
-  void score_listed(const T* x, int row, int share, int shares) {
+  void score_candidates(const T* x, int row, int share, int shares) {
     const int num_rows = step_.num_logits, lists = step_.num_threads;
-    const Shortlist* list = shared_.shortlists.data() + row;
+    const ArgmaxCandidates* list = shared_.candidates.data() + row;
     float floor = list->floor();
     for (int i = 1; i < lists; ++i) floor = std::max(floor, list[static_cast<ptrdiff_t>(i) * num_rows].floor());
     int place = 0;
@@ -263,24 +264,24 @@ class Worker {
       list[static_cast<ptrdiff_t>(i) * num_rows].each(floor, [&](int first) {
         if (place++ % shares != share) return;
         alignas(64) T logits[LANES];
-        store(logits, vector_product(model_.head, x + row * hidden_, first));
+        store(logits, multiply_lanes(model_.head, x + row * hidden_, first));
         const int count = std::min(LANES, model_.head.num_out - first);
-        shared_.choices[static_cast<ptrdiff_t>(thread_) * num_rows + row].consider(logits, count, first);
+        shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * num_rows + row].consider(logits, count, first);
       });
   }
 
   // Each thread's own, if they are few.
-  ScreenedRows screened_rows(const T* x) {
+  EstimationRows estimation_rows(const T* x) {
     const int num_rows = step_.num_logits;
     if (num_rows > FEW_TOKENS) {
-      const ScreenedRows rows{shared_.bytes, shared_.lengths};
-      stage(num_rows, [&](int row) { screen_row(x + row * hidden_, model_.hidden, row, rows); });
+      const EstimationRows rows{shared_.int8_rows, shared_.lengths};
+      stage(num_rows, [&](int row) { quantise_twice(x + row * hidden_, model_.hidden, row, rows); });
       return rows;
     }
     static thread_local Scratch scratch;
     float* own = scratch.floats(3 * FEW_TOKENS + (2 * FEW_TOKENS * hidden_ + 3) / 4);
-    const ScreenedRows rows{{reinterpret_cast<uint8_t*>(own + 3 * FEW_TOKENS), own, nullptr}, own + 2 * FEW_TOKENS};
-    for (int row = 0; row < num_rows; ++row) screen_row(x + row * hidden_, model_.hidden, row, rows);
+    const EstimationRows rows{{reinterpret_cast<uint8_t*>(own + 3 * FEW_TOKENS), own, nullptr}, own + 2 * FEW_TOKENS};
+    for (int row = 0; row < num_rows; ++row) quantise_twice(x + row * hidden_, model_.hidden, row, rows);
     return rows;
   }
 
@@ -309,7 +310,7 @@ class Worker {
   void embed(int token) {
     const int id = static_cast<int>(step_.token_ids[token]);
     float* to = shared_.residual + token * hidden_;
-    if (!model_.embedding && model_.head.bits) return unpack_bytes(model_.head, id, to);
+    if (!model_.embedding && model_.head.bits) return unpack_int8_row(model_.head, id, to);
     if (!model_.embedding) return unpack_row(static_cast<const T*>(model_.head.weights), model_.hidden, id, to);
     const T* from = static_cast<const T*>(model_.embedding) + id * hidden_;
     for (int i = 0; i < model_.hidden; ++i) to[i] = widen(from[i]);
@@ -355,18 +356,18 @@ class Worker {
       stage(step_.num_tokens, [&](int token) {
         for (int head = 0; head < all_heads; ++head) place_head(layer, index, token, head);
       });
-    stage(static_cast<int64_t>(shared_.pieces.size()), [&](int item) {
+    stage(static_cast<int64_t>(shared_.items.size()), [&](int number) {
       static thread_local Scratch scratch;
-      const Piece& piece = shared_.pieces[item];
-      for (int place = 0; shared_.only_decodes && place < piece.num_sequences; ++place) {
-        const int token = step_.cu_query_lens[piece.sequences[place]];
-        for (int head = piece.first_head; head < piece.first_head + piece.num_heads; ++head) {
+      const WorkItem& item = shared_.items[number];
+      for (int place = 0; shared_.only_decodes && place < item.num_sequences; ++place) {
+        const int token = step_.cu_query_lens[item.sequences[place]];
+        for (int head = item.first_head; head < item.first_head + item.num_heads; ++head) {
           for (int i = 0; i < group; ++i) place_head(layer, index, token, head * group + i);
           place_head(layer, index, token, model_.num_heads + head);
           place_head(layer, index, token, model_.num_heads + kv_heads + head);
         }
       }
-      attend<T>(call, shared_.pieces, item, scratch);
+      attend<T>(call, shared_.items, number, scratch);
     });
   }
 
@@ -396,14 +397,14 @@ template <class T>
 void run_step(const Model& model, const Step& step) {
   Workspace<T> shared(model, step);
   auto work = [&](int thread) { Worker<T>(shared, thread).run(); };
-  Team::mine().run(step.num_threads, work);
+  ThreadPool::of_this_thread().run(step.num_threads, work);
   if (step.logits) return;
   for (int row = 0; row < step.num_logits; ++row) {
-    Choice choice;
+    Argmax argmax;
     for (int thread = 0; thread < step.num_threads; ++thread)
-      choice.take(shared.choices[static_cast<ptrdiff_t>(thread) * step.num_logits + row]);
-    step.peaks[row] = choice.peak;
-    step.best[row] = choice.place;
+      argmax.take(shared.argmaxes[static_cast<ptrdiff_t>(thread) * step.num_logits + row]);
+    step.max_logits[row] = argmax.value;
+    step.argmax[row] = argmax.index;
   }
 }
 
@@ -420,4 +421,4 @@ EXPORT void triolet_step(const Model* model, const Step* step) {
 }
 
 // A step will be run soon: its threads may wake up meanwhile.
-EXPORT void triolet_wake() { Team::mine().wake(); }
+EXPORT void triolet_wake() { ThreadPool::of_this_thread().wake(); }

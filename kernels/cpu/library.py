@@ -16,6 +16,7 @@ from pathlib import Path
 import attrs
 
 from triolet.errors import ConfigError
+from triolet.kernels.cpu.abi import check_layouts
 from triolet.kernels.cpu.build import BuildError, Toolchain, build, shipped
 from triolet.kernels.cpu.targets import NAMES, TARGETS, Target, missing, runnable
 
@@ -69,9 +70,11 @@ def load(target: Target, path: Path) -> Kernels:
     """Load a library and make it ready.
 
     Raises:
-        OSError: it can not be loaded, or the system does not lend AMX's registers to this process.
+        OSError: it cannot be loaded, or the system does not lend AMX's registers to this process.
+        InvariantViolated: its structs are not those that abi.py mirrors.
     """
     cpp = ctypes.CDLL(str(path))
+    check_layouts(cpp)
     if not cpp.triolet_use_amx(ctypes.c_int32(target.tiles)) and target.tiles:
         raise OSError("the system does not let this process use AMX")
     if (start := _threads_of_torch()) is not None:

@@ -12,23 +12,15 @@
 
 namespace {
 
-// What goes on for several steps; its caller reads along. Mirrored in decoder.py.
-struct Run {
-  float* elapsed_s;  // [num_steps]: what each step took, seconds
-  int32_t num_steps;  // at most; logits that are no numbers end it, too
-  int32_t is_halted;  // set by the caller: end it after the step that is being computed
-  int32_t num_done;   // below 0 once it is over
-};
-
 INLINE int32_t peek(const int32_t& number) { return __atomic_load_n(&number, __ATOMIC_ACQUIRE); }
 INLINE void publish(int32_t value, int32_t& number) { __atomic_store_n(&number, value, __ATOMIC_RELEASE); }
 
 // A token more for each of some sequences, again and again: the likeliest, from one step to the next. `peaks` and
 // `best` have room for all steps; the other tensors that change are those of the first step at first.
-struct RunJob {
+struct MultiStepJob {
   const Model* model;
   Step* step;
-  Run* run;
+  MultiStepRun* run;
   int32_t done;  // an eventfd, told of each step
 
   void operator()() const {
@@ -46,19 +38,20 @@ struct RunJob {
 
  private:
   bool has_failed() const {
-    return !std::all_of(step->peaks, step->peaks + step->num_logits, [](float peak) { return std::isfinite(peak); });
+    return !std::all_of(step->max_logits, step->max_logits + step->num_logits,
+                        [](float max_logit) { return std::isfinite(max_logit); });
   }
 
   void go_on() const {
     for (int row = 0; row < step->num_seqs; ++row) {
       const int32_t position = step->seq_lens[row]++;
       const int64_t block = step->block_tables[row * step->block_tables_stride + position / step->block_size];
-      step->token_ids[row] = step->best[row];
+      step->token_ids[row] = step->argmax[row];
       step->positions[row] = position;
       step->slots[row] = block * step->block_size + position % step->block_size;
     }
-    step->best += step->num_logits;
-    step->peaks += step->num_logits;
+    step->argmax += step->num_logits;
+    step->max_logits += step->num_logits;
   }
 
   void tell() const {
@@ -71,12 +64,12 @@ struct RunJob {
 }  // namespace
 
 // A thread for steps; to be closed.
-EXPORT void* triolet_background_open() { return new Background<RunJob>(); }
-EXPORT void triolet_background_close(void* background) { delete static_cast<Background<RunJob>*>(background); }
-EXPORT void triolet_background_wake(void* background) { static_cast<Background<RunJob>*>(background)->wake(); }
+EXPORT void* triolet_background_open() { return new BackgroundThread<MultiStepJob>(); }
+EXPORT void triolet_background_close(void* thread) { delete static_cast<BackgroundThread<MultiStepJob>*>(thread); }
+EXPORT void triolet_background_wake(void* thread) { static_cast<BackgroundThread<MultiStepJob>*>(thread)->wake(); }
 
 // A run in that thread, one at a time; model, step, run and all they point at must last until it is over. `done`, an
 // eventfd, can be read whenever a step has been computed.
-EXPORT void triolet_background_run(void* background, const Model* model, Step* step, Run* run, int32_t done) {
-  static_cast<Background<RunJob>*>(background)->begin({model, step, run, done});
+EXPORT void triolet_background_run(void* background, const Model* model, Step* step, MultiStepRun* run, int32_t done) {
+  static_cast<BackgroundThread<MultiStepJob>*>(background)->begin({model, step, run, done});
 }

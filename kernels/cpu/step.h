@@ -1,4 +1,4 @@
-// A decoder, and what one step of it is given. Mirrored in decoder.py, field by field.
+// A decoder, the input and output of one step, and the progress of several. Mirrored in abi.py.
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct Model {
   const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
   const float* final_norm;
   Linear head;
-  Screen screen;  // of the head
+  ArgmaxFilter argmax_filter;  // of the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
   float eps, attention_soft_cap;
 };
@@ -30,10 +30,18 @@ struct Step {
   const int32_t* block_tables;
   void *const *keys, *const *values;  // one cache per layer
   void* logits;                       // [num_logits, vocab_size]; null = only the two below are wanted
-  float* peaks;                       // [num_logits]: the largest logits; NaN, if any is
-  int64_t* best;                      // [num_logits]: the first tokens that have them
+  float* max_logits;                       // [num_logits]: the largest logits; NaN, if any is
+  int64_t* argmax;                      // [num_logits]: the first tokens that have them
   int64_t block_tables_stride;
   int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
+};
+
+// Several steps in a thread of their own. The caller reads and writes it while they run.
+struct MultiStepRun {
+  float* elapsed_s;   // [num_steps]: duration of each step, seconds
+  int32_t num_steps;  // at most: logits that are not finite end the run early
+  int32_t is_halted;  // set by the caller: end the run after the step that is being computed
+  int32_t num_done;   // steps that are over; negative once the run is over
 };
 
 EXPORT void triolet_step(const Model* model, const Step* step);

@@ -16,7 +16,7 @@ from tests.model.tiny import make_model
 from triolet.core.request.params import SamplingParams
 from triolet.core.step_plan import PlanRow, StepPlan, StepResult
 from triolet.errors import InvariantViolated
-from triolet.kernels.cpu.decoder import RunStruct
+from triolet.kernels.cpu.abi import MultiStepStruct
 from triolet.kernels.cpu.library import library
 from triolet.model.backends import cpu_decoder
 from triolet.model.memory.page_prefault import PagePrefault
@@ -169,7 +169,7 @@ def test_a_run_that_is_halted_ends_early_and_whatever_comes_next_knows_how_far_i
     runner.reset()
     there = [tokens(runner.execute(first_step(GREEDY)))]
     monkeypatch.setattr(
-        cpu_decoder, "RunStruct", partial(RunStruct, is_halted=1)
+        cpu_decoder, "MultiStepStruct", partial(MultiStepStruct, is_halted=1)
     )  # sooner than anybody could
     (result,) = results_of_run(runner, run_of(decode(2, 1), NUM_STEPS))
     there += [tokens(result)]

@@ -17,7 +17,7 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError, KernelShapeError
-from triolet.kernels.cpu.gemm.packing import GROUP, pack_bytes, pack_groups, round_groups
+from triolet.kernels.cpu.gemm.packing import GROUP, pack_int4, pack_int8, round_groups
 from triolet.model.backends import cpu_decoder
 from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.load import load_model
@@ -142,7 +142,7 @@ def test_widths_that_are_no_fours_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quantization must be none for this model"):
         load_model(str(folder), quantization="int8")
     with pytest.raises(KernelShapeError, match="fours of inputs"):
-        pack_bytes(compiled(""), torch.zeros(8, 6))
+        pack_int8(compiled(""), torch.zeros(8, 6))
 
 
 def test_widths_that_are_no_groups_are_refused(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_widths_that_are_no_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quantization must be none for this model"):
         load_model(str(folder), quantization="int4")
     with pytest.raises(KernelShapeError, match="groups of inputs"):
-        pack_groups(compiled(""), torch.zeros(8, 48))
+        pack_int4(compiled(""), torch.zeros(8, 48))
 
 
 def test_sixteen_steps_are_used_where_a_group_needs_them_and_nothing_stays_nothing() -> None:
@@ -164,7 +164,7 @@ def test_sixteen_steps_are_used_where_a_group_needs_them_and_nothing_stays_nothi
 
 
 def test_halves_of_bytes_take_4_and_a_half_bits(tmp_path: Path) -> None:
-    linear = pack_groups(compiled(""), torch.randn(256, 512))
+    linear = pack_int4(compiled(""), torch.randn(256, 512))
     assert linear.num_bytes == 256 * 512 * 4.5 / 8
 
 

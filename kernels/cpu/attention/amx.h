@@ -56,7 +56,7 @@ INLINE __m512i sixteen_words(const BFloat16* from) {
 }
 
 // words[dim][key / 2]: the values of a tile, on their side; zeros for the keys out of lo ... hi - 1.
-INLINE void turn_values(const BFloat16* const* value, int lo, int hi, int dim, uint32_t* words) {
+INLINE void transpose_values(const BFloat16* const* value, int lo, int hi, int dim, uint32_t* words) {
   for (int d = 0; d < dim; d += 16)
     for (int first = 0; first < KEYS; first += 32) {
       __m512i pairs[16];
@@ -158,7 +158,7 @@ INLINE void pair_up(const float* rows, int num_rows, uint32_t* words) {
 
 // queries[dim / 2][WIDTH]: all rows in words, on their side; zeros past the last.
 template <int WIDTH>
-INLINE void turn_queries(const AttentionRows<BFloat16>& work, uint32_t* queries) {
+INLINE void transpose_queries(const AttentionRows<BFloat16>& work, uint32_t* queries) {
   const int words = work.head_dim / 2;
   for (int first = 0; first < WIDTH; first += 16)
     for (int d = 0; d < words; d += 16) {
@@ -173,7 +173,7 @@ INLINE void turn_queries(const AttentionRows<BFloat16>& work, uint32_t* queries)
 
 // The rows of out [dim, WIDTH], as they are wanted; `turned` is [16, dim].
 template <int WIDTH>
-INLINE void turn_back(const AttentionRows<BFloat16>& work, const float* out, const float* total, float* turned) {
+INLINE void transpose_out(const AttentionRows<BFloat16>& work, const float* out, const float* total, float* turned) {
   const int dim = work.head_dim;
   for (int first = 0; first < work.num_rows; first += 16) {
     for (int d = 0; d < dim; d += 16) {
@@ -187,12 +187,12 @@ INLINE void turn_back(const AttentionRows<BFloat16>& work, const float* out, con
 }
 
 // Sixteen keys that stand after each other have to lie so, too.
-INLINE bool takes_tiles(const AttentionRows<BFloat16>& work) {
+INLINE bool can_use_amx(const AttentionRows<BFloat16>& work) {
   return amx_usable() && work.head_dim % 16 == 0 && work.keys.block_size % 16 == 0;
 }
 
 template <int VECTORS>
-static void attend_tiles(const AttentionRows<BFloat16>& work, Scratch& scratch) {
+static void attend_prefill_amx(const AttentionRows<BFloat16>& work, Scratch& scratch) {
   constexpr int WIDTH = VECTORS * LANES;
   const int dim = work.head_dim;
   float* out = scratch.floats(static_cast<size_t>(dim) * (WIDTH + 16 + KEYS / 2 + WIDTH / 2) + (2 * KEYS + 8) * WIDTH);
@@ -202,7 +202,7 @@ static void attend_tiles(const AttentionRows<BFloat16>& work, Scratch& scratch) 
   uint32_t* values = weights + KEYS / 2 * WIDTH;                           // [dim, KEYS / 2]
   uint32_t* queries = values + dim * (KEYS / 2);                           // [dim / 2, WIDTH], sixteen rows at a time
   std::fill(out, out + dim * WIDTH, 0.0f);
-  turn_queries<WIDTH>(work, queries);
+  transpose_queries<WIDTH>(work, queries);
   RowState<WIDTH> rows(work);
   const AttentionTiles tiles(dim);
   const int begin = work.begin(0), end = work.end(work.num_rows - 1);
@@ -212,13 +212,13 @@ static void attend_tiles(const AttentionRows<BFloat16>& work, Scratch& scratch) 
     work.keys.rows(tile + first, tile + hi, key + first);
     for (int i = first; i < hi; i += 16)
       score_tiles<VECTORS>(key[i], work.keys.slot_stride, queries, dim, scores + i * WIDTH);
-    weigh_many<VECTORS>(scores, tile, work.scale, work.soft_cap, rows, out, dim);
+    softmax_rows<VECTORS>(scores, tile, work.scale, work.soft_cap, rows, out, dim);
     work.values.rows(tile + lo, tile + hi, value + lo);
-    turn_values(value, lo, hi, dim, values);
+    transpose_values(value, lo, hi, dim, values);
     pair_up<VECTORS>(scores, KEYS, weights);
     mix_tiles<VECTORS>(values, weights, dim, out);
   }
-  turn_back<WIDTH>(work, out, rows.total, turned);
+  transpose_out<WIDTH>(work, out, rows.total, turned);
 }
 
 #undef ADD_TILES
@@ -226,18 +226,18 @@ static void attend_tiles(const AttentionRows<BFloat16>& work, Scratch& scratch) 
 
 // Many rows, in whichever way; as wide as they need.
 template <class T>
-static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
+static void attend_prefill(const AttentionRows<T>& work, Scratch& scratch) {
   const int vectors = (work.num_rows + LANES - 1) / LANES;
 #if defined(AMX_TILES)
   if constexpr (std::is_same<T, BFloat16>::value) {
-    if (takes_tiles(work)) {
-      if (vectors == 1) return attend_tiles<1>(work, scratch);
-      if (vectors == 2) return attend_tiles<2>(work, scratch);
-      return attend_tiles<TILE_VECTORS>(work, scratch);
+    if (can_use_amx(work)) {
+      if (vectors == 1) return attend_prefill_amx<1>(work, scratch);
+      if (vectors == 2) return attend_prefill_amx<2>(work, scratch);
+      return attend_prefill_amx<TILE_VECTORS>(work, scratch);
     }
   }
 #endif
-  if (vectors == 1) return attend_many<1>(work, scratch);
-  if (vectors == 2) return attend_many<2>(work, scratch);
-  return attend_many<TILE_VECTORS>(work, scratch);
+  if (vectors == 1) return attend_prefill<1>(work, scratch);
+  if (vectors == 2) return attend_prefill<2>(work, scratch);
+  return attend_prefill<TILE_VECTORS>(work, scratch);
 }

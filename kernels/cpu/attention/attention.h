@@ -13,18 +13,18 @@
 #include "attention/amx.h"
 #include "attention/decode.h"
 
-constexpr int FEW_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
+constexpr int MAX_DECODE_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
 constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens
 
 // The way is chosen by all the rows that the sequence has: the last piece of a long chunk is computed like the others,
 // and a decode with a draft, bit for bit, like one without.
-INLINE bool has_few_rows(int query_len, int group) {
-  return query_len * group <= FEW_ROWS || (group <= FEW_ROWS && query_len <= DRAFT_TOKENS);
+INLINE bool is_decode(int query_len, int group) {
+  return query_len * group <= MAX_DECODE_ROWS || (group <= MAX_DECODE_ROWS && query_len <= DRAFT_TOKENS);
 }
 
 // Rows of one piece of work.
-INLINE int rows_per_piece(int query_len, int group) {
-  return has_few_rows(query_len, group) ? std::min(query_len * group, FEW_ROWS) : TILE_COLUMNS;
+INLINE int rows_per_item(int query_len, int group) {
+  return is_decode(query_len, group) ? std::min(query_len * group, MAX_DECODE_ROWS) : TILE_COLUMNS;
 }
 
 // Some rows of one sequence; or all of each of several, which are few, and whose first `shared` keys are the same: a
@@ -34,7 +34,7 @@ template <class T>
 void attend(const AttentionRows<T>* works, int num_works, int num_heads, int shared, const AttentionRows<T>* following,
             Scratch& scratch) {
   const AttentionRows<T>& work = works[0];
-  if (has_few_rows(work.query_len, work.group))
-    return attend_few(works, num_works, num_heads, work.window ? 0 : shared, following, scratch);
-  for (int head = 0; head < num_heads; ++head) attend_many(work.under(head), scratch);
+  if (is_decode(work.query_len, work.group))
+    return attend_decode(works, num_works, num_heads, work.window ? 0 : shared, following, scratch);
+  for (int head = 0; head < num_heads; ++head) attend_prefill(work.under(head), scratch);
 }

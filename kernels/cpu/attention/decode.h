@@ -9,7 +9,7 @@
 #include "attention/rows.h"
 
 // Rows of sequences that share a prefix: measured, and whole fours for groups of 1 to 4.
-constexpr int MOST_TOGETHER = 12;
+constexpr int MAX_SHARED_ROWS = 12;
 constexpr int ROWS_AT_ONCE = 4;    // of one head, as many as the registers hold
 constexpr int CHUNK = 16;          // keys of a tile that all heads are done with before the next ones; of LANES
 
@@ -23,9 +23,9 @@ struct KeyTile {
 // that is computed, so that memory is never idle; as far as the second-level cache, for the first cannot hold two
 // chunks.
 template <class K>
-class Ahead {
+class Prefetcher {
  public:
-  Ahead(const K* const* token, int num_heads, int numbers)
+  Prefetcher(const K* const* token, int num_heads, int numbers)
       : token_(token), last_(token + CHUNK - 1), num_heads_(num_heads), numbers_(numbers) {}
 
   // The next part, to be fetched; if there is none, one that was.
@@ -54,13 +54,13 @@ template <class K>
 struct HeadTile {
   const KeyTile<K>& now;
   ptrdiff_t offset;
-  Ahead<K>& ahead;
+  Prefetcher<K>& ahead;
   const K* key(int i) const { return now.key[i] + offset; }
   const K* value(int i) const { return now.value[i] + offset; }
 };
 
 // What rows of one head see of a tile: those of the keys lo ... hi - 1 that a row sees are row_lo[r] ... row_hi[r] - 1.
-struct Sight {
+struct VisibleKeys {
   int lo, hi, row_lo[ROWS_AT_ONCE], row_hi[ROWS_AT_ONCE];
   bool whole(int rows) const {
     bool all = lo == 0 && hi == KEYS;
@@ -70,12 +70,12 @@ struct Sight {
 };
 
 // Rows that are under way: what they ask for, scaled, and what they have so far, in the order in which load_pair loads.
-struct FewRows {
+struct DecodeRows {
   int padded_dim;
   float *query, *out;             // [rows, padded_dim]
   float *scores;                  // [rows, KEYS]
   float *largest, *total, *fade;  // [rows]
-  FewRows from(int row) const {
+  DecodeRows from(int row) const {
     const ptrdiff_t begin = static_cast<ptrdiff_t>(row) * padded_dim;
     return {padded_dim, query + begin, out + begin, scores + row * KEYS, largest + row, total + row, fade + row};
   }
@@ -83,7 +83,7 @@ struct FewRows {
 
 // The scores of the keys lo ... hi - 1, and of those beside them anything.
 template <int ROWS, bool WHOLE, class K>
-INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi) {
+INLINE void score_keys(const DecodeRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi) {
   constexpr int TOGETHER = 4;  // keys whose sums are under way at once
   const float* query = rows.query;
   for (int first = lo / LANES * LANES; first < hi; first += LANES) {
@@ -105,7 +105,7 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
         for (int t = 0; t < TOGETHER; ++t) {
           Floats k[2];
           load_pair(row[t] + d, k);
-          Ahead<K>::fetch(ahead[t] + d, 2 * LANES);
+          Prefetcher<K>::fetch(ahead[t] + d, 2 * LANES);
           for (int r = 0; r < ROWS; ++r) sum[t][r] += k[0] * q[r][0];
           for (int r = 0; r < ROWS; ++r) sum[t][r] += k[1] * q[r][1];
         }
@@ -113,7 +113,7 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
       for (; d < padded_dim; d += LANES)
         for (int t = 0; t < TOGETHER; ++t) {
           const Floats k = load(row[t] + d);
-          Ahead<K>::fetch(ahead[t] + d, LANES);
+          Prefetcher<K>::fetch(ahead[t] + d, LANES);
           for (int r = 0; r < ROWS; ++r) sum[t][r] += k * load(query + r * padded_dim + d);
         }
       for (int t = 0; t < TOGETHER; ++t)
@@ -126,7 +126,8 @@ INLINE void score_few(const FewRows& rows, int padded_dim, const HeadTile<K>& ti
 // out[r][d] = out[r][d] * fade[r] + sum over the keys lo ... hi - 1 of scores[r][i] * value[i][d], VECTORS from d on;
 // what has faded already does not fade.
 template <int ROWS, int VECTORS, class K>
-INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded, int d) {
+INLINE void mix_values(const DecodeRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded,
+                       int d) {
   Floats sum[ROWS][VECTORS];
   float* out = rows.out + d;
   for (int r = 0; r < ROWS; ++r)
@@ -138,7 +139,7 @@ INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile
 #pragma GCC unroll 8
     for (int j = 0; j + 1 < VECTORS; j += 2) load_pair(value + j * LANES, v + j);
     if (VECTORS % 2) v[VECTORS - 1] = load(value + (VECTORS - 1) * LANES);
-    if (d == 0) Ahead<K>::fetch(tile.ahead.take(), padded_dim);
+    if (d == 0) Prefetcher<K>::fetch(tile.ahead.take(), padded_dim);
 #pragma GCC unroll 8
     for (int j = 0; j < VECTORS; ++j)
       for (int r = 0; r < ROWS; ++r) sum[r][j] += v[j] * rows.scores[r * KEYS + i];
@@ -149,20 +150,20 @@ INLINE void mix_few(const FewRows& rows, int padded_dim, const HeadTile<K>& tile
 
 // All columns from d on, as many vectors of them at once as there are; an odd number only at the end.
 template <int ROWS, int VECTORS, class K>
-INLINE void mix_columns(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded,
+INLINE void mix_columns(const DecodeRows& rows, int padded_dim, const HeadTile<K>& tile, int lo, int hi, bool faded,
                         int d) {
   if constexpr (VECTORS % 2) {
-    if (d + VECTORS * LANES == padded_dim) return mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
+    if (d + VECTORS * LANES == padded_dim) return mix_values<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
   } else {
     for (; d + VECTORS * LANES <= padded_dim; d += VECTORS * LANES)
-      mix_few<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
+      mix_values<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, faded, d);
   }
   if constexpr (VECTORS > 1) mix_columns<ROWS, VECTORS - 1>(rows, padded_dim, tile, lo, hi, faded, d);
 }
 
 // Turn one row's scores into weights; `fade` becomes the factor by which all before has to fade.
 template <bool WHOLE>
-INLINE void weigh_few(float* scores, int lo, int hi, float soft_cap, float* largest, float* total, float* fade) {
+INLINE void softmax_row(float* scores, int lo, int hi, float soft_cap, float* largest, float* total, float* fade) {
   Floats index;
   for (int lane = 0; lane < LANES; ++lane) index[lane] = static_cast<float>(lane);
   Floats score[KEYS / LANES], most = splat(*largest);
@@ -171,7 +172,7 @@ INLINE void weigh_few(float* scores, int lo, int hi, float soft_cap, float* larg
     const Floats at = index + static_cast<float>(i);
     score[i / LANES] = capped(load(scores + i), soft_cap);
     if (!WHOLE)
-      score[i / LANES] = at >= static_cast<float>(lo) && at < static_cast<float>(hi) ? score[i / LANES] : splat(UNSEEN);
+      score[i / LANES] = at >= static_cast<float>(lo) && at < static_cast<float>(hi) ? score[i / LANES] : splat(MASKED);
     most = larger(most, score[i / LANES]);
   }
   const float new_largest = largest_lane(most);
@@ -196,24 +197,25 @@ INLINE void weigh_few(float* scores, int lo, int hi, float soft_cap, float* larg
 enum class Pass { SCORE, WEIGH, MIX };
 
 template <Pass PASS, int ROWS, bool WHOLE, class K>
-INLINE void few_pass(const FewRows& rows, int padded_dim, const HeadTile<K>& tile, const Sight& sight, int chunk,
-                     float soft_cap) {
+INLINE void decode_pass(const DecodeRows& rows, int padded_dim, const HeadTile<K>& tile, const VisibleKeys& visible,
+                        int chunk, float soft_cap) {
   constexpr int VECTORS = std::min(8, REGISTERS / 2 / ROWS) / 2 * 2;
-  const int lo = WHOLE ? chunk : std::max(sight.lo, chunk);
-  const int hi = WHOLE ? chunk + CHUNK : std::min(sight.hi, chunk + CHUNK);
-  if constexpr (PASS == Pass::SCORE) score_few<ROWS, WHOLE>(rows, padded_dim, tile, lo, hi);
+  const int lo = WHOLE ? chunk : std::max(visible.lo, chunk);
+  const int hi = WHOLE ? chunk + CHUNK : std::min(visible.hi, chunk + CHUNK);
+  if constexpr (PASS == Pass::SCORE) score_keys<ROWS, WHOLE>(rows, padded_dim, tile, lo, hi);
   if constexpr (PASS == Pass::WEIGH)
     for (int r = 0; r < ROWS; ++r)
-      weigh_few<WHOLE>(rows.scores + r * KEYS, sight.row_lo[r], sight.row_hi[r], soft_cap, rows.largest + r,
+      softmax_row<WHOLE>(rows.scores + r * KEYS, visible.row_lo[r], visible.row_hi[r], soft_cap, rows.largest + r,
                        rows.total + r, rows.fade + r);
-  if constexpr (PASS == Pass::MIX) mix_columns<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, chunk > sight.lo, 0);
+  if constexpr (PASS == Pass::MIX) mix_columns<ROWS, VECTORS>(rows, padded_dim, tile, lo, hi, chunk > visible.lo, 0);
 }
 
 // The same for whichever tile, and the head_dims that are common known to the compiler.
 template <Pass PASS, int ROWS, class K>
-static void few_pass(const FewRows& rows, const HeadTile<K>& tile, const Sight& sight, int chunk, float soft_cap) {
-  auto of_dim = [&](auto dim) { few_pass<PASS, ROWS, true>(rows, dim, tile, sight, chunk, soft_cap); };
-  if (!sight.whole(ROWS)) return few_pass<PASS, ROWS, false>(rows, rows.padded_dim, tile, sight, chunk, soft_cap);
+static void decode_pass(const DecodeRows& rows, const HeadTile<K>& tile, const VisibleKeys& visible, int chunk,
+                        float soft_cap) {
+  auto of_dim = [&](auto dim) { decode_pass<PASS, ROWS, true>(rows, dim, tile, visible, chunk, soft_cap); };
+  if (!visible.whole(ROWS)) return decode_pass<PASS, ROWS, false>(rows, rows.padded_dim, tile, visible, chunk, soft_cap);
   switch (rows.padded_dim) {
     case 48: return of_dim(std::integral_constant<int, 48>{});
     case 64: return of_dim(std::integral_constant<int, 64>{});
@@ -224,7 +226,7 @@ static void few_pass(const FewRows& rows, const HeadTile<K>& tile, const Sight& 
 
 // Rows that go over the same keys, from `begin` to `end` - 1: row r sees those from row_begin[r] to row_end[r] - 1.
 template <class T>
-struct Walk {
+struct KeyWalk {
   const AttentionRows<T>* work;
   int row, num_rows, begin, end;
   const int *row_begin, *row_end;
@@ -243,25 +245,25 @@ struct Walk {
 };
 
 template <Pass PASS, class T, class K>
-static void few_pass(const FewRows& rows, const Walk<T>& walk, int first, int chunk, const HeadTile<K>& tile) {
+static void decode_pass(const DecodeRows& rows, const KeyWalk<T>& walk, int first, int chunk, const HeadTile<K>& tile) {
   for (int row = 0, size; row < walk.num_rows; row += size) {
     size = std::min(walk.num_rows - row, ROWS_AT_ONCE);
-    Sight sight;
-    sight.lo = std::max(std::max(walk.begin, walk.row_begin[row]) - first, 0);
-    sight.hi = std::min(walk.row_end[row + size - 1] - first, KEYS);
-    if (sight.lo >= sight.hi) continue;
-    if (PASS != Pass::WEIGH && (sight.lo >= chunk + CHUNK || sight.hi <= chunk)) continue;
+    VisibleKeys visible;
+    visible.lo = std::max(std::max(walk.begin, walk.row_begin[row]) - first, 0);
+    visible.hi = std::min(walk.row_end[row + size - 1] - first, KEYS);
+    if (visible.lo >= visible.hi) continue;
+    if (PASS != Pass::WEIGH && (visible.lo >= chunk + CHUNK || visible.hi <= chunk)) continue;
     for (int r = 0; r < size; ++r) {
-      sight.row_lo[r] = walk.row_begin[row + r] - first;
-      sight.row_hi[r] = std::min(walk.row_end[row + r] - first, sight.hi);
+      visible.row_lo[r] = walk.row_begin[row + r] - first;
+      visible.row_hi[r] = std::min(walk.row_end[row + r] - first, visible.hi);
     }
-    const FewRows mine = rows.from(row);
+    const DecodeRows mine = rows.from(row);
     const float soft_cap = walk.work->soft_cap;
     switch (size) {
-      case 1: few_pass<PASS, 1>(mine, tile, sight, chunk, soft_cap); break;
-      case 2: few_pass<PASS, 2>(mine, tile, sight, chunk, soft_cap); break;
-      case 3: few_pass<PASS, 3>(mine, tile, sight, chunk, soft_cap); break;
-      case 4: few_pass<PASS, 4>(mine, tile, sight, chunk, soft_cap); break;
+      case 1: decode_pass<PASS, 1>(mine, tile, visible, chunk, soft_cap); break;
+      case 2: decode_pass<PASS, 2>(mine, tile, visible, chunk, soft_cap); break;
+      case 3: decode_pass<PASS, 3>(mine, tile, visible, chunk, soft_cap); break;
+      case 4: decode_pass<PASS, 4>(mine, tile, visible, chunk, soft_cap); break;
     }
   }
 }
@@ -269,13 +271,13 @@ static void few_pass(const FewRows& rows, const Walk<T>& walk, int first, int ch
 // The tile that begins at `first`, for the walk's rows of every head; those of neighbouring heads are `step` apart.
 // Keys, then values, chunk after chunk; the one after each is fetched meanwhile.
 template <class T>
-static void few_tile(const Walk<T>& walk, int num_heads, const FewRows& rows, int step, int first,
+static void decode_tile(const KeyWalk<T>& walk, int num_heads, const DecodeRows& rows, int step, int first,
                      const KeyTile<T>& now, const KeyTile<T>& next, int next_chunk) {
   const int lo = std::max(walk.begin - first, 0) / CHUNK * CHUNK, hi = std::min(walk.end - first, KEYS);
   auto pass = [&](auto which, int chunk, const T* const* following) {
-    Ahead<T> ahead(following, num_heads, walk.work->head_dim);
+    Prefetcher<T> ahead(following, num_heads, walk.work->head_dim);
     for (int head = 0; head < num_heads; ++head)
-      few_pass<which.value>(rows.from(head * step), walk, first, chunk,
+      decode_pass<which.value>(rows.from(head * step), walk, first, chunk,
                             HeadTile<T>{now, static_cast<ptrdiff_t>(head) * walk.work->head_dim, ahead});
     if (which.value != Pass::WEIGH) ahead.fetch_rest();
   };
@@ -291,7 +293,7 @@ static void few_tile(const Walk<T>& walk, int num_heads, const FewRows& rows, in
 // The same, for heads whose last vectors would reach into their neighbours, or that are float16, which is rare.
 // wide: [2, KEYS, padded_dim].
 template <class T>
-static void widened_few_tile(const Walk<T>& walk, int num_heads, const FewRows& rows, int step, int first,
+static void widened_decode_tile(const KeyWalk<T>& walk, int num_heads, const DecodeRows& rows, int step, int first,
                              const KeyTile<T>& now, float* wide) {
   const int dim = walk.work->head_dim, padded_dim = rows.padded_dim;
   const int lo = std::max(walk.begin - first, 0), hi = std::min(walk.end - first, KEYS);
@@ -300,18 +302,18 @@ static void widened_few_tile(const Walk<T>& walk, int num_heads, const FewRows& 
     widened.key[i] = wide + i * padded_dim;
     widened.value[i] = wide + (KEYS + i) * padded_dim;
   }
-  Ahead<float> nothing(widened.key, 0, 0);
+  Prefetcher<float> nothing(widened.key, 0, 0);
   const HeadTile<float> tile{widened, 0, nothing};
   for (int head = 0; head < num_heads; ++head) {
     for (int i = lo; i < hi; ++i) {
       widen_row(now.key[i] + head * dim, dim, wide + i * padded_dim);
       widen_row(now.value[i] + head * dim, dim, wide + (KEYS + i) * padded_dim);
     }
-    const FewRows mine = rows.from(head * step);
+    const DecodeRows mine = rows.from(head * step);
     const int begin = lo / CHUNK * CHUNK;
-    for (int chunk = begin; chunk < hi; chunk += CHUNK) few_pass<Pass::SCORE>(mine, walk, first, chunk, tile);
-    few_pass<Pass::WEIGH>(mine, walk, first, 0, tile);
-    for (int chunk = begin; chunk < hi; chunk += CHUNK) few_pass<Pass::MIX>(mine, walk, first, chunk, tile);
+    for (int chunk = begin; chunk < hi; chunk += CHUNK) decode_pass<Pass::SCORE>(mine, walk, first, chunk, tile);
+    decode_pass<Pass::WEIGH>(mine, walk, first, 0, tile);
+    for (int chunk = begin; chunk < hi; chunk += CHUNK) decode_pass<Pass::MIX>(mine, walk, first, chunk, tile);
   }
 }
 
@@ -319,12 +321,12 @@ static void widened_few_tile(const Walk<T>& walk, int num_heads, const FewRows& 
 // Over those all rows go together; then each sequence's go on alone, from where they stand: in the order of a row
 // alone. What `following` begins with is fetched at the end; null = nothing.
 template <class T>
-static void attend_few(const AttentionRows<T>* works, int num_works, int num_heads, int shared,
+static void attend_decode(const AttentionRows<T>* works, int num_works, int num_heads, int shared,
                        const AttentionRows<T>* following, Scratch& scratch) {
   const int dim = works[0].head_dim, padded_dim = round_up(dim, LANES);
   const bool is_wide = std::is_same<T, Float16>::value || padded_dim != dim;
-  int row_begin[MOST_TOGETHER], row_end[MOST_TOGETHER], all_shared[MOST_TOGETHER], none[MOST_TOGETHER] = {};
-  Walk<T> walks[MOST_TOGETHER + 2];
+  int row_begin[MAX_SHARED_ROWS], row_end[MAX_SHARED_ROWS], all_shared[MAX_SHARED_ROWS], none[MAX_SHARED_ROWS] = {};
+  KeyWalk<T> walks[MAX_SHARED_ROWS + 2];
   int count = 0, num_walks = shared > 0;
   for (int i = 0; i < num_works; ++i) {
     const int row = count;
@@ -344,11 +346,11 @@ static void attend_few(const AttentionRows<T>* works, int num_works, int num_hea
   float* scores = memory + 2 * num_rows * padded_dim;
   float* wide = scores + num_rows * KEYS;
   float* sums = wide + 2 * KEYS * padded_dim;
-  const FewRows rows{padded_dim, memory, memory + num_rows * padded_dim, scores,
+  const DecodeRows rows{padded_dim, memory, memory + num_rows * padded_dim, scores,
                      sums,       sums + num_rows, sums + 2 * num_rows};
   std::fill(rows.out, rows.out + num_rows * padded_dim, 0.0f);
   std::fill(rows.scores, rows.scores + num_rows * KEYS, 0.0f);
-  std::fill(rows.largest, rows.largest + num_rows, UNSEEN);
+  std::fill(rows.largest, rows.largest + num_rows, MASKED);
   std::fill(rows.total, rows.total + num_rows, 0.0f);
   auto each_row = [&](auto use) {
     for (int head = 0, row = 0; head < num_heads; ++head)
@@ -369,7 +371,7 @@ static void attend_few(const AttentionRows<T>* works, int num_works, int num_hea
   KeyTile<T>*now = tiles, *next = tiles + 1;
   walks[0].find(walks[0].first_tile(), *now);
   for (int i = 0; i < num_walks; ++i) {
-    const Walk<T>& walk = walks[i];
+    const KeyWalk<T>& walk = walks[i];
     for (int first = walk.first_tile(); first < walk.end; first += KEYS) {
       int chunk = 0;  // of the next tile, that comes first
       if (first + KEYS < walk.end) {
@@ -378,11 +380,11 @@ static void attend_few(const AttentionRows<T>* works, int num_works, int num_hea
         walks[i + 1].find(walks[i + 1].first_tile(), *next);
         chunk = walks[i + 1].begin % KEYS / CHUNK * CHUNK;
       }
-      const FewRows mine = rows.from(walk.row);
+      const DecodeRows mine = rows.from(walk.row);
       if (is_wide)
-        widened_few_tile(walk, num_heads, mine, count, first, *now, wide);
+        widened_decode_tile(walk, num_heads, mine, count, first, *now, wide);
       else
-        few_tile(walk, num_heads, mine, count, first, *now, *next, chunk);
+        decode_tile(walk, num_heads, mine, count, first, *now, *next, chunk);
       std::swap(now, next);
     }
   }

@@ -7,10 +7,10 @@ namespace {
 
 template <class T>
 void run(const AttentionCall& call) {
-  const std::vector<Piece> pieces = pieces_of(call);
-  share_out(call.num_threads, static_cast<int64_t>(pieces.size()), [&](int64_t item) {
+  const std::vector<WorkItem> items = work_items_of(call);
+  parallel_for(call.num_threads, static_cast<int64_t>(items.size()), [&](int64_t item) {
     static thread_local Scratch scratch;
-    attend<T>(call, pieces, item, scratch);
+    attend<T>(call, items, item, scratch);
   });
 }
 

@@ -8,24 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from triolet.kernels.cpu.abi import AttentionCall
+
 if TYPE_CHECKING:
     from triolet.kernels.attention_metadata import AttentionMetadata
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Storage types that the kernels know, by the numbers they have in C++."""
-
-
-class AttentionCall(ctypes.Structure):
-    """The struct of that name in paged_attention.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out")),
-        *((name, ctypes.c_void_p) for name in ("cu_query_lens", "seq_lens", "block_tables")),
-        *((name, ctypes.c_int64) for name in ("query_stride_t", "query_stride_h", "block_tables_stride")),
-        *((name, ctypes.c_int32) for name in ("num_seqs", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("block_size", "sliding_window", "dtype", "num_threads")),
-        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
-    )
 
 
 def paged_attention_cpp(

@@ -24,7 +24,7 @@ struct RowState {
 
   template <class T>
   explicit RowState(const AttentionRows<T>& work) {
-    std::fill(largest, largest + WIDTH, UNSEEN);
+    std::fill(largest, largest + WIDTH, MASKED);
     for (int r = 0; r < WIDTH; ++r) {
       begin[r] = work.begin(std::min(r, work.num_rows - 1));
       end[r] = work.end(std::min(r, work.num_rows - 1));
@@ -38,7 +38,7 @@ struct RowState {
 // Turn VECTORS * LANES rows' scores [KEYS, VECTORS * LANES] into weights, and fade what they have in `out`. Scores of
 // keys that a row does not see may be anything.
 template <int VECTORS>
-INLINE void weigh_many(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows,
+INLINE void softmax_rows(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows,
                        float* out, int dim) {
   constexpr int WIDTH = VECTORS * LANES;
   const bool all_seen = rows.all_see(tile);
@@ -49,7 +49,7 @@ INLINE void weigh_many(float* scores, int tile, float scale, float soft_cap, Row
     Floats most = old_largest;
     for (int i = 0; i < KEYS; ++i) {
       Floats score = capped(load(scores + i * WIDTH + j) * scale, soft_cap);
-      if (!all_seen) score = (lo <= i) & (hi > i) ? score : splat(UNSEEN);
+      if (!all_seen) score = (lo <= i) & (hi > i) ? score : splat(MASKED);
       store(scores + i * WIDTH + j, score);
       most = larger(most, score);
     }
@@ -68,7 +68,7 @@ INLINE void weigh_many(float* scores, int tile, float scale, float soft_cap, Row
 }
 
 template <int VECTORS, class T>
-static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
+static void attend_prefill(const AttentionRows<T>& work, Scratch& scratch) {
   constexpr int WIDTH = VECTORS * LANES;
   const int dim = work.head_dim, padded_dim = round_up(dim, LANES);
   float* query = scratch.floats(static_cast<size_t>(padded_dim) * (2 * WIDTH + 2 * KEYS + 1) + KEYS * WIDTH);
@@ -88,7 +88,7 @@ static void attend_many(const AttentionRows<T>& work, Scratch& scratch) {
     const int lo = std::max(begin - tile, 0), hi = std::min(end - tile, KEYS);
     widen_tile(work.keys, tile, lo, hi, dim, padded_dim, keys);
     multiply<VECTORS>(KEYS, keys, padded_dim, 1, query, WIDTH, dim, scores, WIDTH, false);
-    weigh_many<VECTORS>(scores, tile, 1.0f, work.soft_cap, rows, out, dim);
+    softmax_rows<VECTORS>(scores, tile, 1.0f, work.soft_cap, rows, out, dim);
     widen_tile(work.values, tile, lo, hi, dim, padded_dim, values);
     multiply<VECTORS>(dim, values, 1, padded_dim, scores, WIDTH, KEYS, out, WIDTH, true);
   }

@@ -8,7 +8,7 @@
 #include "simd.h"
 
 constexpr int KEYS = 64;
-constexpr float UNSEEN = -1e30f;  // below every score, and still finite: the difference of two is 0, not NaN
+constexpr float MASKED = -1e30f;  // below every score, and still finite: the difference of two is 0, not NaN
 
 // One KV head of one sequence, in keys or values [num_blocks, block_size, num_kv_heads, head_dim].
 template <class T>

@@ -8,7 +8,7 @@
 
 #include "attention/attention.h"
 
-// Mirrored by AttentionCall in paged_attention.py, field by field.
+// Mirrored in abi.py.
 struct AttentionCall {
   const void *query, *keys, *values;
   void* out;  // [num_tokens, num_heads, head_dim], contiguous
@@ -20,9 +20,9 @@ struct AttentionCall {
 
 // A unit of work, under some KV heads: some rows of one sequence; or all rows of several, which have few, and whose
 // first `shared` keys are the same.
-struct Piece {
+struct WorkItem {
   int first_head, num_heads, first_row, num_rows, num_sequences, shared;
-  int sequences[MOST_TOGETHER];
+  int sequences[MAX_SHARED_ROWS];
 };
 
 // What the block tables say that sequences share. Only what lies before a sequence's new tokens counts, in whole tiles.
@@ -58,7 +58,7 @@ class Prefixes {
 
 // Pieces of sequences with so few rows that several fit into one: those that share a prefix, together. All threads are
 // to have some of them. Under all KV heads.
-inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequences, std::vector<Piece>& pieces) {
+inline void add_shared_items(const AttentionCall& call, std::vector<int> sequences, std::vector<WorkItem>& items) {
   const int group = call.num_heads / call.num_kv_heads;
   const Prefixes prefixes(call);
   const int fair = static_cast<int>(sequences.size()) * call.num_kv_heads / (2 * std::max(1, call.num_threads));
@@ -67,9 +67,9 @@ inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequen
   for (int sequence : sequences) {
     const int rows = (call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence]) * group;
     if (may_grow) {
-      Piece& last = pieces.back();
+      WorkItem& last = items.back();
       const int shared = prefixes.shared(last.sequences[0], sequence);
-      const bool fits = last.num_rows + rows <= MOST_TOGETHER && last.num_sequences < fair;
+      const bool fits = last.num_rows + rows <= MAX_SHARED_ROWS && last.num_sequences < fair;
       if (fits && shared > 0 && 2 * shared >= last.shared) {
         last.shared = last.shared ? std::min(last.shared, shared) : shared;
         last.num_rows += rows;
@@ -77,55 +77,55 @@ inline void add_shared_pieces(const AttentionCall& call, std::vector<int> sequen
         continue;
       }
     }
-    pieces.push_back({0, call.num_kv_heads, 0, rows, 1, 0, {sequence}});
+    items.push_back({0, call.num_kv_heads, 0, rows, 1, 0, {sequence}});
     may_grow = true;
   }
 }
 
 // KV heads that are computed side by side: as many as leave enough pieces for all threads, and a tile of them, with the
 // next one, in the second-level cache.
-inline int heads_together(const AttentionCall& call, int num_pieces) {
-  constexpr int PIECES_EACH = 8, TILE_BYTES = 256 * 1024;
-  const int parts = (PIECES_EACH * call.num_threads + num_pieces - 1) / std::max(1, num_pieces);
+inline int heads_together(const AttentionCall& call, int num_items) {
+  constexpr int ITEMS_PER_THREAD = 8, TILE_BYTES = 256 * 1024;
+  const int parts = (ITEMS_PER_THREAD * call.num_threads + num_items - 1) / std::max(1, num_items);
   const int head_bytes = 2 * KEYS * call.head_dim * (call.dtype == 0 ? 4 : 2);
   return std::max(1, std::min((call.num_kv_heads + parts - 1) / parts, TILE_BYTES / head_bytes));
 }
 
 // The same pieces, each cut into pieces of fewer KV heads.
-inline std::vector<Piece> cut_by_heads(const std::vector<Piece>& pieces, int num_kv_heads, int together) {
-  std::vector<Piece> cut;
-  cut.reserve(pieces.size() * ((num_kv_heads + together - 1) / together));
-  for (const Piece& piece : pieces)
+inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, int num_kv_heads, int together) {
+  std::vector<WorkItem> cut;
+  cut.reserve(items.size() * ((num_kv_heads + together - 1) / together));
+  for (const WorkItem& item : items)
     for (int head = 0; head < num_kv_heads; head += together) {
-      cut.push_back(piece);
+      cut.push_back(item);
       cut.back().first_head = head;
       cut.back().num_heads = std::min(together, num_kv_heads - head);
     }
   return cut;
 }
 
-inline std::vector<Piece> pieces_of(const AttentionCall& call) {
-  std::vector<Piece> few, many;
-  std::vector<int> small;
+inline std::vector<WorkItem> work_items_of(const AttentionCall& call) {
+  std::vector<WorkItem> decode_items, prefill_items;
+  std::vector<int> sharing;
   const int group = call.num_heads / call.num_kv_heads;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
     const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence], rows = query_len * group;
     if (rows == 0) continue;
-    if (2 * rows <= MOST_TOGETHER) {
-      small.push_back(sequence);
+    if (2 * rows <= MAX_SHARED_ROWS) {
+      sharing.push_back(sequence);
       continue;
     }
-    const int most = rows_per_piece(query_len, group);
+    const int most = rows_per_item(query_len, group);
     // From the end: the last queries see the most keys, and what takes longest is best begun first.
     for (int first = (rows - 1) / most * most; first >= 0; first -= most)
-      many.push_back({0, call.num_kv_heads, first, std::min(most, rows - first), 1, 0, {sequence}});
+      prefill_items.push_back({0, call.num_kv_heads, first, std::min(most, rows - first), 1, 0, {sequence}});
   }
-  add_shared_pieces(call, std::move(small), few);
-  std::vector<Piece> pieces = cut_by_heads(many, call.num_kv_heads, 1);
-  const int together = heads_together(call, static_cast<int>(few.size()));
-  const std::vector<Piece> cut = cut_by_heads(few, call.num_kv_heads, together);
-  pieces.insert(pieces.end(), cut.begin(), cut.end());
-  return pieces;
+  add_shared_items(call, std::move(sharing), decode_items);
+  std::vector<WorkItem> items = cut_by_heads(prefill_items, call.num_kv_heads, 1);
+  const int together = heads_together(call, static_cast<int>(decode_items.size()));
+  const std::vector<WorkItem> cut = cut_by_heads(decode_items, call.num_kv_heads, together);
+  items.insert(items.end(), cut.begin(), cut.end());
+  return items;
 }
 
 // All rows of a sequence.
@@ -160,16 +160,16 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
 
 // One of the pieces; the next one is likely to follow.
 template <class T>
-inline void attend(const AttentionCall& call, const std::vector<Piece>& pieces, size_t index, Scratch& scratch) {
-  auto rows_under = [&](const Piece& piece, int i) { return rows_of<T>(call, piece.sequences[i], piece.first_head); };
-  const Piece& piece = pieces[index];
-  AttentionRows<T> works[MOST_TOGETHER], following;
-  for (int i = 0; i < piece.num_sequences; ++i) works[i] = rows_under(piece, i);
-  if (piece.num_sequences == 1) {
-    works[0].first_row = piece.first_row;
-    works[0].num_rows = piece.num_rows;
+inline void attend(const AttentionCall& call, const std::vector<WorkItem>& items, size_t index, Scratch& scratch) {
+  auto rows_under = [&](const WorkItem& item, int i) { return rows_of<T>(call, item.sequences[i], item.first_head); };
+  const WorkItem& item = items[index];
+  AttentionRows<T> works[MAX_SHARED_ROWS], following;
+  for (int i = 0; i < item.num_sequences; ++i) works[i] = rows_under(item, i);
+  if (item.num_sequences == 1) {
+    works[0].first_row = item.first_row;
+    works[0].num_rows = item.num_rows;
   }
-  const bool is_last = index + 1 == pieces.size();
-  if (!is_last) following = rows_under(pieces[index + 1], 0);
-  attend(works, piece.num_sequences, piece.num_heads, piece.shared, is_last ? nullptr : &following, scratch);
+  const bool is_last = index + 1 == items.size();
+  if (!is_last) following = rows_under(items[index + 1], 0);
+  attend(works, item.num_sequences, item.num_heads, item.shared, is_last ? nullptr : &following, scratch);
 }

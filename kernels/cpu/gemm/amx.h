@@ -122,7 +122,7 @@ INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W
 // past the end. With the panel's first rows it is fetched, and with those after them the panel that lies behind it;
 // `above` rows of the same have been multiplied before.
 template <class X, class W, class Sum>
-static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, int columns, int rows, int depth,
+static void amx_multiply(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, int columns, int rows, int depth,
                         int above, Sum* sums) {
   const int height = rows < AMX_ROWS ? rows : AMX_ROWS;
   const AmxTiles tiles(height);
@@ -149,7 +149,8 @@ static void amx_product(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t s
 }
 
 // sums[i][j] = a few signed bytes of x times unsigned ones, as many as AmxTiles was told; see above.
-INLINE void amx_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights, int columns, int rows, int32_t* sums) {
+INLINE void amx_int4_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights, int columns, int rows,
+                           int32_t* sums) {
   const int last = rows < AMX_ROWS ? 0 : rows - AMX_ROWS;
   const ptrdiff_t bytes = columns * 4;
   for (int first = 0; first < rows; first += 2 * AMX_ROWS) {
@@ -180,6 +181,6 @@ INLINE void amx_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights,
 INLINE bool amx_usable() { return false; }
 INLINE bool ask_for_amx(bool) { return false; }
 template <class X, class W, class Sum>
-INLINE void amx_product(const X*, ptrdiff_t, const W*, ptrdiff_t, int, int, int, int, Sum*) {}
+INLINE void amx_multiply(const X*, ptrdiff_t, const W*, ptrdiff_t, int, int, int, int, Sum*) {}
 
 #endif

@@ -13,11 +13,11 @@
 #include "gemm/linear.h"
 #include "scratch.h"
 
-constexpr int THIRDS = 3;
+constexpr int PARTS = 3;
 constexpr int BLOCK_INPUTS = 32, BLOCK_COLUMNS = 32;  // of a panel, for one turn of the tiles
 constexpr int BLOCK_NUMBERS = BLOCK_INPUTS * BLOCK_COLUMNS;
 constexpr int TILE_WORDS = AMX_ROWS * 16;             // pairs of bfloat16 in a tile
-constexpr int SPLIT_WORDS = 2 * THIRDS * TILE_WORDS;  // of a block that was split
+constexpr int SPLIT_WORDS = 2 * PARTS * TILE_WORDS;  // of a block that was split
 constexpr int KEPT_BLOCKS = 5;                        // that stay in the first-level cache, split, while rows pass
 constexpr int KEPT_ROWS = 512;                        // rows whose sums stay in the second-level cache
 
@@ -25,10 +25,11 @@ INLINE int num_blocks(int num_in) { return (num_in + BLOCK_INPUTS - 1) / BLOCK_I
 
 // Packed for tiles: of each panel the left half, then the right one; of each, blocks [BLOCK_INPUTS, BLOCK_COLUMNS].
 // Inputs past the last are zeros.
-INLINE void pack_blocks(const float* weight, int num_out, int num_in, bool gated, int num_threads, float* packed) {
+INLINE void pack_bf16x3_blocks(const float* weight, int num_out, int num_in, bool gated, int num_threads,
+                               float* packed) {
   const int halves = TILE_COLUMNS / BLOCK_COLUMNS, padded = num_blocks(num_in) * BLOCK_INPUTS;
   const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS;
-  share_out(num_threads, panels * halves, [=](int64_t half) {
+  parallel_for(num_threads, panels * halves, [=](int64_t half) {
     float* to = packed + half * padded * BLOCK_COLUMNS;
     for (int column = 0; column < BLOCK_COLUMNS; ++column) {
       const int in_panel = static_cast<int>(half % halves) * BLOCK_COLUMNS + column;
@@ -42,47 +43,47 @@ INLINE void pack_blocks(const float* weight, int num_out, int num_in, bool gated
 
 // Rows of activations that were split: tiles of 16 rows and BLOCK_INPUTS inputs, [ceil(rows / 16), blocks, THIRDS].
 // What no row has written to may be anything: rows do not meet.
-struct ThirdRows {
+struct Bf16x3Rows {
   uint32_t* tiles;
   int blocks;
 
   static size_t num_words(size_t rows, int num_in) {
-    return (rows + AMX_ROWS - 1) / AMX_ROWS * num_blocks(num_in) * THIRDS * TILE_WORDS;
+    return (rows + AMX_ROWS - 1) / AMX_ROWS * num_blocks(num_in) * PARTS * TILE_WORDS;
   }
   uint32_t* at(int row, int block) const {
-    const ptrdiff_t tile = (static_cast<ptrdiff_t>(row / AMX_ROWS) * blocks + block) * THIRDS;
+    const ptrdiff_t tile = (static_cast<ptrdiff_t>(row / AMX_ROWS) * blocks + block) * PARTS;
     return tiles + tile * TILE_WORDS + row % AMX_ROWS * 16;
   }
-  ThirdRows from(int row) const { return {at(row, 0), blocks}; }  // the first of a tile
+  Bf16x3Rows from(int row) const { return {at(row, 0), blocks}; }  // the first of a tile
 };
 
 #if defined(AMX_TILES)
 
-INLINE Words upper_halves(Words x) { return x & 0xffff0000u; }
+INLINE Words upper_half(Words x) { return x & 0xffff0000u; }
 
-INLINE Words without(Words x, Words third) {
-  return reinterpret_cast<Words>(reinterpret_cast<Floats>(x) - reinterpret_cast<Floats>(third));
+INLINE Words without(Words x, Words part) {
+  return reinterpret_cast<Words>(reinterpret_cast<Floats>(x) - reinterpret_cast<Floats>(part));
 }
 
 // Thirds of weights are cut off; those of activations are the nearest, which makes what is left out smaller, and as
 // often too much as too little.
-INLINE Words nearest_third(Words x) {
-  return upper_halves((x & 0x7fffffffu) < 0x7f7f0000u ? x + 0x8000u : x);  // no number may become infinite
+INLINE Words nearest_part(Words x) {
+  return upper_half((x & 0x7fffffffu) < 0x7f7f0000u ? x + 0x8000u : x);  // no number may become infinite
 }
 
 // BLOCK_INPUTS numbers of a row, to the same place in the tiles of a block.
 INLINE void split_inputs(const float* from, uint32_t* to) {
   for (int half = 0; half < 2; ++half) {
     Words x = reinterpret_cast<Words>(load(from + half * LANES));
-    for (int third = 0; third < THIRDS; ++third) {
-      const Words next = nearest_third(x);
-      *reinterpret_cast<Shorts*>(to + third * TILE_WORDS + half * 8) = __builtin_convertvector(next >> 16, Shorts);
+    for (int part = 0; part < PARTS; ++part) {
+      const Words next = nearest_part(x);
+      *reinterpret_cast<Shorts*>(to + part * TILE_WORDS + half * 8) = __builtin_convertvector(next >> 16, Shorts);
       x = without(x, next);
     }
   }
 }
 
-INLINE void split_row(const float* from, int num_in, int row, const ThirdRows& to) {
+INLINE void split_row(const float* from, int num_in, int row, const Bf16x3Rows& to) {
   const int whole = num_in / BLOCK_INPUTS;
   for (int block = 0; block < whole; ++block) split_inputs(from + block * BLOCK_INPUTS, to.at(row, block));
   if (whole == to.blocks) return;
@@ -91,19 +92,19 @@ INLINE void split_row(const float* from, int num_in, int row, const ThirdRows& t
   split_inputs(last, to.at(row, whole));
 }
 
-INLINE void split_row(const BFloat16*, int, int, const ThirdRows&) {}  // it need not be
+INLINE void split_row(const BFloat16*, int, int, const Bf16x3Rows&) {}  // it need not be
 
 // Numbers and those that are paired with them, to the same place in the tiles of a block.
 INLINE void split_pairs(Words even, Words odd, uint32_t* to) {
 #pragma GCC unroll 3
-  for (int third = 0; third < THIRDS; ++third) {
+  for (int part = 0; part < PARTS; ++part) {
     constexpr int FIRST_OR_BOTH_OF_OTHERS = 0xf8;
-    _mm512_store_si512(to + third * TILE_WORDS,
+    _mm512_store_si512(to + part * TILE_WORDS,
                        _mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(even >> 16), reinterpret_cast<__m512i>(odd),
                                                  _mm512_set1_epi32(static_cast<int>(0xffff0000u)),
                                                  FIRST_OR_BOTH_OF_OTHERS));
-    even = without(even, upper_halves(even));
-    odd = without(odd, upper_halves(odd));
+    even = without(even, upper_half(even));
+    odd = without(odd, upper_half(odd));
   }
 }
 
@@ -117,7 +118,7 @@ INLINE void split_some(const float* block, int first, int last, uint32_t* to) {
   for (int i = first; i < last; ++i) {
     const float* from = block + i / 2 * 2 * BLOCK_COLUMNS + i % 2 * LANES;
     split_pairs(*reinterpret_cast<const Words*>(from), *reinterpret_cast<const Words*>(from + BLOCK_COLUMNS),
-                to + i % 2 * THIRDS * TILE_WORDS + i / 2 * 16);
+                to + i % 2 * PARTS * TILE_WORDS + i / 2 * 16);
     __builtin_prefetch(from + NEAR);
     __builtin_prefetch(from + NEAR + BLOCK_COLUMNS);
     __builtin_prefetch(from + FAR, 0, 2);
@@ -125,12 +126,12 @@ INLINE void split_some(const float* block, int first, int last, uint32_t* to) {
   }
 }
 
-#define LOAD_ROWS(third)                            \
-  _tile_loadd(4, upper + third * TILE_WORDS, 64);   \
-  if constexpr (BOTH) _tile_loadd(5, lower + third * TILE_WORDS, 64)
-#define LOAD_WEIGHTS(third)                         \
-  _tile_loadd(6, weights + third * TILE_WORDS, 64); \
-  _tile_loadd(7, weights + (THIRDS + third) * TILE_WORDS, 64)
+#define LOAD_ROWS(part)                            \
+  _tile_loadd(4, upper + part * TILE_WORDS, 64);   \
+  if constexpr (BOTH) _tile_loadd(5, lower + part * TILE_WORDS, 64)
+#define LOAD_WEIGHTS(part)                         \
+  _tile_loadd(6, weights + part * TILE_WORDS, 64); \
+  _tile_loadd(7, weights + (PARTS + part) * TILE_WORDS, 64)
 #define ADD_PRODUCTS(turn)                          \
   _tile_dpbf16ps(0, 4, 6);                          \
   _tile_dpbf16ps(1, 4, 7);                          \
@@ -167,14 +168,14 @@ INLINE void add_block(const uint32_t* upper, const uint32_t* lower, const uint32
 
 // One thread's part of a product. Tiles stay set up from panel to panel, and while the last block of one is multiplied,
 // the first one of the panel after it in memory is split: the pack ends with a block that is only there for that.
-class ThirdsProduct {
+class Bf16x3Product {
  public:
-  explicit ThirdsProduct(int num_rows)
+  explicit Bf16x3Product(int num_rows)
       : height_(std::min(num_rows, AMX_ROWS)), tiles_(height_), ring_(num_rows <= 2 * AMX_ROWS ? 2 : 2 * KEPT_BLOCKS) {}
 
   // `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
   template <class Use>
-  void panel(const Linear& linear, int panel, const ThirdRows& x, int num_rows, Use use) {
+  void panel(const Linear& linear, int panel, const Bf16x3Rows& x, int num_rows, Use use) {
     static thread_local Scratch scratch;
     float* sums = scratch.floats(static_cast<size_t>(round_up(std::min(num_rows, KEPT_ROWS), AMX_ROWS)) * TILE_COLUMNS);
     const float* weights = static_cast<const float*>(linear.weights) +
@@ -188,7 +189,7 @@ class ThirdsProduct {
 
  private:
   // sums[i][j], [rows, TILE_COLUMNS], of the panel's first halves; rows are rounded up to whole tiles.
-  void multiply(const ThirdRows& x, const float* weights, int halves, int rows, float* sums) {
+  void multiply(const Bf16x3Rows& x, const float* weights, int halves, int rows, float* sums) {
     if (weights != split_) split_some(weights, 0, SPLITS, place(turn_));
     ALL_WRITTEN();
     split_ = weights;
@@ -210,7 +211,7 @@ class ThirdsProduct {
 
   // Sums (+)= the blocks of inputs from `first` to before `last`. The first has been split, and the one after each is.
   template <bool BOTH>
-  __attribute__((noinline)) void first_rows(const ThirdRows& x, int first, int last, float* sums) {
+  __attribute__((noinline)) void first_rows(const Bf16x3Rows& x, int first, int last, float* sums) {
     clear_tiles();
     for (int block = first; block < last; ++block) {
       const uint32_t* here = place(turn_);
@@ -226,7 +227,7 @@ class ThirdsProduct {
 
   // The same for other rows, when these blocks have been split, from that of `turn` on.
   template <bool BOTH>
-  __attribute__((noinline)) void other_rows(const ThirdRows& x, int first, int last, int turn, float* sums) {
+  __attribute__((noinline)) void other_rows(const Bf16x3Rows& x, int first, int last, int turn, float* sums) {
     clear_tiles();
     for (int block = first; block < last; ++block)
       add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), place(turn + block - first), [](int) {});
@@ -272,13 +273,13 @@ class ThirdsProduct {
 #else
 
 template <class T>
-INLINE void split_row(const T*, int, int, const ThirdRows&) {}
+INLINE void split_row(const T*, int, int, const Bf16x3Rows&) {}
 
-class ThirdsProduct {
+class Bf16x3Product {
  public:
-  explicit ThirdsProduct(int) {}
+  explicit Bf16x3Product(int) {}
   template <class Use>
-  void panel(const Linear&, int, const ThirdRows&, int, Use) {}
+  void panel(const Linear&, int, const Bf16x3Rows&, int, Use) {}
 };
 
 #endif

@@ -13,10 +13,10 @@
 constexpr int GROUP_BYTES = TILE_COLUMNS * (GROUP / 2 + 2);  // of a panel
 
 // A weight as numbers 0 to 15, [num_out, num_in], and its scales, [num_out, num_in / GROUP], as panels.
-static void pack_groups(const uint8_t* weight, const BFloat16* scales, int num_out, int num_in, bool gated,
+static void pack_int4(const uint8_t* weight, const BFloat16* scales, int num_out, int num_in, bool gated,
                         int num_threads, uint8_t* packed) {
   const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS, groups = num_in / GROUP;
-  share_out(num_threads, panels, [=](int64_t panel) {
+  parallel_for(num_threads, panels, [=](int64_t panel) {
     for (int column = 0; column < TILE_COLUMNS; ++column) {
       const ptrdiff_t row = packed_row(static_cast<int>(panel), column, num_out, gated);
       for (int group = 0; group < groups; ++group) {
@@ -37,13 +37,13 @@ static void pack_groups(const uint8_t* weight, const BFloat16* scales, int num_o
 // sums[i][j] (+)= the `count` groups from `first` on, of ROWS rows times one panel. AHEAD: groups that are fetched
 // ahead.
 template <int ROWS, int AHEAD>
-INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* panel, int first, int count,
+INLINE void int4_tile(const Int8Rows& x, int row, int num_in, const uint8_t* panel, int first, int count,
                        float* sums) {
   constexpr int PAIR = 2;  // vectors beside each other: of more, sums and weights would not fit into the registers
   const int groups = num_in / GROUP;
   const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in;
   const float* scales = x.scales + static_cast<ptrdiff_t>(row) * groups;
-  const int32_t* lifts = x.lifts + static_cast<ptrdiff_t>(row) * groups;
+  const int32_t* zero_point_offsets = x.zero_point_offsets + static_cast<ptrdiff_t>(row) * groups;
   Floats total[ROWS][TILE_VECTORS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
@@ -60,7 +60,7 @@ INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* pa
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 2
-        for (int j = 0; j < PAIR; ++j) sum[i][j] = Ints{} + lifts[i * groups + group];
+        for (int j = 0; j < PAIR; ++j) sum[i][j] = Ints{} + zero_point_offsets[i * groups + group];
 #pragma GCC unroll 4
       for (int eight = 0; eight < GROUP / 8; ++eight) {
         Words low[PAIR], high[PAIR];
@@ -74,10 +74,10 @@ INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* pa
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; ++i) {
           const uint8_t* from = numbers + static_cast<ptrdiff_t>(i) * num_in + group * GROUP + 8 * eight;
-          const Words first_four = Words{} + four_at(from), second_four = Words{} + four_at(from + 4);
+          const Words first_four = Words{} + load_word(from), second_four = Words{} + load_word(from + 4);
 #pragma GCC unroll 2
           for (int j = 0; j < PAIR; ++j)
-            sum[i][j] = add_small_fours(add_small_fours(sum[i][j], low[j], first_four), high[j], second_four);
+            sum[i][j] = dot_nibbles(dot_nibbles(sum[i][j], low[j], first_four), high[j], second_four);
         }
       }
 #pragma GCC unroll 2
@@ -97,7 +97,7 @@ INLINE void group_tile(const ByteRows& x, int row, int num_in, const uint8_t* pa
 }
 
 // All groups of a panel times many rows, in the same order; whether there are tiles to do it with.
-__attribute__((noinline)) static bool add_groups_in_tiles(const ByteRows& x, int row, int num_in, const uint8_t* panel,
+__attribute__((noinline)) static bool add_int4_groups_amx(const Int8Rows& x, int row, int num_in, const uint8_t* panel,
                                                           int rows, float* sums) {
 #if defined(AMX_TILES)
   if (rows <= AMX_ROWS || !amx_usable()) return false;  // measured: 8 rows are an eighth slower in tiles
@@ -115,7 +115,7 @@ __attribute__((noinline)) static bool add_groups_in_tiles(const ByteRows& x, int
         *reinterpret_cast<Words*>(whole + (2 * eight + 1) * TILE_COLUMNS * 4 + j) = both >> 4 & 0x0f0f0f0fu;
       }
     const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in + group * GROUP;
-    amx_group(numbers, num_in, whole, TILE_COLUMNS, rows, products);
+    amx_int4_group(numbers, num_in, whole, TILE_COLUMNS, rows, products);
     Floats scale[TILE_VECTORS];
     for (int j = 0; j < TILE_VECTORS; ++j)
       scale[j] = load(reinterpret_cast<const BFloat16*>(weights + TILE_COLUMNS * (GROUP / 2)) + j * LANES);
@@ -123,7 +123,8 @@ __attribute__((noinline)) static bool add_groups_in_tiles(const ByteRows& x, int
       const ptrdiff_t place = static_cast<ptrdiff_t>(row + i) * groups + group;
 #pragma GCC unroll 4
       for (int j = 0; j < TILE_VECTORS; ++j) {
-        const Ints sum = *reinterpret_cast<const Ints*>(products + i * TILE_COLUMNS + j * LANES) + x.lifts[place];
+        const Ints sum =
+            *reinterpret_cast<const Ints*>(products + i * TILE_COLUMNS + j * LANES) + x.zero_point_offsets[place];
         float* total = sums + i * TILE_COLUMNS + j * LANES;
         store(total, load(total) + __builtin_convertvector(sum, Floats) * (scale[j] * x.scales[place]));
       }
@@ -137,9 +138,9 @@ __attribute__((noinline)) static bool add_groups_in_tiles(const ByteRows& x, int
 
 // All groups of a panel times some rows; as with other weights, they are fetched ahead with the first rows, and stay in
 // the cache while the others pass.
-__attribute__((noinline)) static void add_groups(const ByteRows& x, int row, int num_in, const uint8_t* panel, int rows,
-                                                 bool cold, float* sums) {
-  if (add_groups_in_tiles(x, row, num_in, panel, rows, sums)) return;
+__attribute__((noinline)) static void add_int4_groups(const Int8Rows& x, int row, int num_in, const uint8_t* panel,
+                                                      int rows, bool cold, float* sums) {
+  if (add_int4_groups_amx(x, row, num_in, panel, rows, sums)) return;
   constexpr int GROUPS_AHEAD = 4;
   const int groups = num_in / GROUP, deep = rows <= TILE_ROWS ? groups : DEPTH_BLOCK / GROUP;
   for (int group = 0; group < groups; group += deep)
@@ -147,21 +148,21 @@ __attribute__((noinline)) static void add_groups(const ByteRows& x, int row, int
       const int count = std::min(deep, groups - group);
       float* mine = sums + first * TILE_COLUMNS;
       if (cold && first == 0)
-        group_tile<size.value, GROUPS_AHEAD>(x, row + first, num_in, panel, group, count, mine);
+        int4_tile<size.value, GROUPS_AHEAD>(x, row + first, num_in, panel, group, count, mine);
       else
-        group_tile<size.value, 0>(x, row + first, num_in, panel, group, count, mine);
+        int4_tile<size.value, 0>(x, row + first, num_in, panel, group, count, mine);
     });
 }
 
 // As of other weights; see gemm/linear.h.
 template <class Use>
-INLINE void grouped_panel_product(const Linear& linear, int panel, const ByteRows& x, int num_rows, Use use) {
+INLINE void multiply_int4_panel(const Linear& linear, int panel, const Int8Rows& x, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
   const uint8_t* weights = static_cast<const uint8_t*>(linear.weights) +
                            static_cast<ptrdiff_t>(panel) * (linear.num_in / GROUP) * GROUP_BYTES;
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
-    add_groups(x, block, linear.num_in, weights, rows, block == 0, sums);
+    add_int4_groups(x, block, linear.num_in, weights, rows, block == 0, sums);
     use_rows(linear, panel, block, rows, sums, use);
   }
 }

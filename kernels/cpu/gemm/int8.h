@@ -3,7 +3,7 @@
 //
 // Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
 // instructions (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what
-// that adds to a sum is the same for every row: `Linear::offsets`.
+// that adds to a sum is the same for every row: `Linear::zero_point_offsets`.
 
 #pragma once
 
@@ -11,23 +11,24 @@
 
 // Rows of activations as bytes: with 128 added and a scale for each row, or, for weights that are halves of bytes, as
 // they are and with a scale for each group of a row.
-struct ByteRows {
-  uint8_t* numbers;  // [rows, num_in]
-  float* scales;     // [rows], or [rows, num_in / GROUP]
-  int32_t* lifts;    // [rows, num_in / GROUP]: what makes up for the 8 that each half of a byte has too much
+struct Int8Rows {
+  uint8_t* numbers;             // [rows, num_in]
+  float* scales;                // [rows], or [rows, num_in / GROUP]
+  int32_t* zero_point_offsets;  // [rows, num_in / GROUP]: -8 * sum of a group, for the zero point 8 of int4 weights
 
   static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // of a row, at most
 
   // Those from one on, as this layer's weights want them.
-  ByteRows from(ptrdiff_t row, const Linear& linear) const {
+  Int8Rows from(ptrdiff_t row, const Linear& linear) const {
     const ptrdiff_t groups = linear.num_in / GROUP;
-    return {numbers + row * linear.num_in, scales + row * (linear.bits == 8 ? 1 : groups), lifts + row * groups};
+    return {numbers + row * linear.num_in, scales + row * (linear.bits == 8 ? 1 : groups),
+            zero_point_offsets + row * groups};
   }
 };
 
 // `count` numbers as bytes with `lift` added; returns their scale.
 template <class T>
-INLINE float quantise(const T* from, int count, int lift, uint8_t* to) {
+INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   Floats most = {}, odd = {};  // odd: NaN, if a number is not finite
   int i = 0;
   for (; i + LANES <= count; i += LANES) {
@@ -43,20 +44,22 @@ INLINE float quantise(const T* from, int count, int lift, uint8_t* to) {
   const float factor = size > 0.0f ? 127.0f / size : 0.0f;
   const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: added to a small number, it rounds it to an integer
   for (i = 0; i + LANES <= count; i += LANES) {
-    const Ints whole = reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + lift;
+    const Ints whole =
+        reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + zero_point;
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(whole)));
 #else
     for (int lane = 0; lane < LANES; ++lane) to[i + lane] = static_cast<uint8_t>(whole[lane]);
 #endif
   }
-  for (; i < count; ++i) to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + lift);
+  for (; i < count; ++i)
+    to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + zero_point);
   return size / 127.0f + rest;  // a row that is not all numbers must not pass for one that is
 }
 
 // Row `row`, in the way that the weights want it.
 template <class T>
-INLINE void quantise_row(const Linear& linear, const T* from, int row, const ByteRows& to) {
+INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int8Rows& to) {
   const int num_in = linear.num_in, groups = num_in / GROUP;
   uint8_t* numbers = to.numbers + static_cast<ptrdiff_t>(row) * num_in;
   if (linear.bits == 8) {
@@ -68,13 +71,13 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Byt
     to.scales[row * groups + group] = quantise(from + group * GROUP, GROUP, 0, mine);
     int32_t sum = 0;
     for (int i = 0; i < GROUP; ++i) sum += static_cast<int8_t>(mine[i]);
-    to.lifts[row * groups + group] = -8 * sum;
+    to.zero_point_offsets[row * groups + group] = -8 * sum;
   }
 }
 
 // One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class Use>
-INLINE void panel_product(const Linear& linear, int panel, const ByteRows& x, int num_rows, Use use) {
+INLINE void multiply_panel(const Linear& linear, int panel, const Int8Rows& x, int num_rows, Use use) {
   alignas(64) int32_t sums[ROW_BLOCK * TILE_COLUMNS];
   const int num_in = linear.num_in, first = panel * TILE_COLUMNS;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights) + static_cast<ptrdiff_t>(first) * num_in;
@@ -87,7 +90,7 @@ INLINE void panel_product(const Linear& linear, int panel, const ByteRows& x, in
       alignas(64) float result[TILE_COLUMNS];
       for (int j = 0; j < TILE_COLUMNS; j += LANES) {
         const Ints sum = *reinterpret_cast<const Ints*>(sums + row * TILE_COLUMNS + j);
-        const Ints offset = *reinterpret_cast<const Ints*>(linear.offsets + first + j);
+        const Ints offset = *reinterpret_cast<const Ints*>(linear.zero_point_offsets + first + j);
         const Floats scale = load(linear.scales + first + j) * x.scales[block + row];
         const Floats product = __builtin_convertvector(sum - offset, Floats) * scale;
         store(result + j, linear.bias ? product + load(linear.bias + first + j) : product);
@@ -98,7 +101,7 @@ INLINE void panel_product(const Linear& linear, int panel, const ByteRows& x, in
 }
 
 // Row `row` of a weight that was packed and not gated, as float32.
-INLINE void unpack_bytes(const Linear& linear, int row, float* to) {
+INLINE void unpack_int8_row(const Linear& linear, int row, float* to) {
   unpack_row(static_cast<const int8_t*>(linear.weights), linear.num_in, row, to);
   for (int k = 0; k < linear.num_in; ++k) to[k] *= linear.scales[row];
 }

@@ -16,12 +16,12 @@
 #include "gemm/byte_dot.h"
 #include "threading/parallel_for.h"
 
-// Mirrored by LinearStruct in packing.py.
+// Mirrored in abi.py.
 struct Linear {
   const void* weights;     // panels
   const float* bias;       // this and the next two in the panels' order of outputs; null = none
   const float* scales;     // that bytes are to be multiplied by
-  const int32_t* offsets;  // what 128 in every input would give: bytes of activations are stored with 128 added
+  const int32_t* zero_point_offsets;  // 128 * sum of an output's weights: activations are stored with 128 added
   int32_t num_out, num_in;
   int32_t bits;  // 0: the weights are in the model's dtype; 32: float32 in blocks (gemm/bf16x3.h); 8: bytes; 4: halves
                  // of bytes, their scales beside them
@@ -52,18 +52,18 @@ INLINE int packed_row(int panel, int column, int num_out, bool gated) {
   return column < half ? unit : num_out / 2 + unit;
 }
 
-constexpr int inputs_together(float) { return 1; }
-constexpr int inputs_together(BFloat16) { return 2; }
-constexpr int inputs_together(int8_t) { return 4; }
+constexpr int inputs_per_word(float) { return 1; }
+constexpr int inputs_per_word(BFloat16) { return 2; }
+constexpr int inputs_per_word(int8_t) { return 4; }
 
 // Outputs of a panel that lie beside each other.
 template <class T>
-constexpr int STRIP = inputs_together(T{}) > 1 ? LANES : TILE_COLUMNS;
+constexpr int STRIP = inputs_per_word(T{}) > 1 ? LANES : TILE_COLUMNS;
 
 // Where an input of a column lies in its panel.
 template <class T>
 INLINE ptrdiff_t packed_place(int num_in, int input, int column) {
-  constexpr int TOGETHER = inputs_together(T{}), WIDE = STRIP<T>;
+  constexpr int TOGETHER = inputs_per_word(T{}), WIDE = STRIP<T>;
   return static_cast<ptrdiff_t>(column / WIDE * WIDE) * num_in +
          static_cast<ptrdiff_t>(input / TOGETHER * WIDE + column % WIDE) * TOGETHER + input % TOGETHER;
 }
@@ -71,7 +71,7 @@ INLINE ptrdiff_t packed_place(int num_in, int input, int column) {
 template <class T>
 static void pack(const T* weight, int num_out, int num_in, bool gated, int num_threads, T* packed) {
   const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS;
-  share_out(num_threads, panels, [=](int64_t panel) {
+  parallel_for(num_threads, panels, [=](int64_t panel) {
     T* to = packed + panel * TILE_COLUMNS * num_in;
     for (int column = 0; column < TILE_COLUMNS; ++column) {
       const int row = packed_row(static_cast<int>(panel), column, num_out, gated);
@@ -99,7 +99,7 @@ INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, ptrd
 }
 
 // Pairs of bfloat16 times pairs, added to float32.
-INLINE Floats add_together(Floats sum, Words weights, Words x) {
+INLINE Floats dot_add(Floats sum, Words weights, Words x) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(weights),
                                                    reinterpret_cast<__m512bh>(x)));
@@ -111,7 +111,7 @@ INLINE Floats add_together(Floats sum, Words weights, Words x) {
 }
 
 // Fours of bytes times fours, added to int32.
-INLINE Ints add_together(Ints sum, Words weights, Words x) { return add_fours(sum, x, weights); }
+INLINE Ints dot_add(Ints sum, Words weights, Words x) { return dot_bytes(sum, x, weights); }
 
 template <class Number>
 struct VectorOf;
@@ -129,7 +129,7 @@ template <int ROWS, int LINES, class X, class W, class Sum>
 INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, const W* fetched, int depth,
                        Sum* sums, bool add) {
   using Sums = typename VectorOf<Sum>::Type;
-  constexpr int TOGETHER = inputs_together(W{});
+  constexpr int TOGETHER = inputs_per_word(W{});
   Sums sum[ROWS][TILE_VECTORS];
   auto place = [&](int i, int j) { return reinterpret_cast<Sums*>(sums + i * TILE_COLUMNS + j * LANES); };
 #pragma GCC unroll 8
@@ -145,9 +145,9 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t st
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
-      const Words some = Words{} + four_at(x + i * x_row + k);
+      const Words some = Words{} + load_word(x + i * x_row + k);
 #pragma GCC unroll 4
-      for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add_together(sum[i][j], weights[j], some);
+      for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = dot_add(sum[i][j], weights[j], some);
     }
   }
 #pragma GCC unroll 8
@@ -161,7 +161,7 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t st
 template <class X, class W, class Sum>
 __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int done,
                                                  int rows, bool cold, Sum* sums) {
-  constexpr int TOGETHER = inputs_together(W{});
+  constexpr int TOGETHER = inputs_per_word(W{});
   const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
   const int deep = groups == 1 ? num_in : DEPTH_BLOCK_OF<W>;  // read once, the panel need not be kept
   for (int k = done; k < num_in; k += deep)
@@ -191,7 +191,7 @@ INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_i
   const int depth = num_in / AMX_INPUTS<X> * AMX_INPUTS<X>;
   if (sizeof(X) == 4 || rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
   if constexpr (sizeof(X) < 4)
-    amx_product(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, above, sums);
+    amx_multiply(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, above, sums);
   return depth;
 }
 
@@ -209,7 +209,7 @@ INLINE void use_rows(const Linear& linear, int panel, int first, int rows, float
 
 // One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class T, class Use>
-INLINE void panel_product(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
+INLINE void multiply_panel(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
   const int num_in = linear.num_in;
   const T* weights = static_cast<const T*>(linear.weights) + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;

@@ -21,18 +21,18 @@ EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int
 }
 
 // float32, for Linear::bits = 32
-EXPORT void triolet_pack_blocks(const float* weight, int32_t num_out, int32_t num_in, int32_t gated,
+EXPORT void triolet_pack_bf16x3_blocks(const float* weight, int32_t num_out, int32_t num_in, int32_t gated,
                                 int32_t num_threads, float* packed) {
-  pack_blocks(weight, num_out, num_in, gated, num_threads, packed);
+  pack_bf16x3_blocks(weight, num_out, num_in, gated, num_threads, packed);
 }
 
 // Inputs in a block; 0 = there are no tiles for them.
 EXPORT int32_t triolet_block_inputs() { return amx_usable() ? BLOCK_INPUTS : 0; }
 
 // weight: [num_out, num_in] of 0 to 15; scales: [num_out, num_in / triolet_group()] bfloat16
-EXPORT void triolet_pack_groups(const void* weight, const void* scales, int32_t num_out, int32_t num_in, int32_t gated,
+EXPORT void triolet_pack_int4(const void* weight, const void* scales, int32_t num_out, int32_t num_in, int32_t gated,
                                 int32_t num_threads, void* packed) {
-  pack_groups(static_cast<const uint8_t*>(weight), static_cast<const BFloat16*>(scales), num_out, num_in, gated,
+  pack_int4(static_cast<const uint8_t*>(weight), static_cast<const BFloat16*>(scales), num_out, num_in, gated,
               num_threads, static_cast<uint8_t*>(packed));
 }
 

@@ -14,31 +14,16 @@ import torch
 from torch import Tensor
 
 from triolet.errors import KernelShapeError
+from triolet.kernels.cpu.abi import ArgmaxFilterStruct, LinearStruct
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 """What weights and activations may be."""
 
-MAX_SCREEN_BYTES = 64 * 2**20
+MAX_ARGMAX_FILTER_BYTES = 64 * 2**20
 """Of the weights of a screen: more memory than that is worth more than the time."""
 
 _PACKED_DTYPES = {**DTYPES, torch.int8: 3}
-_P, _I = ctypes.c_void_p, ctypes.c_int32
-
-
-class LinearStruct(ctypes.Structure):
-    """`Linear` in linear.h."""
-
-    _fields_ = (
-        *((name, _P) for name in ("weights", "bias", "scales", "offsets")),
-        *((name, _I) for name in ("num_out", "num_in", "bits", "gated")),
-    )
-
-
-class ScreenStruct(ctypes.Structure):
-    """`Screen` in screen.h."""
-
-    _fields_ = (("bytes", LinearStruct), ("bounds", _P))
 
 
 @attrs.frozen(eq=False)
@@ -51,7 +36,7 @@ class CppLinear:
         num_out: outputs.
         num_in: inputs.
         scales: float32, of weights that are bytes; None for others.
-        offsets: int32, of weights that are bytes: what 128 in every input would give.
+        zero_point_offsets: int32, of int8 weights: 128 times the sum of each output's weights.
         bits: of a weight; 0 = those of the model's dtype; 32 = float32 in blocks.
         gated: the first half of the outputs are gates of the second half.
     """
@@ -61,14 +46,14 @@ class CppLinear:
     num_out: int
     num_in: int
     scales: Tensor | None = None
-    offsets: Tensor | None = None
+    zero_point_offsets: Tensor | None = None
     bits: int = 0
     gated: bool = False
 
     @property
     def num_bytes(self) -> int:
         """Memory of all of it."""
-        parts = (self.weights, self.bias, self.scales, self.offsets)
+        parts = (self.weights, self.bias, self.scales, self.zero_point_offsets)
         return sum(part.nbytes for part in parts if part is not None)
 
     def struct(self) -> LinearStruct:
@@ -77,7 +62,7 @@ class CppLinear:
             self.weights.data_ptr(),
             pointer(self.bias),
             pointer(self.scales),
-            pointer(self.offsets),
+            pointer(self.zero_point_offsets),
             self.num_out,
             self.num_in,
             self.bits,
@@ -86,7 +71,7 @@ class CppLinear:
 
 
 @attrs.frozen(eq=False)
-class CppScreen:
+class CppArgmaxFilter:
     """What finds the outputs of a linear layer that can have its largest result; alive as long as its struct is.
 
     Args:
@@ -102,9 +87,9 @@ class CppScreen:
         """Memory of all of it."""
         return self.weights.num_bytes + self.bounds.nbytes
 
-    def struct(self) -> ScreenStruct:
+    def struct(self) -> ArgmaxFilterStruct:
         """What the C++ side reads."""
-        return ScreenStruct(self.weights.struct(), self.bounds.data_ptr())
+        return ArgmaxFilterStruct(self.weights.struct(), self.bounds.data_ptr())
 
 
 def pack_linear(
@@ -129,7 +114,7 @@ def pack_linear(
     return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, gated=gated)
 
 
-def pack_blocks(
+def pack_bf16x3(
     library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
     """`pack_linear`, but for float32 where there are tiles to multiply it with: in blocks, which are split for them.
@@ -151,8 +136,8 @@ def pack_blocks(
     columns = library.triolet_panel_columns()
     padded = -(-num_out // columns) * columns * -(-num_in // inputs) * inputs
     spare = inputs * columns  # a step splits one block more than it uses
-    packed = _huge_pages(padded + spare, torch.float32)
-    library.triolet_pack_blocks(
+    packed = _huge_page_tensor(padded + spare, torch.float32)
+    library.triolet_pack_bf16x3_blocks(
         ctypes.c_void_p(weight.data_ptr()),
         *_sizes(num_out, num_in, gated=gated),
         ctypes.c_void_p(packed.data_ptr()),
@@ -160,7 +145,7 @@ def pack_blocks(
     return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=32, gated=gated)
 
 
-def pack_bytes(
+def pack_int8(
     library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
     """`pack_linear` with each output's weights rounded to 255 steps between their largest size and its opposite.
@@ -177,10 +162,10 @@ def pack_bytes(
     _check_weight(weight, bias, gated=gated)
     if weight.shape[1] % 4:
         raise KernelShapeError("fours of inputs", weight=tuple(weight.shape))
-    return _pack_rounded(library, *_round(weight), bias, gated=gated)
+    return _pack_rounded_int8(library, *_round(weight), bias, gated=gated)
 
 
-def _pack_rounded(
+def _pack_rounded_int8(
     library: ctypes.CDLL, rounded: Tensor, scales: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
     num_out, num_in = rounded.shape
@@ -210,7 +195,7 @@ def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, scales
 
 
-def pack_screen(library: ctypes.CDLL, weight: Tensor) -> CppScreen | None:
+def pack_argmax_filter(library: ctypes.CDLL, weight: Tensor) -> CppArgmaxFilter | None:
     """What finds the largest results of a layer without a bias in a quarter or half of the time.
 
     Args:
@@ -218,18 +203,18 @@ def pack_screen(library: ctypes.CDLL, weight: Tensor) -> CppScreen | None:
         weight: [num_out, num_in] float32 or bfloat16, contiguous.
 
     Returns:
-        None, if it is not worth it (`MAX_SCREEN_BYTES`) or can not be had: `num_in` is not a multiple of four, or a
-        weight is not finite.
+        None if the weight is larger than `MAX_ARGMAX_FILTER_BYTES`, `num_in` is no multiple of four, or a weight is not
+        finite.
     """
     num_out, num_in = weight.shape
-    if num_out * num_in > MAX_SCREEN_BYTES or num_in % 4:
+    if num_out * num_in > MAX_ARGMAX_FILTER_BYTES or num_in % 4:
         return None
     rounded, scales = _round(weight)
     bounds = _bounds(weight, rounded, scales)
     if not bounds.isfinite().all():
         return None
     packed = _pack(library, bounds[:, None], gated=False)
-    return CppScreen(_pack_rounded(library, rounded, scales), packed)
+    return CppArgmaxFilter(_pack_rounded_int8(library, rounded, scales), packed)
 
 
 def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
@@ -250,7 +235,7 @@ def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
     return bounds
 
 
-def pack_groups(
+def pack_int4(
     library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
     """`pack_linear` with weights rounded to 16 steps, whose size every `GROUP` inputs of an output have of their own.
@@ -274,8 +259,10 @@ def pack_groups(
         steps, scales[part] = round_groups(weight[part].float())
         rounded[part] = steps + 8
     columns = library.triolet_panel_columns()
-    packed = _huge_pages(-(-num_out // columns) * columns * (num_in // 2 + num_in // GROUP * 2), torch.uint8)
-    library.triolet_pack_groups(
+    packed = _huge_page_tensor(
+        -(-num_out // columns) * columns * (num_in // 2 + num_in // GROUP * 2), torch.uint8
+    )
+    library.triolet_pack_int4(
         ctypes.c_void_p(rounded.data_ptr()),
         ctypes.c_void_p(scales.data_ptr()),
         *_sizes(num_out, num_in, gated=gated),
@@ -339,7 +326,7 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
     num_out, num_in = weight.shape
     columns = library.triolet_panel_columns()
     padded_out = -(-num_out // columns) * columns
-    packed = _huge_pages(padded_out * num_in, weight.dtype)
+    packed = _huge_page_tensor(padded_out * num_in, weight.dtype)
     library.triolet_pack(
         ctypes.c_int32(_PACKED_DTYPES[weight.dtype]),
         ctypes.c_void_p(weight.data_ptr()),
@@ -354,7 +341,7 @@ def _sizes(num_out: int, num_in: int, *, gated: bool) -> tuple[ctypes.c_int32, .
     return tuple(map(ctypes.c_int32, (num_out, num_in, gated, torch.get_num_threads())))
 
 
-def _huge_pages(count: int, dtype: torch.dtype) -> Tensor:
+def _huge_page_tensor(count: int, dtype: torch.dtype) -> Tensor:
     """[count], in large pages where the system has them: a step reads every weight, and every page, once."""
     pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -8,24 +8,24 @@
 
 #include "simd.h"
 
-struct Choice {
-  float peak = -std::numeric_limits<float>::infinity();
-  int64_t place = std::numeric_limits<int64_t>::max();
+struct Argmax {
+  float value = -std::numeric_limits<float>::infinity();
+  int64_t index = std::numeric_limits<int64_t>::max();
 
-  bool is_nan() const { return !(peak == peak); }
+  bool is_nan() const { return !(value == value); }
 
   // Another choice among other places.
-  void take(const Choice& other) {
-    const bool is_as_large = is_nan() ? other.is_nan() : other.peak == peak;
-    const bool is_larger = !is_nan() && (other.is_nan() || other.peak > peak);
-    if (is_larger || (is_as_large && other.place < place)) *this = other;
+  void take(const Argmax& other) {
+    const bool is_as_large = is_nan() ? other.is_nan() : other.value == value;
+    const bool is_larger = !is_nan() && (other.is_nan() || other.value > value);
+    if (is_larger || (is_as_large && other.index < index)) *this = other;
   }
 
   // `count` numbers, of the places from `first` on.
   template <class T>
   void consider(const T* numbers, int64_t count, int64_t first) {
-    Choice found;
-    Floats most = splat(found.peak);
+    Argmax found;
+    Floats most = splat(found.value);
     bool ordered = true;
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
@@ -33,19 +33,19 @@ struct Choice {
       most = larger(most, x);
       ordered &= all_ordered(x);
     }
-    found.peak = largest_lane(most);
+    found.value = largest_lane(most);
     for (; i < count; ++i) {
       const float x = widen(numbers[i]);
       ordered &= x == x;
-      if (x > found.peak) found.peak = x;
+      if (x > found.value) found.value = x;
     }
-    if (!ordered) found.peak = std::numeric_limits<float>::quiet_NaN();
-    if (count == 0 || found.peak < peak) return;
+    if (!ordered) found.value = std::numeric_limits<float>::quiet_NaN();
+    if (count == 0 || found.value < value) return;
     for (i = 0; i < count; ++i) {
       const float x = widen(numbers[i]);
-      if (ordered ? x == found.peak : !(x == x)) break;
+      if (ordered ? x == found.value : !(x == x)) break;
     }
-    found.place = first + i;
+    found.index = first + i;
     take(found);
   }
 

@@ -14,16 +14,16 @@
 #include "gemm/int8.h"
 #include "scratch.h"
 
-// Mirrored by ScreenStruct in packing.py.
-struct Screen {
-  Linear bytes;         // without bias; weights null = there is no screen
+// Mirrored in abi.py.
+struct ArgmaxFilter {
+  Linear int8;          // without bias; weights null = there is no screen
   const float* bounds;  // [panels * TILE_COLUMNS]: how far off an estimate can be, for a row of length 1
 };
 
 // Rows as bytes, twice: every other one is what the one before has left of the row. So rounding adds next to nothing to
 // what is lost in the weights.
-struct ScreenedRows {
-  ByteRows bytes;  // [2 * rows]
+struct EstimationRows {
+  Int8Rows int8;  // [2 * rows]
   float* lengths;  // [rows]
 
   // Whether bounds hold for all of them: numbers that are too large, too small or none at all have none.
@@ -43,24 +43,24 @@ static float length_of(const T* row, int count) {
 }
 
 template <class T>
-static void screen_row(const T* from, int count, int row, const ScreenedRows& to) {
+static void quantise_twice(const T* from, int count, int row, const EstimationRows& to) {
   static thread_local Scratch scratch;
   float* rest = scratch.floats(count);
-  uint8_t* numbers = to.bytes.numbers + 2 * static_cast<ptrdiff_t>(row) * count;
+  uint8_t* numbers = to.int8.numbers + 2 * static_cast<ptrdiff_t>(row) * count;
   const float step = quantise(from, count, 128, numbers);
   for (int i = 0; i < count; ++i) {
     const float left = widen(from[i]) - step * static_cast<float>(numbers[i] - 128);
     rest[i] = std::fabs(left) < 1e-6f * step ? 0.0f : left;  // lest the steps of the rest become too small
   }
-  to.bytes.scales[2 * row] = step;
-  to.bytes.scales[2 * row + 1] = quantise(rest, count, 128, numbers + count);
+  to.int8.scales[2 * row] = step;
+  to.int8.scales[2 * row + 1] = quantise(rest, count, 128, numbers + count);
   to.lengths[row] = 1.001f * length_of(from, count);
 }
 
 // The outputs that one thread has seen and that can be a row's largest, in vectors of LANES.
-class Shortlist {
+class ArgmaxCandidates {
  public:
-  Shortlist() {}  // without it the places would be cleared
+  ArgmaxCandidates() {}  // without it the places would be cleared
 
   // A panel's outputs from `first` on; those past the last are estimated as minus infinity.
   template <class T>
@@ -122,18 +122,19 @@ class Shortlist {
 
 // Estimates of one panel for all rows.
 template <class T>
-static void estimate_panel(const Screen& screen, int panel, const ScreenedRows& rows, int num_rows, Shortlist* lists) {
+static void estimate_panel(const ArgmaxFilter& filter, int panel, const EstimationRows& rows, int num_rows,
+                           ArgmaxCandidates* lists) {
   const int first = panel * TILE_COLUMNS;
   alignas(64) float estimates[TILE_COLUMNS];
-  panel_product(screen.bytes, panel, rows.bytes, 2 * num_rows, [&](int row, const float* part) {
+  multiply_panel(filter.int8, panel, rows.int8, 2 * num_rows, [&](int row, const float* part) {
     if (row % 2 == 0) {
       std::copy(part, part + TILE_COLUMNS, estimates);
       return;
     }
     for (int j = 0; j < TILE_COLUMNS; j += LANES) store(estimates + j, load(estimates + j) + load(part + j));
-    for (int j = screen.bytes.num_out - first; j < TILE_COLUMNS; ++j)
+    for (int j = filter.int8.num_out - first; j < TILE_COLUMNS; ++j)
       estimates[j] = -std::numeric_limits<float>::infinity();
-    lists[row / 2].consider<T>(estimates, screen.bounds + first, rows.lengths[row / 2], first);
+    lists[row / 2].consider<T>(estimates, filter.bounds + first, rows.lengths[row / 2], first);
   });
 }
 
@@ -146,17 +147,17 @@ INLINE const T* packed_weights(const Linear& linear, int output) {
 }
 
 // LANES results of a layer from output `first` on, added up as panel_product does it for few rows.
-INLINE Floats vector_product(const Linear& linear, const float* x, int first) {
+INLINE Floats multiply_lanes(const Linear& linear, const float* x, int first) {
   Floats sums;
   const float* weights = packed_weights<float>(linear, first);
   multiply_tile<1, 1>(x, 0, 1, weights, TILE_COLUMNS, linear.num_in, reinterpret_cast<float*>(&sums), 0, false);
   return sums;
 }
 
-INLINE Floats vector_product(const Linear& linear, const BFloat16* x, int first) {
+INLINE Floats multiply_lanes(const Linear& linear, const BFloat16* x, int first) {
   const BFloat16* weights = packed_weights<BFloat16>(linear, first);
   Floats sums = {};
   for (int k = 0; k < linear.num_in; k += 2)
-    sums = add_together(sums, *reinterpret_cast<const Words*>(weights + k * LANES), Words{} + four_at(x + k));
+    sums = dot_add(sums, *reinterpret_cast<const Words*>(weights + k * LANES), Words{} + load_word(x + k));
   return sums;
 }

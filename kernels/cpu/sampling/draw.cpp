@@ -10,19 +10,19 @@ template <class Work>
 void for_each_row(int num_rows, int num_threads, Work row) {
   Stages stages(1, num_threads);
   auto work = [&](int thread) { stages.run(0, thread, num_rows, row); };
-  Team::mine().run(num_threads, work);
+  ThreadPool::of_this_thread().run(num_threads, work);
 }
 
 template <class T>
-void find_largest(const T* logits, int64_t row_stride, int32_t num_rows, int64_t vocab_size, int32_t num_threads,
-                  float* peaks, int64_t* tokens) {
+void find_argmax(const T* logits, int64_t row_stride, int32_t num_rows, int64_t vocab_size, int32_t num_threads,
+                  float* max_logits, int64_t* tokens) {
   for_each_row(num_rows, num_threads, [&](int row) {
     constexpr int64_t PART = 4096;  // stays in the cache for the second look at it
-    Choice choice;
+    Argmax argmax;
     for (int64_t i = 0; i < vocab_size; i += PART)
-      choice.consider(logits + row * row_stride + i, std::min(PART, vocab_size - i), i);
-    peaks[row] = choice.peak;
-    tokens[row] = choice.place;
+      argmax.consider(logits + row * row_stride + i, std::min(PART, vocab_size - i), i);
+    max_logits[row] = argmax.value;
+    tokens[row] = argmax.index;
   });
 }
 
@@ -37,12 +37,13 @@ void draw_tokens(const Draw* draws, const T* logits, int64_t row_stride, int32_t
 }  // namespace
 
 // Each row's largest logit and the first token that has it; NaN before everything.
-EXPORT void triolet_largest(int32_t dtype, const void* logits, int64_t row_stride, int32_t num_rows, int64_t vocab_size,
-                            int32_t num_threads, float* peaks, int64_t* tokens) {
+EXPORT void triolet_argmax(int32_t dtype, const void* logits, int64_t row_stride, int32_t num_rows, int64_t vocab_size,
+                            int32_t num_threads, float* max_logits, int64_t* tokens) {
   if (dtype == 0)
-    find_largest(static_cast<const float*>(logits), row_stride, num_rows, vocab_size, num_threads, peaks, tokens);
+    find_argmax(static_cast<const float*>(logits), row_stride, num_rows, vocab_size, num_threads, max_logits, tokens);
   else
-    find_largest(static_cast<const BFloat16*>(logits), row_stride, num_rows, vocab_size, num_threads, peaks, tokens);
+    find_argmax(static_cast<const BFloat16*>(logits), row_stride, num_rows, vocab_size, num_threads, max_logits,
+                tokens);
 }
 
 EXPORT void triolet_draw(const Draw* draws, int32_t dtype, const void* logits, int64_t row_stride, int32_t num_rows,

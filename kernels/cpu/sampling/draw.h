@@ -39,11 +39,11 @@ INLINE Floats uniform(Longs bits) {
   return number < BELOW_ONE ? number : splat(BELOW_ONE);
 }
 
-// What one row is drawn with. Mirrored by DRAW in triolet/model/sampling/cpu_draw.py.
+// Sampling parameters of one row. Mirrored in abi.py.
 struct Draw {
   double top_p;                        // above 1 = none
   int64_t answer, position;            // of the noise: where the answer's begins, and which of its tokens this will be
-  float temperature, peak, log_min_p;  // peak: the largest logit; log_min_p: -infinity = none
+  float temperature, max_logit, log_min_p;  // peak: the largest logit; log_min_p: -infinity = none
   int32_t top_k;                       // 0 = none
 };
 
@@ -53,18 +53,18 @@ class RowDraw {
   RowDraw(const Draw& draw, const T* logits, int64_t count)
       : draw_(draw), logits_(logits), count_(count),
         stream_(stream_output(static_cast<uint64_t>(draw.answer), static_cast<uint64_t>(draw.position))),
-        peak_(draw.peak / draw.temperature), floor_(peak_ + draw.log_min_p) {}
+        max_logit_(draw.max_logit / draw.temperature), floor_(max_logit_ + draw.log_min_p) {}
 
   int64_t token() {
-    if (!(std::fabs(peak_) <= std::numeric_limits<float>::max())) return 0;  // it fails: any will do
+    if (!(std::fabs(max_logit_) <= std::numeric_limits<float>::max())) return 0;  // it fails: any will do
     const bool has_top_p = draw_.top_p <= 1.0;
     if (!draw_.top_k && !has_top_p) return among_all();
     const double total = draw_.top_k ? 0.0 : weigh_all();
     float reach = draw_.top_k ? 8.0f : reach_for(goal(total));
-    take_candidates(peak_ - reach);
+    take_candidates(max_logit_ - reach);
     while (!holds_all(total) && reach < std::numeric_limits<float>::infinity()) {
       reach = reach < 16.0f ? 2.0f * reach : std::numeric_limits<float>::infinity();
-      take_candidates(peak_ - reach);
+      take_candidates(max_logit_ - reach);
     }
     if (draw_.top_k) keep_top_k();
     if (has_top_p) keep_top_p(draw_.top_k ? weight_of(0, kept_.size()) : total);
@@ -84,9 +84,9 @@ class RowDraw {
 
   Floats scaled(int64_t token) const { return load(logits_ + token) / draw_.temperature; }
   float scaled_one(int64_t token) const { return widen(logits_[token]) / draw_.temperature; }
-  double weight(float logit) const { return std::exp(static_cast<double>(logit) - peak_); }
+  double weight(float logit) const { return std::exp(static_cast<double>(logit) - max_logit_); }
   Floats weights(Floats logit) const {  // 0 for what min_p drops, and for what exp would round to it
-    const Floats below = logit - peak_;
+    const Floats below = logit - max_logit_;
     return logit >= floor_ && below > -87.0f ? exp_nonpositive(below) : Floats{};
   }
 
@@ -130,13 +130,13 @@ class RowDraw {
     int64_t i = 0;
     for (; i + LANES <= count_; i += LANES) {
       const Floats logit = scaled(i), weight = weights(logit);
-      const Floats far = (peak_ - logit) * BUCKETS_PER_UNIT;
+      const Floats far = (max_logit_ - logit) * BUCKETS_PER_UNIT;
       const Ints bucket = __builtin_convertvector(far < BUCKETS - 1.0f ? far : splat(BUCKETS - 1.0f), Ints);
       for (int lane = 0; lane < LANES; ++lane) buckets_[bucket[lane]] += weight[lane];
     }
     for (; i < count_; ++i)
       if (const float logit = scaled_one(i); logit >= floor_) {
-        const float far = std::min((peak_ - logit) * BUCKETS_PER_UNIT, 1e3f);
+        const float far = std::min((max_logit_ - logit) * BUCKETS_PER_UNIT, 1e3f);
         buckets_[std::min(BUCKETS - 1, static_cast<int>(far))] += weight(logit);
       }
     double total = 0.0;
@@ -198,7 +198,7 @@ class RowDraw {
     constexpr size_t FEW = 64;
     size_t begin = 0, end = kept_.size();
     double before = 0.0;
-    const float sure = peak_ - reach_for(goal(total)) + 1.0f / BUCKETS_PER_UNIT;  // most need no order
+    const float sure = max_logit_ - reach_for(goal(total)) + 1.0f / BUCKETS_PER_UNIT;  // most need no order
     if (!draw_.top_k) {
       const auto rest = std::partition(kept_.begin(), kept_.end(), [&](const Candidate& c) { return c.logit > sure; });
       const size_t middle = static_cast<size_t>(rest - kept_.begin());
@@ -232,7 +232,7 @@ class RowDraw {
   const T* logits_;
   const int64_t count_;
   const uint64_t stream_;
-  const float peak_, floor_;
+  const float max_logit_, floor_;
   std::vector<Candidate> kept_;
   double buckets_[BUCKETS];
   double best_ = -1.0;

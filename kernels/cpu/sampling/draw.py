@@ -12,7 +12,7 @@ from triolet.kernels.cpu.gemm.packing import MODEL_DTYPES
 from triolet.kernels.cpu.library import library
 
 
-def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def row_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """`logits.max(dim=1)`: NaN is larger than everything, and of equal numbers the first is taken.
 
     Args:
@@ -26,14 +26,14 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
         found = logits.max(dim=1)
         return found.values, found.indices
     num_rows, vocab_size = logits.shape
-    peaks = torch.empty(num_rows, dtype=torch.float32)
+    max_logits = torch.empty(num_rows, dtype=torch.float32)
     tokens = torch.empty(num_rows, dtype=torch.int64)
-    cpp.triolet_largest(
+    cpp.triolet_argmax(
         *_rows(logits),
-        ctypes.c_void_p(peaks.data_ptr()),
+        ctypes.c_void_p(max_logits.data_ptr()),
         ctypes.c_void_p(tokens.data_ptr()),
     )
-    return peaks, tokens
+    return max_logits, tokens
 
 
 def draw(cpp: ctypes.CDLL, draws: int, logits: Tensor) -> Tensor:

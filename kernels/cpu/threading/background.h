@@ -8,11 +8,11 @@
 #include "threading/thread_pool.h"
 
 template <class Job>
-class Background {
+class BackgroundThread {
  public:
-  Background() : thread_([this] { work(); }) {}
+  BackgroundThread() : thread_([this] { work(); }) {}
 
-  ~Background() {
+  ~BackgroundThread() {
     if (getpid() != process_) {  // see Team
       thread_.detach();
       return;
@@ -24,10 +24,10 @@ class Background {
 
   // A job will come soon: waking up takes a while.
   void wake() {
-    bell_.fetch_add(1);
+    wake_count_.fetch_add(1);
     if (sleepers_.load() == 0) return;
     std::lock_guard<std::mutex> held(mutex_);
-    rung_.notify_all();
+    woken_.notify_all();
   }
 
   // The job before must have said that it is over.
@@ -40,34 +40,34 @@ class Background {
  private:
   void work() {
     while (!stop_.load()) {
-      const unsigned bell = bell_.load();
-      if (is_rung(bell)) wait_awhile();
-      sleep(bell);
+      const unsigned wake_count = wake_count_.load();
+      if (is_woken(wake_count)) spin_for_job();
+      sleep(wake_count);
     }
   }
 
-  bool is_rung(unsigned bell) {
-    const bool is_new = bell != last_;
-    last_ = bell;
+  bool is_woken(unsigned wake_count) {
+    const bool is_new = wake_count != last_;
+    last_ = wake_count;
     return is_new;
   }
 
   // Computes the job that was announced, unless it takes too long to come: the core may be needed until then.
-  void wait_awhile() {
-    constexpr auto PATIENCE = std::chrono::microseconds(100);
-    Team::mine().wake();  // they are all needed
-    const auto until = std::chrono::steady_clock::now() + PATIENCE;
+  void spin_for_job() {
+    constexpr auto SPIN_TIME = std::chrono::microseconds(100);
+    ThreadPool::of_this_thread().wake();  // they are all needed
+    const auto until = std::chrono::steady_clock::now() + SPIN_TIME;
     do {
-      for (int looks = 0; looks < 16; ++looks, pause_briefly())
+      for (int spins = 0; spins < 16; ++spins, pause_briefly())
         if (is_open_.exchange(false)) return Job(job_)();  // its place is free for the next one as soon as it is over
     } while (!stop_.load() && std::chrono::steady_clock::now() < until);
   }
 
   // Until the bell rings, or has rung since.
-  void sleep(unsigned bell) {
+  void sleep(unsigned wake_count) {
     std::unique_lock<std::mutex> held(mutex_);
     sleepers_.fetch_add(1);
-    rung_.wait(held, [&] { return bell_.load() != bell; });
+    woken_.wait(held, [&] { return wake_count_.load() != wake_count; });
     sleepers_.fetch_sub(1);
   }
 
@@ -75,9 +75,9 @@ class Background {
   unsigned last_ = 0;
   const pid_t process_ = getpid();
   std::atomic<bool> is_open_{false}, stop_{false};
-  std::atomic<unsigned> bell_{0};
+  std::atomic<unsigned> wake_count_{0};
   std::atomic<int> sleepers_{0};
   std::mutex mutex_;
-  std::condition_variable rung_;
+  std::condition_variable woken_;
   std::thread thread_;  // last: it uses the others
 };

@@ -13,12 +13,12 @@ using StartThreads = void (*)(void (*work)(void*), void* context, unsigned num_t
 inline StartThreads start_threads = nullptr;
 
 template <class Work>
-static void share_out(int num_threads, int64_t count, Work work) {
+static void parallel_for(int num_threads, int64_t count, Work work) {
   std::atomic<int64_t> next{0};
   auto take = [&](int) {
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
   };
   if (num_threads <= 1 || count <= 1) return take(0);
-  if (!start_threads) return Team::mine().run(num_threads, take);
+  if (!start_threads) return ThreadPool::of_this_thread().run(num_threads, take);
   start_threads([](void* context) { (*static_cast<decltype(take)*>(context))(0); }, &take, num_threads, 0);
 }

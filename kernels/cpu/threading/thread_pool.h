@@ -34,10 +34,10 @@ INLINE void pause_briefly() {
 
 // Waits for `is_over` by looking again and again; gives its core away after a while, for whom it waits for may need it.
 template <class Condition>
-INLINE void await(Condition is_over) {
-  constexpr int MAX_LOOKS = 400;  // some twenty microseconds
-  for (int looks = 0; !is_over(); ++looks)
-    if (looks < MAX_LOOKS)
+INLINE void spin_until(Condition is_over) {
+  constexpr int MAX_SPINS = 400;  // some twenty microseconds
+  for (int spins = 0; !is_over(); ++spins)
+    if (spins < MAX_SPINS)
       pause_briefly();
     else
       std::this_thread::yield();
@@ -62,7 +62,7 @@ class Stages {
         work(static_cast<int>(i));
     }
     if (mine) done.fetch_add(mine, std::memory_order_acq_rel);
-    await([&] { return done.load(std::memory_order_acquire) >= count; });
+    spin_until([&] { return done.load(std::memory_order_acquire) >= count; });
   }
 
  private:
@@ -74,11 +74,11 @@ class Stages {
 };
 
 // The threads that help one other thread, which they end with.
-class Team {
+class ThreadPool {
  public:
   // The calling thread's own.
-  static Team& mine() {
-    static thread_local Team team;
+  static ThreadPool& of_this_thread() {
+    static thread_local ThreadPool team;
     return team;
   }
 
@@ -86,7 +86,7 @@ class Team {
   template <class Work>
   void run(int threads, Work& work) {
     if (threads <= 1) return work(0);
-    recruit(threads - 1);
+    start_helpers(threads - 1);
     call_ = [](void* context, int thread) { (*static_cast<Work*>(context))(thread); };
     context_ = &work;
     threads_ = threads;
@@ -94,19 +94,19 @@ class Team {
     wake();
     work(0);
     job_.fetch_add(1);  // even: closed
-    await([&] { return inside_.load() == 0; });
+    spin_until([&] { return inside_.load() == 0; });
   }
 
   // Something is about to be run: waking up takes a while.
   void wake() {
-    keep_helpers_away();
-    bell_.fetch_add(1);
+    move_helpers_off_this_core();
+    wake_count_.fetch_add(1);
     if (sleepers_.load() == 0) return;
     std::lock_guard<std::mutex> held(mutex_);
-    rung_.notify_all();
+    woken_.notify_all();
   }
 
-  ~Team() {
+  ~ThreadPool() {
     if (getpid() != process_) {  // a forked child has no helpers, and must not wait for them
       for (std::thread& helper : helpers_) helper.detach();
       return;
@@ -117,42 +117,42 @@ class Team {
   }
 
  private:
-  void recruit(int count) {
+  void start_helpers(int count) {
     for (int number = static_cast<int>(helpers_.size()); number < count; ++number)
       helpers_.emplace_back([this, number] { help(number + 1); });
   }
 
   // Linux likes to wake a thread on the core of the one that wakes it. But that one has work to do, and a helper would
   // wait behind it until there is nothing left to help with.
-  void keep_helpers_away() {
+  void move_helpers_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
-    if (core == core_ && helpers_.size() == num_kept_away_) return;
+    if (core == core_ && helpers_.size() == num_moved_) return;
     cpu_set_t cores;
     if (core < 0 || pthread_getaffinity_np(pthread_self(), sizeof cores, &cores) != 0) return;
     CPU_CLR(core, &cores);
     if (CPU_COUNT(&cores) == 0) return;
     for (std::thread& helper : helpers_) pthread_setaffinity_np(helper.native_handle(), sizeof cores, &cores);
     core_ = core;
-    num_kept_away_ = helpers_.size();
+    num_moved_ = helpers_.size();
 #endif
   }
 
   void help(int thread) {
-    constexpr auto PATIENCE = std::chrono::microseconds(60);
+    constexpr auto SPIN_TIME = std::chrono::microseconds(60);
     unsigned last = 0;
     while (!stop_.load()) {
-      const unsigned bell = bell_.load();
-      const auto until = std::chrono::steady_clock::now() + PATIENCE;
+      const unsigned wake_count = wake_count_.load();
+      const auto until = std::chrono::steady_clock::now() + SPIN_TIME;
       do {
-        for (int looks = 0; looks < 16 && !joins(thread, last); ++looks) pause_briefly();
-      } while (bell_.load() == bell && std::chrono::steady_clock::now() < until);
-      sleep(bell);
+        for (int spins = 0; spins < 16 && !try_join(thread, last); ++spins) pause_briefly();
+      } while (wake_count_.load() == wake_count && std::chrono::steady_clock::now() < until);
+      sleep(wake_count);
     }
   }
 
   // Takes part in the job that is open, if it is a new one; whether it did.
-  bool joins(int thread, unsigned& last) {
+  bool try_join(int thread, unsigned& last) {
     const unsigned job = job_.load(std::memory_order_acquire);
     if (job % 2 == 0 || job == last) return false;
     inside_.fetch_add(1);  // seen by whoever closes the job, or else the job is seen to be closed
@@ -164,16 +164,16 @@ class Team {
   }
 
   // Until the bell rings, or has rung since.
-  void sleep(unsigned bell) {
-    if (bell_.load() != bell) return;
+  void sleep(unsigned wake_count) {
+    if (wake_count_.load() != wake_count) return;
     std::unique_lock<std::mutex> held(mutex_);
     sleepers_.fetch_add(1);
-    rung_.wait(held, [&] { return bell_.load() != bell; });
+    woken_.wait(held, [&] { return wake_count_.load() != wake_count; });
     sleepers_.fetch_sub(1);
   }
 
   std::vector<std::thread> helpers_;
-  size_t num_kept_away_ = 0;
+  size_t num_moved_ = 0;
   int core_ = -1;
   const pid_t process_ = getpid();
   void (*call_)(void*, int) = nullptr;
@@ -181,9 +181,9 @@ class Team {
   int threads_ = 0;
   alignas(64) std::atomic<unsigned> job_{0};
   alignas(64) std::atomic<int> inside_{0};
-  alignas(64) std::atomic<unsigned> bell_{0};
+  alignas(64) std::atomic<unsigned> wake_count_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
-  std::condition_variable rung_;
+  std::condition_variable woken_;
 };

@@ -108,8 +108,8 @@ class GreedyModel(CausalModel, Protocol):
 class GreedyStep:
     """What `forward_greedy` gives, and how long it took, seconds."""
 
-    peaks: list[float]
-    best: list[int]
+    max_logits: list[float]
+    token_ids: list[int]
     elapsed_s: float
 
 

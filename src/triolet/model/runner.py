@@ -32,7 +32,7 @@ from triolet.model.memory.out_of_memory import give_back, lack_of_memory
 from triolet.model.memory.page_prefault import prefault_pages
 from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
-from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, likeliest
+from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, greedy_samples
 from triolet.model.sampling.sampling_row import SamplingRow
 
 
@@ -164,7 +164,7 @@ class ModelRunner:
             and not step.prompted
             and all(mask is None for mask in masks)
         ):
-            return likeliest(*self._greedy.forward_greedy(*inputs)), ()
+            return greedy_samples(*self._greedy.forward_greedy(*inputs)), ()
         logits = self._model.forward(*inputs)
         prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])
         logits = logits[: len(step.sampled)]
@@ -239,7 +239,7 @@ class BackgroundRun:
         if not self._is_first:
             for row in self._rows:
                 row.go_on()
-        tokens, failures = self._runner.note(self._rows, likeliest(step.peaks, step.best))
+        tokens, failures = self._runner.note(self._rows, greedy_samples(step.max_logits, step.token_ids))
         elapsed_s = step.elapsed_s + (self._prepared_s if self._is_first else 0.0)
         self._is_first = False
         is_last = is_newest and self._run.is_over

@@ -26,12 +26,12 @@ class Both:
 
     def __init__(self, model: CpuDecoder) -> None:
         self.model, self.spec = model, model.spec
-        self.peaks: list[float] = []
+        self.max_logits: list[float] = []
         self.tokens: list[int] = []
 
     def forward(self, *inputs: Any) -> Tensor:
-        peaks, tokens = self.model.forward_greedy(*inputs)
-        self.peaks += peaks
+        max_logits, tokens = self.model.forward_greedy(*inputs)
+        self.max_logits += max_logits
         self.tokens += tokens
         return self.model.forward(*inputs)
 
@@ -57,9 +57,9 @@ def test_the_likeliest_tokens_are_those_of_the_logits(
         (each, [(7 * i + j) % vocab_size for j in range(1 + 5 * i)]) for i, each in enumerate(sequences)
     ]
     logits = torch.cat([*driver.step(chunks), *driver.step([(each, [9]) for each in sequences])])
-    peaks, tokens = logits.max(dim=1)
+    max_logits, tokens = logits.max(dim=1)
     assert both.tokens == tokens.tolist()
-    assert both.peaks == peaks.tolist()
+    assert both.max_logits == max_logits.tolist()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -72,14 +72,14 @@ def test_of_equal_logits_the_first_is_chosen_and_a_nan_before_all(
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        for bad, peak in ((0.0, 0.0), (math.nan, math.nan)):
+        for bad, max_logit in ((0.0, 0.0), (math.nan, math.nan)):
             norm = model._kept[[i for i, kept in enumerate(model._kept) if isinstance(kept, Tensor)][-1]]
             assert isinstance(norm, Tensor)  # the final norm: with it, all logits are equal
             norm.fill_(bad)
             driver.once([1, 2, 3])
             assert both.tokens[-3:] == [0, 0, 0]
-            assert all(found == peak or found != found for found in both.peaks[-3:])
-            assert math.isnan(both.peaks[-1]) == math.isnan(peak)
+            assert all(found == max_logit or found != found for found in both.max_logits[-3:])
+            assert math.isnan(both.max_logits[-1]) == math.isnan(max_logit)
     finally:
         torch.set_num_threads(before)
 
@@ -123,7 +123,7 @@ def test_a_step_in_the_background_finds_the_same_and_says_when_it_is_over(
             (step,) = run.steps(1)
             assert run.is_over
             assert step.elapsed_s > 0
-            found.append((step.peaks, step.best))
+            found.append((step.max_logits, step.token_ids))
             return super().forward(*inputs)
 
     model = load(make_model("llama", tmp_path), "", monkeypatch)
@@ -132,5 +132,5 @@ def test_a_step_in_the_background_finds_the_same_and_says_when_it_is_over(
     driver = PagedDriver(both)
     for length in (1, 2, 30):
         driver.once(list(range(3, 3 + length)))
-    assert [peak for peaks, _ in found for peak in peaks] == both.peaks
+    assert [max_logit for max_logits, _ in found for max_logit in max_logits] == both.max_logits
     assert [token for _, tokens in found for token in tokens] == both.tokens

@@ -51,11 +51,13 @@ def test_a_drawn_token_is_the_one_that_torch_draws(
     batch = RandomDraw.of(make_rows(64), vocab_size, CPU)
     assert batch.on_cpu is not None
     logits = make_logits(64, vocab_size, spread).to(dtype)
-    peaks = logits.max(dim=1).values.float()
+    max_logits = logits.max(dim=1).values.float()
     for position in (0, 1, 1000):
         positions = [position + row for row in range(64)]
-        ours = batch.draw(logits.clone(), peaks, positions)
-        theirs = attrs.evolve(batch, on_cpu=None).draw(logits.to(torch.float32, copy=True), peaks, positions)
+        ours = batch.draw(logits.clone(), max_logits, positions)
+        theirs = attrs.evolve(batch, on_cpu=None).draw(
+            logits.to(torch.float32, copy=True), max_logits, positions
+        )
         assert ours.tolist() == theirs.tolist()
 
 
@@ -64,8 +66,8 @@ def test_masked_tokens_are_never_drawn_and_a_row_without_numbers_harms_no_other(
     logits[:, 123] = 2.0
     logits[8] = math.nan
     logits[9] = -math.inf
-    peaks, _ = draw.largest(logits)
-    tokens = RandomDraw.of(make_rows(64), 500, CPU).draw(logits, peaks, [0] * 64).tolist()
+    max_logits, _ = draw.row_argmax(logits)
+    tokens = RandomDraw.of(make_rows(64), 500, CPU).draw(logits, max_logits, [0] * 64).tolist()
     assert all(token == 123 for row, token in enumerate(tokens) if row not in (8, 9))
     assert all(0 <= token < 500 for token in tokens)
 
@@ -73,16 +75,16 @@ def test_masked_tokens_are_never_drawn_and_a_row_without_numbers_harms_no_other(
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_row_gets_the_same_token_alone_and_beside_others(num_threads: int) -> None:
     rows, logits = make_rows(16), make_logits(16, 5000, 2.0)
-    peaks = logits.max(dim=1).values
+    max_logits = logits.max(dim=1).values
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        together = RandomDraw.of(rows, 5000, CPU).draw(logits, peaks, [7] * 16).tolist()
+        together = RandomDraw.of(rows, 5000, CPU).draw(logits, max_logits, [7] * 16).tolist()
     finally:
         torch.set_num_threads(before)
     for place, row in enumerate(rows):
         one = slice(place, place + 1)
-        assert RandomDraw.of([row], 5000, CPU).draw(logits[one], peaks[one], [7]).tolist() == [
+        assert RandomDraw.of([row], 5000, CPU).draw(logits[one], max_logits[one], [7]).tolist() == [
             together[place]
         ]
 
@@ -99,7 +101,7 @@ def test_the_largest_are_those_of_torch(
     logits[2] = -math.inf
     logits[3, vocab_size // 2 :] = math.nan
     logits[4, vocab_size // 3] = math.inf
-    peaks, tokens = draw.largest(logits)
+    max_logits, tokens = draw.row_argmax(logits)
     truth = logits.max(dim=1)
-    torch.testing.assert_close(peaks, truth.values.float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(max_logits, truth.values.float(), rtol=0, atol=0, equal_nan=True)
     assert tokens.tolist() == truth.indices.tolist()

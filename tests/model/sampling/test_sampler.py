@@ -108,14 +108,14 @@ def edited(
 def expected_draw(scores: Array, params: SamplingParams, noise: Array) -> Expected:
     close = False
     scores = scores / params.temperature
-    peak = scores.max()
+    max_logit = scores.max()
     if params.min_p:
-        floor = peak + math.log(params.min_p)
+        floor = max_logit + math.log(params.min_p)
         close |= bool((np.abs(scores - floor) < 1e-5).any())
         scores = np.where(scores < floor, NEVER, scores)
     if 0 < params.top_k < len(scores):
         scores = np.where(scores < np.sort(scores)[-params.top_k], NEVER, scores)
-    weights = np.exp(scores - peak)
+    weights = np.exp(scores - max_logit)
     if params.top_p < 1.0:
         goal = params.top_p * weights.sum() * (1 - TOP_P_TOLERANCE)
         reached = 0.0

@@ -22,25 +22,25 @@ import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.kernels.cpu.attention.paged_attention import DTYPES
-from triolet.kernels.cpu.decoder import (
+from triolet.kernels.cpu.abi import (
+    ArgmaxFilterStruct,
     LayerStruct,
     ModelStruct,
-    RunStruct,
+    MultiStepStruct,
     StepStruct,
     addresses,
 )
+from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.gemm.packing import (
     GROUP,
     MODEL_DTYPES,
+    CppArgmaxFilter,
     CppLinear,
-    CppScreen,
-    ScreenStruct,
-    pack_blocks,
-    pack_bytes,
-    pack_groups,
+    pack_argmax_filter,
+    pack_bf16x3,
+    pack_int4,
+    pack_int8,
     pack_linear,
-    pack_screen,
     pointer,
 )
 from triolet.kernels.cpu.library import library
@@ -62,13 +62,13 @@ class Found:
     Args:
         count: tokens of a step.
         peaks: [steps, count], the largest logits.
-        best: [steps, count], the tokens that have them.
+        argmax: [steps, count], the tokens that have them.
         elapsed_s: [steps], seconds.
     """
 
     count: int
-    peaks: ctypes.Array[ctypes.c_float]
-    best: ctypes.Array[ctypes.c_int64]
+    max_logits: ctypes.Array[ctypes.c_float]
+    argmax: ctypes.Array[ctypes.c_int64]
     elapsed_s: ctypes.Array[ctypes.c_float]
 
     @classmethod
@@ -81,12 +81,12 @@ class Found:
 
     def addresses(self) -> dict[str, int]:
         """For the fields of `StepStruct`."""
-        return {"peaks": ctypes.addressof(self.peaks), "best": ctypes.addressof(self.best)}
+        return {"max_logits": ctypes.addressof(self.max_logits), "argmax": ctypes.addressof(self.argmax)}
 
     def step(self, index: int) -> GreedyStep:
         """What one step has found; it must be over."""
         place = slice(index * self.count, (index + 1) * self.count)
-        return GreedyStep(self.peaks[place], self.best[place], self.elapsed_s[index])
+        return GreedyStep(self.max_logits[place], self.argmax[place], self.elapsed_s[index])
 
 
 @attrs.define(eq=False)
@@ -100,7 +100,7 @@ class CpuRun:
     """
 
     _step: StepStruct
-    _run: RunStruct
+    _run: MultiStepStruct
     _found: Found
     _num_told: int = attrs.field(default=0, init=False)
 
@@ -138,9 +138,9 @@ _INPUTS_TOGETHER = {"int8": 4, "int4": GROUP}
 # Weights and head. The head stays bytes in int4: it decides between tokens that are nearly as likely, and a tied one
 # is the embedding, too.
 _PACKS = {
-    None: (pack_blocks, pack_linear),
-    "int8": (pack_bytes, pack_bytes),
-    "int4": (pack_groups, pack_bytes),
+    None: (pack_bf16x3, pack_linear),
+    "int8": (pack_int8, pack_int8),
+    "int4": (pack_int4, pack_int8),
 }
 
 
@@ -190,7 +190,7 @@ class CpuDecoder:
     @property
     def num_bytes(self) -> int:
         """Memory of the weights, packed, with norms and rotary tables."""
-        packed = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear | CppScreen)]
+        packed = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear | CppArgmaxFilter)]
         return sum(packed) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
 
     def wake(self) -> None:
@@ -225,7 +225,7 @@ class CpuDecoder:
         step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         step_done = found.step(0)
-        return step_done.peaks, step_done.best
+        return step_done.max_logits, step_done.token_ids
 
     def prepare(self) -> None:
         """A step in the background is about to begin: its threads may wake up while its input is made."""
@@ -245,7 +245,7 @@ class CpuDecoder:
         """See `BackgroundModel.begin_greedy`."""
         found = Found.of(len(logits_indices), num_steps)
         step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
-        run = RunStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
+        run = MultiStepStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
         self._cpp.triolet_background_run(
             self._background_thread(),
             ctypes.byref(self._model),
@@ -345,7 +345,7 @@ class _Planner:
 
     def model(self) -> ModelStruct:
         config = self.config
-        head, screen, embedding = self._head_and_embedding()
+        head, argmax_filter, embedding = self._head_and_embedding()
         layers = (LayerStruct * len(config.layers))(
             *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
         )
@@ -355,7 +355,7 @@ class _Planner:
             embedding=pointer(embedding),
             final_norm=self._norm("final_norm"),
             head=head.struct(),
-            screen=screen.struct() if screen else ScreenStruct(),
+            argmax_filter=argmax_filter.struct() if argmax_filter else ArgmaxFilterStruct(),
             num_layers=len(config.layers),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -368,7 +368,7 @@ class _Planner:
             attention_soft_cap=config.attention_soft_cap or 0.0,
         )
 
-    def _head_and_embedding(self) -> tuple[CppLinear, CppScreen | None, Tensor | None]:
+    def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | None]:
         """The head, what finds its largest results, and the embedding where it has weights of its own."""
         embedding = self.weights["embedding.weight"]
         weight = self.weights.get("head.weight")
@@ -376,13 +376,13 @@ class _Planner:
         if weight is None:
             weight = embedding
         head = self.pack_head(self.cpp, weight)
-        screen = pack_screen(self.cpp, weight) if head.bits == 0 else None
-        self.kept += (head, screen)
+        argmax_filter = pack_argmax_filter(self.cpp, weight) if head.bits == 0 else None
+        self.kept += (head, argmax_filter)
         if not is_tied:
             self.kept.append(embedding)
         del weight
         trim_heap()
-        return head, screen, None if is_tied else embedding
+        return head, argmax_filter, None if is_tied else embedding
 
     def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
         assert layer.rope is not None  # can_plan has seen to it

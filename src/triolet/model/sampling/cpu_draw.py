@@ -17,23 +17,12 @@ import torch
 from torch import Tensor
 
 from triolet.core.request.params import SamplingParams
+from triolet.kernels.cpu.abi import DrawStruct
 from triolet.kernels.cpu.library import library
 from triolet.kernels.cpu.sampling.draw import draw
 from triolet.model.sampling.top_k_top_p import NO_TOP_P, has_top_k
 
-DRAW = np.dtype(
-    [
-        ("top_p", np.float64),
-        ("answer", np.int64),
-        ("position", np.int64),
-        ("temperature", np.float32),
-        ("peak", np.float32),
-        ("log_min_p", np.float32),
-        ("top_k", np.int32),
-    ],
-    align=True,
-)
-"""`Draw` in draw.h, field by field."""
+_DRAW = np.dtype(DrawStruct)
 
 
 class CpuDraws:
@@ -50,16 +39,16 @@ class CpuDraws:
         self, cpp: ctypes.CDLL, params: Sequence[SamplingParams], answers: Tensor, vocab_size: int
     ) -> None:
         self._cpp = cpp
-        self._draws: npt.NDArray[np.void] = np.zeros(len(params), dtype=DRAW)
+        self._draws: npt.NDArray[np.void] = np.zeros(len(params), dtype=_DRAW)
         self._draws["answer"] = answers.numpy()
         self._draws["temperature"] = [p.temperature for p in params]
         self._draws["top_k"] = [p.top_k if has_top_k(p, vocab_size) else 0 for p in params]
         self._draws["top_p"] = [p.top_p if p.top_p < 1.0 else NO_TOP_P for p in params]
         self._draws["log_min_p"] = [math.log(p.min_p) if p.min_p else -math.inf for p in params]
 
-    def draw(self, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
+    def draw(self, logits: Tensor, max_logits: Tensor, positions: Sequence[int]) -> Tensor:
         """See `RandomDraw.draw`; the logits stay as they are."""
-        self._draws["peak"] = peaks.numpy()
+        self._draws["max_logit"] = max_logits.numpy()
         self._draws["position"] = positions
         return draw(self._cpp, self._draws.ctypes.data, logits)
 

@@ -69,7 +69,7 @@ class RandomDraw:
         """Whether logits like these can be drawn from as they are, without being made float32."""
         return self.on_cpu is not None and can_choose(logits)
 
-    def draw(self, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
+    def draw(self, logits: Tensor, max_logits: Tensor, positions: Sequence[int]) -> Tensor:
         """Draw a token for every row.
 
         Args:
@@ -80,27 +80,27 @@ class RandomDraw:
             [num_rows] int64.
         """
         if self.on_cpu is not None and can_choose(logits):
-            return self.on_cpu.draw(logits, peaks, positions)
-        scaled, peaks = self._scale_(logits, peaks)
+            return self.on_cpu.draw(logits, max_logits, positions)
+        scaled, max_logits = self._scale_(logits, max_logits)
         streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
         if not len(self.open_rows):
-            return draw_within(self.limits, scaled, peaks, streams)
+            return draw_within(self.limits, scaled, max_logits, streams)
         if not len(self.limited_rows):
-            return self._draw_open(scaled, peaks, streams)
+            return self._draw_open(scaled, max_logits, streams)
         tokens = torch.empty_like(streams)
         opened, limited = self.open_rows, self.limited_rows
-        tokens[opened] = self._draw_open(scaled[opened], peaks[opened], streams[opened])
-        tokens[limited] = draw_within(self.limits, scaled[limited], peaks[limited], streams[limited])
+        tokens[opened] = self._draw_open(scaled[opened], max_logits[opened], streams[opened])
+        tokens[limited] = draw_within(self.limits, scaled[limited], max_logits[limited], streams[limited])
         return tokens
 
-    def _scale_(self, logits: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor]:
+    def _scale_(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor]:
         scaled = logits.div_(self.temperature)
-        peaks = peaks[:, None] / self.temperature
+        max_logits = max_logits[:, None] / self.temperature
         if self.log_min_p is not None:
-            scaled.masked_fill_(scaled < peaks + self.log_min_p, NEVER)
-        return scaled, peaks
+            scaled.masked_fill_(scaled < max_logits + self.log_min_p, NEVER)
+        return scaled, max_logits
 
-    def filtered(self, logits: Tensor, peaks: Tensor) -> Tensor:
+    def filtered(self, logits: Tensor, max_logits: Tensor) -> Tensor:
         """What `draw` draws from: scaled logits, -inf where nothing is drawn. Slower than drawing.
 
         Args:
@@ -109,15 +109,15 @@ class RandomDraw:
         Returns:
             [num_rows, vocab_size] float32.
         """
-        scaled, peaks = self._scale_(logits.clone(), peaks)
+        scaled, max_logits = self._scale_(logits.clone(), max_logits)
         if len(limited := self.limited_rows):
-            scaled[limited] = keep_within(self.limits, scaled[limited], peaks[limited])
+            scaled[limited] = keep_within(self.limits, scaled[limited], max_logits[limited])
         return scaled
 
-    def _draw_open(self, scaled: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
+    def _draw_open(self, scaled: Tensor, max_logits: Tensor, streams: Tensor) -> Tensor:
         drawn = []
         for block in _row_blocks(scaled):
-            weights = (scaled[block] - peaks[block]).exp_()
+            weights = (scaled[block] - max_logits[block]).exp_()
             noise = exponential_noise(streams[block], self.vocabulary)
             drawn.append(weights.div_(noise).max(dim=1).indices)
         return torch.cat(drawn)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from triolet.core.step_plan import TokenLogprobs
-from triolet.kernels.cpu.sampling.draw import largest
+from triolet.kernels.cpu.sampling.draw import row_argmax
 from triolet.model.sampling.logits_processors import LogitEdits
 from triolet.model.sampling.logprobs import token_logprobs
 from triolet.model.sampling.random_draw import RandomDraw
@@ -52,15 +52,14 @@ class Samples:
 NO_SAMPLES = Samples([], {}, {})
 
 
-def likeliest(peaks: Sequence[float], token_ids: list[int]) -> Samples:
+def greedy_samples(max_logits: Sequence[float], token_ids: list[int]) -> Samples:
     """The samples of rows that want nothing but their likeliest token.
 
     Args:
         peaks: each row's largest logit; NaN is larger than everything.
         token_ids: the tokens that have them.
     """
-    failures = {i: _problem(peak) for i, peak in enumerate(peaks) if not math.isfinite(peak)}
-    return Samples(token_ids, failures, {})
+    return Samples(token_ids, _failures(max_logits), {})
 
 
 class SamplingBatch:
@@ -102,7 +101,7 @@ class SamplingBatch:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each row wants its likeliest token as the model has it, and no more: `likeliest` is enough."""
+        """Whether each row wants its likeliest token as the model has it, and no more: `greedy_samples` is enough."""
         return not (self._worked or self._with_logprobs)
 
     def _index(self, rows: list[int]) -> Tensor:
@@ -116,26 +115,32 @@ class SamplingBatch:
         Returns:
             Tokens, failures and log-probabilities; the rows are not told (see `SamplingRow.append`).
         """
-        peaks, tokens = largest(logits)  # NaN is larger than everything
+        max_logits, tokens = row_argmax(logits)  # NaN is larger than everything
         told = self._raw(logits)
-        failures = {i: _problem(peak) for i, peak in enumerate(peaks.tolist()) if not math.isfinite(peak)}
+        failures = {
+            i: _problem(max_logit)
+            for i, max_logit in enumerate(max_logits.tolist())
+            if not math.isfinite(max_logit)
+        }
         if self._worked:
-            worked_peaks, worked_tokens = self._draw_as_is(logits, peaks) or self._work(logits, told)
+            worked_max_logits, worked_tokens = self._draw_as_is(logits, max_logits) or self._work(
+                logits, told
+            )
             tokens[self._worked_index] = worked_tokens
-            for i, peak in zip(self._worked, worked_peaks.tolist(), strict=True):
-                if not math.isfinite(peak):
-                    failures.setdefault(i, _problem(peak))
+            for i, max_logit in zip(self._worked, worked_max_logits.tolist(), strict=True):
+                if not math.isfinite(max_logit):
+                    failures.setdefault(i, _problem(max_logit))
         return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
 
-    def _draw_as_is(self, logits: Tensor, peaks: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _draw_as_is(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """What `_work` gives, without its copy, for rows that nothing is to be done with before they are drawn."""
         work = _take(logits, self._worked_index)
         if self._random is None or self._edits is not None or self._is_processed:
             return None
         if not self._random.draws_from(work):
             return None
-        work_peaks = _take(peaks, self._worked_index)
-        return work_peaks, self._random.draw(work, work_peaks, self._positions())
+        work_max_logits = _take(max_logits, self._worked_index)
+        return work_max_logits, self._random.draw(work, work_max_logits, self._positions())
 
     def _positions(self) -> list[int]:
         return [len(row.output_token_ids) for row in self._random_rows]
@@ -145,13 +150,13 @@ class SamplingBatch:
         work = _take(logits, self._worked_index).to(torch.float32)
         if self._edits is not None:
             self._edits.apply_(work)
-        peaks, tokens = largest(work)
+        max_logits, tokens = row_argmax(work)
         if told is not None and len(self._told_places):
-            told[self._told_places] = self._processed(work, peaks)[self._told_of_work]
+            told[self._told_places] = self._processed(work, max_logits)[self._told_of_work]
         if self._random is not None:
             drawn = self._drawn_index
-            tokens[drawn] = self._random.draw(_take(work, drawn), _take(peaks, drawn), self._positions())
-        return peaks, tokens
+            tokens[drawn] = self._random.draw(_take(work, drawn), _take(max_logits, drawn), self._positions())
+        return max_logits, tokens
 
     def _raw(self, logits: Tensor) -> Tensor | None:
         """What is told of the rows that want log-probabilities, as long as nothing has been processed; a copy."""
@@ -160,12 +165,12 @@ class SamplingBatch:
         raw = logits.index_select(0, self._logprobs_index).to(torch.float32)
         return raw if self._is_processed or not self._is_normalised else raw.log_softmax(dim=1)
 
-    def _processed(self, work: Tensor, peaks: Tensor) -> Tensor:
+    def _processed(self, work: Tensor, max_logits: Tensor) -> Tensor:
         """Logits that tokens are drawn from, or, of greedy rows, that the largest is taken of; a copy."""
         processed = work.clone()
         if self._random is not None:
             drawn = self._drawn_index
-            processed[drawn] = self._random.filtered(_take(work, drawn), _take(peaks, drawn))
+            processed[drawn] = self._random.filtered(_take(work, drawn), _take(max_logits, drawn))
         return processed
 
     def _logprobs(
@@ -187,8 +192,12 @@ class SamplingBatch:
         }
 
 
-def _problem(peak: float) -> str:
-    return NOTHING_ALLOWED if peak == -math.inf else NOT_NUMBERS
+def _failures(max_logits: Sequence[float]) -> dict[int, str]:
+    return {i: _problem(value) for i, value in enumerate(max_logits) if not math.isfinite(value)}
+
+
+def _problem(max_logit: float) -> str:
+    return NOTHING_ALLOWED if max_logit == -math.inf else NOT_NUMBERS
 
 
 def _take(tensor: Tensor, rows: Tensor) -> Tensor:

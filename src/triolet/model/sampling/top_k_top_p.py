@@ -71,7 +71,7 @@ def is_limited(params: SamplingParams, vocab_size: int) -> bool:
     return has_top_k(params, vocab_size) or params.top_p < 1.0
 
 
-def draw_within(limits: TopKTopP, logits: Tensor, peaks: Tensor, streams: Tensor) -> Tensor:
+def draw_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor, streams: Tensor) -> Tensor:
     """Draw a token for each row from what its top_k and then its top_p leave.
 
     Args:
@@ -83,14 +83,14 @@ def draw_within(limits: TopKTopP, logits: Tensor, peaks: Tensor, streams: Tensor
         [num_rows] int64.
     """
     if limits.needs_totals:
-        totals = (logits - peaks).exp_().sum(dim=1, keepdim=True).double()
+        totals = (logits - max_logits).exp_().sum(dim=1, keepdim=True).double()
     else:
         totals = torch.zeros_like(limits.top_p)
-    rows = _Rows(logits, peaks, streams, limits.top_k, limits.top_p, totals)
+    rows = _Rows(logits, max_logits, streams, limits.top_k, limits.top_p, totals)
     return _draw(rows, limits.widths(logits.shape[1]))
 
 
-def keep_within(limits: TopKTopP, logits: Tensor, peaks: Tensor) -> Tensor:
+def keep_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor) -> Tensor:
     """The logits of what each row's top_k and then its top_p leave, -inf for the others.
 
     Args:
@@ -98,8 +98,8 @@ def keep_within(limits: TopKTopP, logits: Tensor, peaks: Tensor) -> Tensor:
         logits: [num_rows, vocab_size] float32, after temperature.
         peaks: [num_rows, 1] float32, each row's largest logit.
     """
-    totals = (logits - peaks).exp_().sum(dim=1, keepdim=True).double()
-    rows = _Rows(logits, peaks, torch.zeros_like(logits[:, 0]), limits.top_k, limits.top_p, totals)
+    totals = (logits - max_logits).exp_().sum(dim=1, keepdim=True).double()
+    rows = _Rows(logits, max_logits, torch.zeros_like(logits[:, 0]), limits.top_k, limits.top_p, totals)
     ordered, token_ids = _likeliest(logits, logits.shape[1])
     weights, _ = _weigh(rows, ordered)
     return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(weights == 0.0, NEVER))
@@ -110,7 +110,7 @@ class _Rows:
     """Rows that wait for a token; `totals` is the sum of exp(logit - peak), used where there is no top_k."""
 
     logits: Tensor
-    peaks: Tensor
+    max_logits: Tensor
     streams: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -119,7 +119,7 @@ class _Rows:
     def take(self, rows: Tensor) -> _Rows:
         return _Rows(
             self.logits[rows],
-            self.peaks[rows],
+            self.max_logits[rows],
             self.streams[rows],
             self.top_k[rows],
             self.top_p[rows],
@@ -162,7 +162,7 @@ def _weigh(rows: _Rows, logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     num_candidates, vocab_size = logits.shape[1], rows.logits.shape[1]
     has_top_k = rows.top_k < vocab_size
-    weights = (logits.double() - rows.peaks).exp_()
+    weights = (logits.double() - rows.max_logits).exp_()
     kth = logits.gather(1, rows.top_k.clamp(max=num_candidates) - 1)
     weights = weights.masked_fill_(logits < kth, 0.0)  # ties with the k-th stay
     sums = weights.cumsum(dim=1)

@@ -16,7 +16,7 @@ from tests.model.backends.test_cpu_greedy import Both, load
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
 from triolet.kernels.cpu.gemm import packing
-from triolet.kernels.cpu.gemm.packing import CppLinear, CppScreen, pack_screen
+from triolet.kernels.cpu.gemm.packing import CppArgmaxFilter, CppLinear, pack_argmax_filter
 from triolet.model.backends.cpu_decoder import CpuDecoder
 
 VOCAB_SIZE = 3000
@@ -83,9 +83,9 @@ def test_what_is_chosen_of_a_few_logits_is_what_all_would_give(
     driver = PagedDriver(both)
     ids = torch.randint(VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     logits = torch.cat([driver.once(ids[begin:end]) for begin, end in ((0, 1), (1, 3), (3, 40), (40, 200))])
-    peaks, tokens = logits.max(dim=1)
+    max_logits, tokens = logits.max(dim=1)
     assert both.tokens == tokens.tolist()
-    assert both.peaks == peaks.tolist()
+    assert both.max_logits == max_logits.tolist()
 
 
 @on_every_cpu_variant
@@ -99,18 +99,18 @@ def test_in_bfloat16_what_is_chosen_is_as_large_as_the_largest_to_the_last_digit
     ids = torch.randint(VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     one_by_one = driver.sequence(6)
     logits = torch.cat([driver.once(ids), *(driver.step([(one_by_one, [token])])[0] for token in ids[:6])])
-    peaks, tokens = logits.float().max(dim=1)
+    max_logits, tokens = logits.float().max(dim=1)
     chosen = logits.float().gather(1, torch.tensor(both.tokens)[:, None])[:, 0]
     # rows beside each other are multiplied in another order, by tiles: a sum may be rounded to the next number
-    torch.testing.assert_close(chosen, peaks, rtol=2**-7, atol=0)
-    torch.testing.assert_close(torch.tensor(both.peaks), peaks, rtol=2**-7, atol=0)
+    torch.testing.assert_close(chosen, max_logits, rtol=2**-7, atol=0)
+    torch.testing.assert_close(torch.tensor(both.max_logits), max_logits, rtol=2**-7, atol=0)
     assert both.tokens[-6:] == tokens[-6:].tolist()
-    assert both.peaks[-6:] == peaks[-6:].tolist()
+    assert both.max_logits[-6:] == max_logits[-6:].tolist()
 
 
-def parts(model: CpuDecoder) -> tuple[CppLinear, CppScreen | None]:
+def parts(model: CpuDecoder) -> tuple[CppLinear, CppArgmaxFilter | None]:
     head = next(kept for kept in model._kept if isinstance(kept, CppLinear))
-    return head, next((kept for kept in model._kept if isinstance(kept, CppScreen)), None)
+    return head, next((kept for kept in model._kept if isinstance(kept, CppArgmaxFilter)), None)
 
 
 @pytest.mark.parametrize("num_rows", [1, 40])
@@ -127,7 +127,7 @@ def test_logits_that_can_not_be_the_largest_are_not_computed(
     asked = Recorded(model)
     PagedDriver(asked).once(ids)
     assert asked.tokens == both.tokens
-    assert asked.peaks == both.peaks
+    assert asked.max_logits == both.max_logits
 
 
 TOGETHER = 16
@@ -153,13 +153,13 @@ class Recorded(Both):
     """Asks for the likeliest tokens only."""
 
     def forward(self, *inputs: object) -> Tensor:
-        peaks, tokens = self.model.forward_greedy(*inputs)  # type: ignore[arg-type]
-        self.peaks += peaks
+        max_logits, tokens = self.model.forward_greedy(*inputs)  # type: ignore[arg-type]
+        self.max_logits += max_logits
         self.tokens += tokens
-        return torch.zeros(len(peaks), self.spec.vocab_size)
+        return torch.zeros(len(max_logits), self.spec.vocab_size)
 
 
-def test_a_head_with_a_weight_that_is_no_number_is_not_screened_and_fails_as_it_did(
+def test_a_head_with_a_weight_that_is_no_number_gets_no_argmax_filter_and_fails_as_it_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def with_a_nan(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -171,29 +171,29 @@ def test_a_head_with_a_weight_that_is_no_number_is_not_screened_and_fails_as_it_
     both = Both(model)
     PagedDriver(both).once([1, 2, 3])
     assert parts(model)[1] is None
-    assert all(math.isnan(peak) for peak in both.peaks)
+    assert all(math.isnan(max_logit) for max_logit in both.max_logits)
     assert both.tokens == [1234] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_screen_is_counted_among_the_bytes_of_the_model(
+def test_the_argmax_filter_is_counted_among_the_bytes_of_the_model(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = make_model("llama-plain", tmp_path, vocab_size=VOCAB_SIZE, dtype=dtype)
-    with_screen = load(folder, "", monkeypatch)
-    head, screen = parts(with_screen)
-    assert screen is not None
-    assert screen.weights.weights.nbytes == len(head.weights)
-    monkeypatch.setattr(packing, "MAX_SCREEN_BYTES", VOCAB_SIZE * 64 - 1)
+    with_filter = load(folder, "", monkeypatch)
+    head, filter_ = parts(with_filter)
+    assert filter_ is not None
+    assert filter_.weights.weights.nbytes == len(head.weights)
+    monkeypatch.setattr(packing, "MAX_ARGMAX_FILTER_BYTES", VOCAB_SIZE * 64 - 1)
     without = load(folder, "", monkeypatch)
     assert parts(without)[1] is None
-    assert with_screen.num_bytes - without.num_bytes == screen.num_bytes
+    assert with_filter.num_bytes - without.num_bytes == filter_.num_bytes
 
 
 @pytest.mark.parametrize("shape", [(100, 6), (1, 2)])
-def test_fours_of_inputs_are_needed_for_a_screen(shape: Sequence[int]) -> None:
-    assert pack_screen(compiled(""), torch.ones(*shape)) is None
-    assert pack_screen(compiled(""), torch.ones(shape[0], 4)) is not None
+def test_an_argmax_filter_needs_a_multiple_of_four_inputs(shape: Sequence[int]) -> None:
+    assert pack_argmax_filter(compiled(""), torch.ones(*shape)) is None
+    assert pack_argmax_filter(compiled(""), torch.ones(shape[0], 4)) is not None
 
 
 def test_no_estimate_is_further_off_than_its_bound() -> None:

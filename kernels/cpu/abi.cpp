@@ -1,0 +1,75 @@
+// The layouts of the structs that Python fills in, for abi.py to compare with its mirrors.
+//
+// Each list of fields is held to its struct twice when this file is compiled: a structured binding must name as many
+// fields as the struct has, and offsetof must know each name.
+
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+
+#include "attention/work_items.h"
+#include "sampling/draw.h"
+#include "step.h"
+
+namespace {
+
+#define LINEAR(_) _(weights), _(bias), _(scales), _(zero_point_offsets), _(num_out), _(num_in), _(bits), _(gated)
+#define ARGMAX_FILTER(_) _(int8), _(bounds)
+#define LAYER(_)                                                                                                  \
+  _(qkv), _(attention_out), _(gate_up), _(down), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
+      _(cos_sin), _(rotary_dim), _(sliding_window), _(scale)
+#define MODEL(_)                                                                                                  \
+  _(layers), _(embedding), _(final_norm), _(head), _(argmax_filter), _(num_layers), _(hidden), _(intermediate),   \
+      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(eps), _(attention_soft_cap)
+#define STEP(_)                                                                                                   \
+  _(token_ids), _(positions), _(slots), _(logits_indices), _(cu_query_lens), _(seq_lens), _(block_tables),        \
+      _(keys), _(values), _(logits), _(max_logits), _(argmax), _(block_tables_stride), _(num_tokens),             \
+      _(num_seqs), _(num_logits), _(block_size), _(num_threads)
+#define MULTI_STEP_RUN(_) _(elapsed_s), _(num_steps), _(is_halted), _(num_done)
+#define ATTENTION_CALL(_)                                                                                         \
+  _(query), _(keys), _(values), _(out), _(cu_query_lens), _(seq_lens), _(block_tables), _(query_stride_t),        \
+      _(query_stride_h), _(block_tables_stride), _(num_seqs), _(num_heads), _(num_kv_heads), _(head_dim),         \
+      _(block_size), _(sliding_window), _(dtype), _(num_threads), _(scale), _(soft_cap)
+#define DRAW(_) _(top_p), _(answer), _(position), _(temperature), _(max_logit), _(log_min_p), _(top_k)
+
+struct FieldLayout {
+  const char* name;
+  size_t offset, size;
+};
+
+void add_layout(std::string& text, const std::string& name, size_t size, std::initializer_list<FieldLayout> fields) {
+  text += name + " " + std::to_string(size) + "\n";
+  for (const FieldLayout& field : fields)
+    text += name + "." + field.name + " " + std::to_string(field.offset) + " " + std::to_string(field.size) + "\n";
+}
+
+#define NAME(field) field
+#define LAYOUT(field) FieldLayout{#field, offsetof(Struct, field), sizeof(Struct::field)}
+#define ADD(type, FIELDS)                                      \
+  do {                                                         \
+    using Struct = type;                                       \
+    const Struct whole{};                                      \
+    [[maybe_unused]] const auto& [FIELDS(NAME)] = whole;       \
+    add_layout(text, #type, sizeof(Struct), {FIELDS(LAYOUT)}); \
+  } while (false)
+
+std::string all_layouts() {
+  std::string text;
+  ADD(Linear, LINEAR);
+  ADD(ArgmaxFilter, ARGMAX_FILTER);
+  ADD(Layer, LAYER);
+  ADD(Model, MODEL);
+  ADD(Step, STEP);
+  ADD(MultiStepRun, MULTI_STEP_RUN);
+  ADD(AttentionCall, ATTENTION_CALL);
+  ADD(Draw, DRAW);
+  return text;
+}
+
+}  // namespace
+
+// Lines: "Struct size", then "Struct.field offset size" for each of its fields in their order; numbers of bytes.
+EXPORT const char* triolet_struct_layouts() {
+  static const std::string text = all_layouts();
+  return text.c_str();
+}

@@ -1,0 +1,177 @@
+"""Structs that Python and the C++ kernels share: the ctypes mirror of each, and the check that both sides agree.
+
+A struct crosses the border as an address, so nothing but its layout says what a byte means: a field that only one side
+has moves every field after it, and the kernels would read pointers out of numbers. abi.cpp therefore describes each
+struct as the compiler has laid it out, and `check_layouts` compares that with the mirrors when a library is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from triolet.errors import InvariantViolated
+
+Field = tuple[str, int, int]
+"""Name, offset and size in bytes."""
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` in gemm/linear.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("weights", "bias", "scales", "zero_point_offsets")),
+        *((name, _I) for name in ("num_out", "num_in", "bits", "gated")),
+    )
+
+
+class ArgmaxFilterStruct(ctypes.Structure):
+    """`ArgmaxFilter` in sampling/argmax_candidates.h."""
+
+    _fields_ = (("int8", LinearStruct), ("bounds", _P))
+
+
+class LayerStruct(ctypes.Structure):
+    """`Layer` in step.h."""
+
+    _fields_ = (
+        *((name, LinearStruct) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm", "cos_sin")),
+        *((name, _I) for name in ("rotary_dim", "sliding_window")),
+        ("scale", _F),
+    )
+
+
+class ModelStruct(ctypes.Structure):
+    """`Model` in step.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("layers", "embedding", "final_norm")),
+        ("head", LinearStruct),
+        ("argmax_filter", ArgmaxFilterStruct),
+        *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
+        *((name, _I) for name in ("head_dim", "dtype", "gelu")),
+        *((name, _F) for name in ("eps", "attention_soft_cap")),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """`Step` in step.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("token_ids", "positions", "slots", "logits_indices")),
+        *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
+        *((name, _P) for name in ("keys", "values", "logits", "max_logits", "argmax")),
+        ("block_tables_stride", ctypes.c_int64),
+        *((name, _I) for name in ("num_tokens", "num_seqs", "num_logits", "block_size", "num_threads")),
+    )
+    kept: tuple[object, ...] = ()
+    """Tensors and arrays that the addresses point at, alive as long as the struct is."""
+
+
+class MultiStepStruct(ctypes.Structure):
+    """`MultiStepRun` in step.h."""
+
+    _fields_ = (("elapsed_s", _P), *((name, _I) for name in ("num_steps", "is_halted", "num_done")))
+
+
+class AttentionCall(ctypes.Structure):
+    """`AttentionCall` in attention/work_items.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("query", "keys", "values", "out")),
+        *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
+        *((name, ctypes.c_int64) for name in ("query_stride_t", "query_stride_h", "block_tables_stride")),
+        *((name, _I) for name in ("num_seqs", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, _I) for name in ("block_size", "sliding_window", "dtype", "num_threads")),
+        *((name, _F) for name in ("scale", "soft_cap")),
+    )
+
+
+class DrawStruct(ctypes.Structure):
+    """`Draw` in sampling/draw.h."""
+
+    _fields_ = (
+        ("top_p", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("answer", "position")),
+        *((name, _F) for name in ("temperature", "max_logit", "log_min_p")),
+        ("top_k", _I),
+    )
+
+
+MIRRORS: dict[str, type[ctypes.Structure]] = {
+    "Linear": LinearStruct,
+    "ArgmaxFilter": ArgmaxFilterStruct,
+    "Layer": LayerStruct,
+    "Model": ModelStruct,
+    "Step": StepStruct,
+    "MultiStepRun": MultiStepStruct,
+    "AttentionCall": AttentionCall,
+    "Draw": DrawStruct,
+}
+"""Every struct that crosses the border, by its name in C++."""
+
+
+def check_layouts(library: ctypes.CDLL) -> None:
+    """Compare the mirrors with the structs that a library was compiled with.
+
+    Raises:
+        InvariantViolated: a struct differs in its size, or in a field's name, offset or size.
+    """
+    described = _described(library)
+    if described.keys() != MIRRORS.keys():
+        raise InvariantViolated(
+            f"abi.py must mirror the structs of abi.cpp, {sorted(described)}; got {sorted(MIRRORS)}"
+        )
+    for name, (size, fields) in described.items():
+        _check_struct(name, MIRRORS[name], size, fields)
+
+
+def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Return the tensors' addresses as the array of pointers that C++ takes."""
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _described(library: ctypes.CDLL) -> dict[str, tuple[int, list[Field]]]:
+    """Size and fields of each struct, as `triolet_struct_layouts` prints them.
+
+    A line is `Struct size` or, for each of its fields in their order, `Struct.field offset size`.
+    """
+    library.triolet_struct_layouts.restype = ctypes.c_char_p
+    structs: dict[str, tuple[int, list[Field]]] = {}
+    for line in library.triolet_struct_layouts().decode().splitlines():
+        name, *numbers = line.split()
+        struct, _, field = name.partition(".")
+        if field:
+            structs[struct][1].append((field, int(numbers[0]), int(numbers[1])))
+        else:
+            structs[struct] = int(numbers[0]), []
+    return structs
+
+
+def _check_struct(name: str, mirror: type[ctypes.Structure], size: int, fields: Iterable[Field]) -> None:
+    theirs = {field: (offset, num_bytes) for field, offset, num_bytes in fields}
+    ours = {field: _place(mirror, field) for field, *_ in mirror._fields_}
+    for field in [*theirs, *ours]:
+        if theirs.get(field) != ours.get(field):
+            raise InvariantViolated(
+                f"{mirror.__name__}.{field} must be the field of {name} in C++, "
+                f"{_shown(theirs.get(field))}; got {_shown(ours.get(field))}"
+            )
+    if ctypes.sizeof(mirror) != size:
+        raise InvariantViolated(
+            f"{mirror.__name__} must have the size of {name} in C++, {size} bytes; got {ctypes.sizeof(mirror)}"
+        )
+
+
+def _place(mirror: type[ctypes.Structure], field: str) -> tuple[int, int]:
+    descriptor = getattr(mirror, field)
+    return descriptor.offset, descriptor.size
+
+
+def _shown(place: tuple[int, int] | None) -> str:
+    return "none" if place is None else f"{place[1]} bytes at offset {place[0]}"
