@@ -215,7 +215,8 @@ template <Pass PASS, int ROWS, class K>
 static void decode_pass(const DecodeRows& rows, const HeadTile<K>& tile, const VisibleKeys& visible, int chunk,
                         float soft_cap) {
   auto of_dim = [&](auto dim) { decode_pass<PASS, ROWS, true>(rows, dim, tile, visible, chunk, soft_cap); };
-  if (!visible.whole(ROWS)) return decode_pass<PASS, ROWS, false>(rows, rows.padded_dim, tile, visible, chunk, soft_cap);
+  if (!visible.whole(ROWS))
+    return decode_pass<PASS, ROWS, false>(rows, rows.padded_dim, tile, visible, chunk, soft_cap);
   switch (rows.padded_dim) {
     case 48: return of_dim(std::integral_constant<int, 48>{});
     case 64: return of_dim(std::integral_constant<int, 64>{});
