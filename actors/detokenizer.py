@@ -1,7 +1,7 @@
-"""The detokenizer actor: tokens in the journal become text in the streams.
+"""The detokenizer actor turns tokens in the journal into text in the outputs of the requests.
 
-It waits for nobody: a feed joins what its reader has not taken. It keeps nothing that the journal and the feeds do
-not have, so after a crash its next life goes through all of them and goes on. A stream that it dies of for the second
+It never waits for a reader: an output joins what its reader has not taken. It has no state that the journal and the
+outputs do not have, so after a crash its next life goes through all of them. A request that it dies of for the second
 time fails alone.
 """
 
@@ -11,58 +11,69 @@ from functools import partial
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.supervisor import foreign_errors_kept
+from triolet.core.engine_core import EngineCore
 from triolet.core.recovery.poison_bisection import MAX_STRIKES
-from triolet.core.request.status import FinishReason
 from triolet.errors import RequestFailed
 
 
 async def detokenizer_actor(
-    wiring: Wiring, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Deliver what is new, step by step."""
-    for serial, stream in tuple(wiring.streams.items()):
-        stream.processor.forget_text()
-        _deliver(wiring, serial)
-    with wiring.detokenizer_inbox.clone() as inbox:
+    """Deliver new tokens, step by step, until cancelled."""
+    for serial, output in tuple(core.outputs.items()):
+        output.processor.forget_text()
+        _deliver_counted(core, progress, serial)
+    with channels.detokenizer_inbox.clone() as inbox:
         task_status.started()
         async for progressed in inbox:
-            wiring.pulse.num_read["detokenizer"] += 1
+            progress.num_read["detokenizer"] += 1
             for serial in progressed.serials:
-                _deliver(wiring, serial)
+                _deliver_counted(core, progress, serial)
 
 
-def _deliver(wiring: Wiring, serial: int) -> None:
+def _deliver_counted(core: EngineCore, progress: ActorProgress, serial: int) -> None:
     try:
-        deliver(wiring, serial)
+        deliver(core, progress, serial)
     except BaseException:
-        with foreign_errors_kept(partial(_strike, wiring, serial)):
+        with foreign_errors_kept(partial(_count_crash, core, progress, serial)):
             raise
     else:
-        wiring.num_crashes.pop(serial, None)
+        if (output := core.outputs.get(serial)) is not None:
+            output.num_crashes = 0
 
 
-def deliver(wiring: Wiring, serial: int) -> None:
-    """One request's news. If its tokens can not be decoded, which may be a panic in foreign code, it fails alone."""
+def deliver(core: EngineCore, progress: ActorProgress, serial: int) -> None:
+    """Deliver what is new of one request.
+
+    If its tokens cannot be decoded, which may be a panic in foreign code, the request fails alone.
+    """
     try:
-        wiring.advance(serial)
+        if core.advance(serial, trio.current_time()):
+            progress.stepped.unpark_all()
     except BaseException:
-        with foreign_errors_kept(partial(_fail, wiring, serial, "its tokens could not be decoded")):
+        with foreign_errors_kept(partial(_fail, core, progress, serial, "its tokens could not be decoded")):
             raise
 
 
-def _strike(wiring: Wiring, serial: int, error: BaseException) -> None:
-    if serial in wiring.streams:
-        wiring.num_crashes[serial] += 1
-    if wiring.num_crashes[serial] < MAX_STRIKES:
+def _count_crash(core: EngineCore, progress: ActorProgress, serial: int, error: BaseException) -> None:
+    if (output := core.outputs.get(serial)) is None:
         raise error
-    _fail(wiring, serial, "it crashes the detokenizer each time", error)
+    output.num_crashes += 1
+    if output.num_crashes < MAX_STRIKES:
+        raise error
+    _fail(core, progress, serial, "it crashes the detokenizer each time", error)
 
 
-def _fail(wiring: Wiring, serial: int, reason: str, cause: BaseException) -> None:
-    if (stream := wiring.close_stream(serial, FinishReason.ERROR)) is not None:
-        failure = RequestFailed(stream.processor.entry.request.request_id, reason)
+def _fail(core: EngineCore, progress: ActorProgress, serial: int, reason: str, cause: BaseException) -> None:
+    if (output := core.outputs.get(serial)) is not None:
+        failure = RequestFailed(output.entry.request.request_id, reason)
         failure.__cause__ = cause
-        stream.fail(failure)
-        wiring.finish(serial, FinishReason.ERROR)
+        core.fail(serial, failure, trio.current_time())
+    progress.stepped.unpark_all()

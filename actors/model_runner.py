@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.supervisor import foreign_errors_kept
+from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.params import SamplingParams
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
@@ -37,38 +39,42 @@ PROOF = StepPlan(
 
 
 async def model_runner_actor(
-    wiring: Wiring,
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
     executor: Executor,
     on_progress: OnProgress,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Compute plan after plan until cancelled."""
-    with wiring.runner_inbox.clone() as inbox:
+    with channels.runner_inbox.clone() as inbox:
         async with executor.running():
-            wiring.model_info = await executor.start(on_progress)
-            wiring.void_plans()
-            if wiring.has_runner_failed:
-                await executor.execute(PROOF, wiring.step_done)
-                wiring.has_runner_failed = False
-            wiring.pulse.is_runner_ready = True
-            wiring.halt = executor.halt
+            core.model.info = await executor.start(on_progress)
+            channels.discard_plans()
+            if core.recovery.has_runner_failed:
+                await executor.execute(PROOF, channels.send_result)
+                core.recovery.has_runner_failed = False
+            progress.is_runner_ready = True
             task_status.started()
             try:
                 async for plan in inbox:
-                    await _compute(plan, wiring, executor)
+                    await _compute(plan, core, channels, progress, executor)
             finally:
-                wiring.pulse.is_runner_ready = False
+                progress.is_runner_ready = False
 
 
-async def _compute(plan: StepPlan, wiring: Wiring, executor: Executor) -> None:
+async def _compute(
+    plan: StepPlan, core: EngineCore, channels: Channels, progress: ActorProgress, executor: Executor
+) -> None:
     errors: list[BaseException] = []
     has_told = True
 
     def tell(result: StepResult) -> None:
         nonlocal has_told
         has_told = False
-        wiring.step_done(result)
+        progress.progressed_s = trio.current_time()
+        channels.send_result(result)
         has_told = True
 
     with foreign_errors_kept(errors.append):
@@ -76,6 +82,15 @@ async def _compute(plan: StepPlan, wiring: Wiring, executor: Executor) -> None:
     if errors:
         # An error of the telling is no fault of the step. (Not told by its identity: a group is made anew on its way.)
         if has_told:
-            wiring.step_failed(plan, errors[0])
+            _fail_step(plan, errors[0], core, channels)
         raise errors[0]
-    wiring.step_done(result)
+    progress.progressed_s = trio.current_time()
+    channels.send_result(result)
+
+
+def _fail_step(plan: StepPlan, error: BaseException, core: EngineCore, channels: Channels) -> None:
+    if core.is_in_flight(plan):
+        # Earlier steps of the plan may have given tokens that the scheduler has not read: they count.
+        for result in channels.take_results():
+            core.apply(result, trio.current_time())
+    core.fail_step(plan, error)

@@ -1,69 +1,78 @@
-"""The scheduler actor: keeps one step in flight. Every decision is `core.scheduling.scheduler`'s.
+"""The scheduler actor keeps one step in flight. Every decision is `core.engine_core`'s.
 
-It restarts alone, or together with the model runner, whose KV its block tables describe. A new life knows nothing of
-the old one: it takes the requests from the journal and computes them again; results of the old one's steps are
-recognised as late.
+It restarts alone, or together with the model runner, whose KV its block tables describe. A new life has no state of the
+old one: it takes the requests from the journal and computes them again. Results of the old one's steps are recognised
+as late by their step id.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
+from triolet.actors.grammar_requests import GrammarRequests
+from triolet.core.engine_core import EngineCore
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
-from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
+from triolet.core.scheduling.scheduler import SchedulerConfig
 
 
 async def scheduler_actor(
-    wiring: Wiring, config: SchedulerConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    grammars: GrammarRequests,
+    config: SchedulerConfig,
+    *,
+    halt: Callable[[], None],
+    report: Callable[[float], None],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Plan, apply, tell; until cancelled."""
-    core = wiring.new_scheduler(config)
-    with wiring.scheduling(), wiring.scheduler_inbox.clone() as inbox:
-        task_status.started()
-        if wiring.streams:  # the last life may have known something that it had not told
-            await wiring.to_detokenizer.send(Progressed(tuple(wiring.streams)))
-        while True:
-            # The next plan is on its way before anybody is told of the last result: the runner is what must not wait.
-            core.expire(trio.current_time())
-            guided_s = _guide(core, wiring)
-            if core.must_halt:
-                wiring.halt()
-            is_time = not core.is_step_in_flight and guided_s == math.inf
-            if is_time and (plan := core.plan_step(trio.current_time())) is not None:
-                wiring.to_runner.send_nowait(plan)
-                await trio.lowlevel.checkpoint()  # it begins now, and what is told below is read meanwhile
-            if serials := core.take_progress():
-                await wiring.to_detokenizer.send(Progressed(serials))
-            wiring.report(trio.current_time())
-            wiring.stepped.unpark_all()
-            if not wiring.journal:
-                wiring.idle.unpark_all()
-            with trio.move_on_at(min(core.next_deadline(), guided_s)):
-                message = await inbox.receive()
-                wiring.pulse.num_read["scheduler"] += 1
-                _take_in(message, core, wiring)
+    """Plan, apply and report until cancelled.
 
-
-def _guide(core: Scheduler, wiring: Wiring) -> float:
-    """Take in what was found out of answers that are bound to a form, and ask about those that have grown.
-
-    Returns:
-        Until when the next step waits for what was asked, monotonic seconds; infinity if it does not.
+    Args:
+        core: makes the decisions.
+        channels: to the other actors.
+        progress: of the actors.
+        grammars: where masks are asked for.
+        config: limits of the schedule.
+        halt: ends a multi-step plan after its present step.
+        report: called with the time after every step, to report statistics.
     """
-    desk, now_s = wiring.guidance, trio.current_time()
-    for serial, guidance in desk.take_given().items():
-        core.guide(serial, guidance)
-    desk.ask(wiring.journal.take_unmasked(), now_s)
-    return desk.step_waits_until(now_s)
+    halt()  # no result of a plan of the last life is going to count
+    channels.discard_scheduler_messages()
+    core.new_scheduler(config)
+    with core.scheduling(), channels.scheduler_inbox.clone() as inbox:
+        task_status.started()
+        if core.outputs:  # the last life may have ended before it reported all progress
+            await channels.to_detokenizer.send(Progressed(tuple(core.outputs)))
+        while True:
+            # Send the next plan before anything else is done about the last result: the runner must not wait.
+            plan = core.plan_step(trio.current_time())
+            grammars.wake()
+            if plan is not None:
+                channels.to_runner.send_nowait(plan)
+                await trio.lowlevel.checkpoint()  # the runner begins now, and the rest is done meanwhile
+            elif core.must_halt:
+                halt()
+            if serials := core.take_progress():
+                await channels.to_detokenizer.send(Progressed(serials))
+            report(trio.current_time())
+            progress.stepped.unpark_all()
+            if not core.journal:
+                progress.idle.unpark_all()
+            with trio.move_on_at(core.next_look_s()):
+                message = await inbox.receive()
+                progress.num_read["scheduler"] += 1
+                _handle(message, core, channels)
 
 
-def _take_in(message: SchedulerMessage, core: Scheduler, wiring: Wiring) -> None:
+def _handle(message: SchedulerMessage, core: EngineCore, channels: Channels) -> None:
     match message:
         case StepDone(result=result):
             core.apply(result, trio.current_time())
         case Wake():
-            wiring.scheduler_woke()
+            channels.scheduler_woke()
             core.add_arrivals()

@@ -1,17 +1,17 @@
-"""Who watches whom, and what the death of one means for the others.
+"""The supervision tree: which supervisor restarts an actor, and which other actors are restarted with it.
 
     root          rest_for_one, 3 restarts in 60 s
       engine      rest_for_one, 5 in 30 s
-        model_runner   its KV dies with it, so the block tables of ...
-        scheduler      ... this one are lies from then on: it follows; alone, it restarts alone
+        model_runner   its KV dies with it, and the block tables of the scheduler are about that KV: ...
+        scheduler      ... it is restarted, too; when it crashes itself, it restarts alone
       text        one_for_one, 10 in 10 s
-        tokenizer      both keep nothing that is not in the journal and the streams
+        tokenizer      neither has state that is not in the journal and the outputs
         detokenizer
         guidance       likewise; its grammars, processes of their own, die with it
-      watchdog    ends who does nothing
+      watchdog    ends actors that hang
 
-The journal and the streams stand outside of the tree. While anything in it is being mended, streams wait; a crash costs
-them a pause. When the root has lost its patience the engine is dead, and everybody is told the real cause.
+The journal and the outputs are outside of the tree. While anything in it restarts, streams wait: a crash costs them a
+pause. When the root gives up the engine is dead, and every reader gets the cause.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from functools import partial
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import detokenizer_actor
 from triolet.actors.executors.contract import Executor
-from triolet.actors.executors.grammars import make_grammars
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.model_runner import model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
-from triolet.actors.structured_output import structured_output_actor
+from triolet.actors.structured_output import make_grammars, structured_output_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
-from triolet.actors.watchdog import watchdog_actor, watched
+from triolet.actors.watchdog import Lives, watchdog_actor, watched
 from triolet.config.engine import EngineConfig
+from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import CrashReport, Strategy
 from triolet.core.scheduling.scheduler import SchedulerConfig
@@ -40,46 +42,78 @@ from triolet.core.scheduling.scheduler import SchedulerConfig
 
 def build_supervision_tree(
     config: EngineConfig,
-    wiring: Wiring,
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    grammars: GrammarRequests,
     executor: Executor,
     load_tokenizer: LoadTokenizer,
+    *,
     on_progress: OnProgress,
+    on_step: Callable[[float], None],
     on_report: Callable[[CrashReport], None],
 ) -> Supervisor:
-    """The root of an engine's actors, not yet running."""
+    """Return the root of an engine's actors, not yet running.
+
+    Args:
+        config: of the engine.
+        core: shared by the actors, as are the three that follow.
+        channels: between them.
+        progress: of them.
+        grammars: where tasks wait for grammars.
+        executor: computes the steps.
+        load_tokenizer: reads the tokenizer.
+        on_progress: called with the progress of loading.
+        on_step: called with the time after every step.
+        on_report: called with every crash.
+    """
     cache_key = secrets.token_bytes(32)
+    lives: Lives = {}
 
     async def scheduler(*, task_status: trio.TaskStatus[None]) -> None:
-        assert wiring.model_info is not None, "the runner starts before the scheduler"
-        limits = SchedulerConfig.of(config, wiring.model_info, cache_key)
-        await scheduler_actor(wiring, limits, task_status=task_status)
+        assert core.model.info is not None, "the runner starts before the scheduler"
+        limits = SchedulerConfig.of(config, core.model.info, cache_key)
+        await scheduler_actor(
+            core,
+            channels,
+            progress,
+            grammars,
+            limits,
+            halt=executor.halt,
+            report=on_step,
+            task_status=task_status,
+        )
 
     def num_steps_done() -> int:
-        return wiring.counters.num_steps_done
+        return core.counters.num_steps_done
 
+    model_runner = partial(model_runner_actor, core, channels, progress, executor, on_progress)
     engine = Supervisor(
         "engine",
         [
-            ChildSpec(name="model_runner", start=partial(model_runner_actor, wiring, executor, on_progress)),
-            ChildSpec(name="scheduler", start=watched(wiring, "scheduler", scheduler)),
+            ChildSpec(name="model_runner", start=model_runner),
+            ChildSpec(name="scheduler", start=watched(lives, "scheduler", scheduler)),
         ],
         strategy=Strategy.REST_FOR_ONE,
         max_restarts=5,
         period_s=30.0,
         on_report=on_report,
         num_achieved=num_steps_done,
-        take_uncounted_restarts=wiring.take_uncounted_restarts,
+        take_uncounted_restarts=core.take_uncounted_restarts,
     )
-    tokenizer = partial(tokenizer_actor, wiring, load_tokenizer, inline=config.runner == "inline")
+    tokenizer = partial(
+        tokenizer_actor, core.model, channels, progress, load_tokenizer, inline=config.runner == "inline"
+    )
+    detokenizer = partial(detokenizer_actor, core, channels, progress)
+    open_grammars = make_grammars(config, core.model)
     text = Supervisor(
         "text",
         [
-            ChildSpec(name="tokenizer", start=watched(wiring, "tokenizer", tokenizer)),
+            ChildSpec(name="tokenizer", start=watched(lives, "tokenizer", tokenizer)),
+            ChildSpec(name="detokenizer", start=watched(lives, "detokenizer", detokenizer)),
             ChildSpec(
-                name="detokenizer", start=watched(wiring, "detokenizer", partial(detokenizer_actor, wiring))
-            ),
-            ChildSpec(
-                name="guidance", start=partial(structured_output_actor, wiring, make_grammars(config, wiring))
+                name="guidance",
+                start=partial(structured_output_actor, core, channels, grammars, open_grammars),
             ),
         ],
         strategy=Strategy.ONE_FOR_ONE,
@@ -89,7 +123,7 @@ def build_supervision_tree(
     )
     children = [ChildSpec(name="engine", start=engine.run), ChildSpec(name="text", start=text.run)]
     if config.step_timeout is not None:
-        watchdog = partial(watchdog_actor, wiring, config.step_timeout)
+        watchdog = partial(watchdog_actor, channels, progress, lives, config.step_timeout)
         children.append(ChildSpec(name="watchdog", start=watchdog))
     return Supervisor(
         "root",

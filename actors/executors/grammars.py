@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from triolet.config.engine import EngineConfig
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.request.tokenizer_interface import SerializableTokenizer
 from triolet.errors import InvalidParams, UnsupportedFeature
 from triolet.ipc.grammar import MaskAnswer, MaskQuestion, Vocabulary
 
 if TYPE_CHECKING:
-    from triolet.actors.channels import Wiring
     from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
 
 OpenGrammars = Callable[[], AbstractAsyncContextManager["Grammars"]]
@@ -123,6 +120,16 @@ class InlineGrammars:
         self._tokens = tokens
         self._grammars: dict[StructuredOutputsParams, Grammar] = {}
 
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Grammars:
+        """Grammars for a vocabulary; `NoGrammars` if they do not work with its tokenizer."""
+        from triolet.structured_outputs.compiler import GrammarVocabulary
+
+        try:
+            return cls(GrammarVocabulary(vocabulary))
+        except ValueError as error:
+            return NoGrammars(f"structured_outputs must be None: {error}")
+
     async def open(self, params: StructuredOutputsParams) -> None:
         """See `Grammars`."""
         from triolet.structured_outputs.compiler import InvalidGrammar
@@ -156,39 +163,3 @@ class InlineGrammars:
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
         """See `Grammars`."""
-
-
-def make_grammars(config: EngineConfig, wiring: Wiring) -> OpenGrammars:
-    """The scope in which the configured kind of grammars is served, once model and tokenizer are loaded."""
-
-    @asynccontextmanager
-    async def opened() -> AsyncGenerator[Grammars]:
-        tokenizer: object = wiring.tokenizer
-        info = wiring.model_info
-        if info is None or not isinstance(tokenizer, SerializableTokenizer):
-            yield NoGrammars("structured_outputs must be None: they need a tokenizer.json")
-            return
-        vocabulary = Vocabulary(tokenizer.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids)
-        if config.runner == "inline":
-            yield _inline(vocabulary)
-            return
-        from triolet.actors.executors.grammar_process import open_processes
-
-        async with open_processes(
-            vocabulary,
-            max_grammars=config.max_grammars,
-            timeout_s=config.grammar_timeout,
-            memory_bytes=config.grammar_memory_bytes,
-        ) as processes:
-            yield processes
-
-    return opened
-
-
-def _inline(vocabulary: Vocabulary) -> Grammars:
-    from triolet.structured_outputs.compiler import GrammarVocabulary
-
-    try:
-        return InlineGrammars(GrammarVocabulary(vocabulary))
-    except ValueError as error:
-        return NoGrammars(f"structured_outputs must be None: {error}")

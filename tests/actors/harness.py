@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
-from triolet.actors import channels
 from triolet.actors.executors.contract import Tell
 from triolet.config.engine import EngineConfig
+from triolet.core import engine_core
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
@@ -118,7 +118,7 @@ async def fake_engine(
     executor = executor or FakeExecutor(num_blocks=64, block_size=4)
     violations: list[InvariantViolated] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channels, "Scheduler", _checked_scheduler(violations))
+        patch.setattr(engine_core, "Scheduler", _checked_scheduler(violations))
         async with run_engine(config, executor, lambda: tokenizer or LetterTokenizer()) as engine:
             yield engine
             check(engine)
@@ -147,7 +147,7 @@ def _checked_scheduler(violations: list[InvariantViolated]) -> type[Scheduler]:
 
 def check(engine: Engine) -> None:
     """Every count of the core holds."""
-    scheduler = engine._wiring.scheduler
+    scheduler = engine._core.scheduler
     assert scheduler is not None
     scheduler.check()
 

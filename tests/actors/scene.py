@@ -89,7 +89,7 @@ class Scene:
         assert len(sequence.entry.output_token_ids) == self.state.num_tokens
 
     def sequence(self) -> Sequence | None:
-        scheduler = self.engine._wiring.scheduler
+        scheduler = self.engine._core.scheduler
         assert scheduler is not None
         sequences = scheduler._lanes.live.values()
         return next((s for s in sequences if s.entry.request.request_id == "subject"), None)
@@ -99,7 +99,7 @@ class Scene:
         assert self.sequence() is None
         await trio.sleep(STEP_S)  # the step in flight has ended
         await wait_all_tasks_blocked()
-        scheduler, statistics = self.engine._wiring.scheduler, self.engine.statistics()
+        scheduler, statistics = self.engine._core.scheduler, self.engine.statistics()
         assert scheduler is not None
         check(self.engine)
         tables = [sequence.block_table for sequence in scheduler._lanes.running]

@@ -24,16 +24,15 @@ from tests.actors.harness import (
 )
 from triolet import SamplingParams
 from triolet.actors import detokenizer, scheduler, tokenizer
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
-from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.status import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.core.scheduling.admission import Admission
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
@@ -82,7 +81,7 @@ async def test_streams_go_on_after_a_crash_of_the_runner(step: int, autojump_clo
 @pytest.mark.parametrize("turn", range(1, 11))
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    ("module", "name"), [(scheduler, "_take_in"), (detokenizer, "deliver")], ids=["scheduler", "detokenizer"]
+    ("module", "name"), [(scheduler, "_handle"), (detokenizer, "deliver")], ids=["scheduler", "detokenizer"]
 )
 async def test_streams_go_on_after_a_crash_of_another_actor(
     module: ModuleType,
@@ -183,11 +182,11 @@ async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
             assert may_go_on.wait(5)
             return super().tokenize(message)
 
-    wiring = Wiring(Admission(Journal(), 1, 1, 1))
+    model, channels, progress = LoadedModel(), Channels(), ActorProgress()
     answers: list[tuple[int, ...]] = []
 
     async def ask(prompt: str) -> None:
-        answers.append((await ask_tokenizer(wiring, Tokenize(prompt))).token_ids)
+        answers.append((await ask_tokenizer(channels, progress, Tokenize(prompt))).token_ids)
 
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
@@ -195,7 +194,8 @@ async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
                 nursery.start_soon(ask, prompt)
             for _ in range(2):
                 async with trio.open_nursery() as life:
-                    await life.start(partial(tokenizer_actor, wiring, SlowTokenizer, inline=False))
+                    actor = partial(tokenizer_actor, model, channels, progress, SlowTokenizer, inline=False)
+                    await life.start(actor)
                     await wait_all_tasks_blocked()
                     life.cancel_scope.cancel()
                     may_go_on.set()
@@ -331,7 +331,7 @@ async def test_what_ends_while_no_scheduler_lives_is_not_told_to_the_dead_one(
 ) -> None:
     """The last one may have died in the middle of anything: what it would do with an abort is anybody's guess."""
     async with runner_away() as (engine, stream):
-        dead = engine._wiring.scheduler
+        dead = engine._core.scheduler
         assert dead is not None
         monkeypatch.setattr(dead, "abort", lambda *arguments: pytest.fail("the dead were asked"))
         statistics = engine.statistics()
@@ -369,7 +369,7 @@ async def _crash_four_times(actor: str, first: int, monkeypatch: pytest.MonkeyPa
         elif actor == "tokenizer":
             patch.setattr(tokenizer, "_answer", _reaching_with_a_question(tokenizer._answer, reach))
         else:
-            module, name = (scheduler, "_take_in") if actor == "scheduler" else (detokenizer, "deliver")
+            module, name = (scheduler, "_handle") if actor == "scheduler" else (detokenizer, "deliver")
             patch.setattr(module, name, _reaching(getattr(module, name), reach))
         async with fake_engine(executor, max_num_seqs=6, max_num_batched_tokens=64) as engine:
             async with trio.open_nursery() as nursery:

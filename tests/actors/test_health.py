@@ -121,7 +121,7 @@ async def test_no_plan_is_the_schedulers_fault(
 
 async def wake_after(engine: Engine, seconds: float) -> None:
     await trio.sleep(seconds)
-    engine._wiring.wake_scheduler()
+    engine._channels.wake_scheduler()
 
 
 async def test_unread_progress_is_the_detokenizers_fault(

@@ -13,7 +13,9 @@ from trio.testing import MockClock
 from tests.actors.harness import answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
 from triolet.actors import detokenizer, tokenizer
-from triolet.actors.channels import TokenizeRequest, Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels, TokenizeRequest
+from triolet.core.engine_core import EngineCore
 from triolet.core.request.status import FinishReason
 from triolet.engine import open_engine
 from triolet.engine.engine import Engine
@@ -84,7 +86,7 @@ def right_answers(num_prompts: int) -> dict[int, Any]:
 async def test_an_actor_that_waits_for_ever_is_named_and_healed_and_the_streams_go_on(
     actor: str, nth: int, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class HangingWiring(Wiring):
+    class HangingChannels(Channels):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             inbox = HangingOnce(getattr(self, f"{actor}_inbox"), nth)
@@ -100,7 +102,7 @@ async def test_an_actor_that_waits_for_ever_is_named_and_healed_and_the_streams_
                 named.append(error.actor)
             await trio.sleep(0.1)
 
-    monkeypatch.setattr(open_engine, "Wiring", HangingWiring)
+    monkeypatch.setattr(open_engine, "Channels", HangingChannels)
     async with fake_engine(step_timeout=LIMIT_S) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(look, engine)
         assert await ask_all(engine, [[1, 2, 3]] * 4) == right_answers(4)
@@ -159,7 +161,7 @@ async def test_a_prompt_that_the_tokenizer_never_survives_fails_alone_after_the_
         assert told == right_answers(4)
         await trio.testing.wait_all_tasks_blocked()  # it is told at once, and its supervisor a moment later
         assert engine.statistics().num_restarts == 2
-        assert not engine._wiring.pulse.num_crashes
+        assert not engine._progress.num_crashes
 
 
 async def test_a_question_that_a_thread_works_on_is_no_hang(
@@ -168,9 +170,9 @@ async def test_a_question_that_a_thread_works_on_is_no_hang(
     async with fake_engine(step_timeout=LIMIT_S) as engine:
 
         async def think() -> None:
-            engine._wiring.pulse.num_tokenizing += 1
+            engine._progress.num_tokenizing += 1
             await trio.sleep(5 * LIMIT_S)
-            engine._wiring.pulse.num_tokenizing -= 1
+            engine._progress.num_tokenizing -= 1
 
         original: Answer = tokenizer._answer
 
@@ -189,13 +191,13 @@ async def test_a_stream_that_the_detokenizer_dies_of_twice_fails_alone(
 ) -> None:
     original, times = detokenizer.deliver, list[int]()
 
-    def deliver(wiring: Wiring, serial: int) -> None:
-        stream = wiring.streams.get(serial)
-        is_far = stream is not None and len(stream.processor.entry.output_token_ids) > 4
+    def deliver(core: EngineCore, progress: ActorProgress, serial: int) -> None:
+        output = core.outputs.get(serial)
+        is_far = output is not None and len(output.entry.output_token_ids) > 4
         if serial == 2 and is_far and len(times) < num_times:
             times.append(serial)
             raise TimeoutError("planted")
-        original(wiring, serial)
+        original(core, progress, serial)
 
     monkeypatch.setattr(detokenizer, "deliver", deliver)
     async with fake_engine(step_timeout=LIMIT_S) as engine:
@@ -209,7 +211,6 @@ async def test_a_stream_that_the_detokenizer_dies_of_twice_fails_alone(
             assert isinstance(error.__cause__, TimeoutError)
         assert told == expected
         assert engine.statistics().num_restarts == 1
-        assert not engine._wiring.num_crashes
         assert engine.statistics().num_requests_ended.get(FinishReason.ERROR, 0) == (num_times > 1)
 
 

@@ -93,7 +93,7 @@ async def come_and_go(port: int, number: int) -> None:
 
 async def until_idle(engine: Engine, num_tasks: int) -> None:
     for _ in range(200):
-        if trio.lowlevel.current_statistics().tasks_living == num_tasks and not len(engine._wiring.journal):
+        if trio.lowlevel.current_statistics().tasks_living == num_tasks and not len(engine._core.journal):
             return
         await trio.sleep(0.05)
     raise AssertionError(f"{trio.lowlevel.current_statistics().tasks_living - num_tasks} tasks are left")

@@ -219,7 +219,7 @@ async def test_a_deadline_beyond_all_numbers_is_none(deadline: Any, autojump_clo
 @pytest.mark.parametrize("field", ["stop", "bad_words"])
 async def test_texts_need_a_tokenizer(field: str, autojump_clock: MockClock) -> None:
     async with fake_engine() as engine:
-        engine._wiring.tokenizer = None
+        engine._core.model.tokenizer = None
         with pytest.raises(UnsupportedFeature, match=f"{field} must be empty") as caught:
             await engine.complete([1], SamplingParams(**{field: ["A"]}))  # type: ignore[arg-type]
         assert caught.value.field == field

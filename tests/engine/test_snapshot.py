@@ -20,12 +20,12 @@ from tests.actors.harness import (
     fake_engine,
 )
 from triolet import SamplingParams, Snapshot
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.status import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.step_plan import TokenLogprobs
-from triolet.engine import request_preparation
 from triolet.engine.engine import Engine
 from triolet.errors import RequestIdInUse, SnapshotError
 from triolet.ipc.snapshot import SavedAnswer, SavedRequest
@@ -207,14 +207,19 @@ async def test_a_deadline_goes_on_from_where_it_was(autojump_clock: MockClock) -
 async def test_no_answer_that_is_resumed_starts_unbound_when_its_form_is_late(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async def slow_form(*asked: object) -> None:
+    async def slow_form(self: GrammarRequests, params: StructuredOutputsParams) -> None:
         await trio.sleep(100 * STEP_S)
 
-    monkeypatch.setattr(request_preparation, "resolve_constraint", slow_form)
+    monkeypatch.setattr(GrammarRequests, "open_grammar", slow_form)
     saved = SavedRequest(
         request_id="r",
         prompt_token_ids=(1, 2),
-        params=SamplingParams(n=2, max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY),
+        params=SamplingParams(
+            n=2,
+            max_tokens=4,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=StructuredOutputsParams(regex="A*"),
+        ),
         answers=(SavedAnswer(seed=3), SavedAnswer(seed=4, output_token_ids=(7,))),  # which waits for nobody
         queue_time_left_s=5 * STEP_S,
     )

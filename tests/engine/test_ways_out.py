@@ -16,9 +16,10 @@ from trio.testing import MockClock, assert_no_checkpoints, wait_all_tasks_blocke
 from tests.actors.harness import STEP_S, answer_of, assert_all_blocks_back, fake_engine
 from tests.actors.scene import STATES, SUBJECT_TOKENS, Scene, State, neighbours, open_scene, read
 from triolet import SamplingParams
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.status import FinishReason, RequestStatus
-from triolet.engine import request_preparation
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed
 
@@ -375,14 +376,15 @@ async def test_an_abort_after_the_finish_changes_nothing(autojump_clock: MockClo
 async def test_a_request_whose_form_is_not_ready_in_time_ends_then_and_is_never_computed(
     limit: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async def slow_form(*asked: object) -> None:
+    async def slow_form(self: GrammarRequests, params: StructuredOutputsParams) -> None:
         await trio.sleep(100 * STEP_S)
 
-    monkeypatch.setattr(request_preparation, "resolve_constraint", slow_form)
+    monkeypatch.setattr(GrammarRequests, "open_grammar", slow_form)
     async with fake_engine() as engine:
         began_s = trio.current_time()
+        params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(regex="A*"))
         in_time = {"deadline": began_s + 5 * STEP_S, "queue_timeout": 5 * STEP_S}[limit]
-        output = await engine.complete([1, 2, 3], SamplingParams(max_tokens=9), **{limit: in_time})
+        output = await engine.complete([1, 2, 3], params, **{limit: in_time})
         assert trio.current_time() == pytest.approx(began_s + 5 * STEP_S)
         assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.DEADLINE, ())
         assert engine.statistics().steps == 0

@@ -181,14 +181,14 @@ class Client:
             case Overloaded(is_for_others=True):
                 return bool(world.story.limits["policy"] == "fair")
             case Overloaded(limit="max_queued_requests"):
-                admission = engine._wiring.admission
+                admission = engine._core.admission
                 num_live = admission._num_reserved + len(admission.journal)
                 return num_live + ask.num_answers > admission.max_live_requests
             case Overloaded(limit="max_queued_tokens"):
-                queued = engine._wiring.journal.num_queued_tokens
+                queued = engine._core.journal.num_queued_tokens
                 return bool(queued >= world.story.limits["max_queued_tokens"])
             case InvalidRequest(field="n"):
-                return ask.num_answers > engine._wiring.admission.max_live_requests
+                return ask.num_answers > engine._core.admission.max_live_requests
             case PromptTooLong():
                 return len(ask.prompt) > world.story.max_model_len
             case InvalidPrompt():

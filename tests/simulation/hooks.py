@@ -16,12 +16,13 @@ import trio
 
 from tests.simulation.forms import opening_stand_ins
 from tests.simulation.world import World, is_planted
-from triolet.actors import channels as wiring
 from triolet.actors import detokenizer, supervision_tree, tokenizer
-from triolet.actors import structured_output as guidance
-from triolet.actors.channels import Wiring
-from triolet.actors.structured_output import StructuredOutputManager
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.supervisor import SupervisorGaveUp
+from triolet.core import engine_core
+from triolet.core.engine_core import EngineCore
+from triolet.core.grammar_masks import GrammarMasks
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.request import Request
@@ -43,14 +44,17 @@ def watched(world: World) -> Iterator[None]:
     reports = _Reports(world)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(open_engine, "Journal", lambda: WatchedJournal(world))
-        patch.setattr(open_engine, "Wiring", lambda admission: WatchedWiring(world, admission))
-        patch.setattr(wiring, "Scheduler", lambda *arguments: WatchedScheduler(world, *arguments))
+        patch.setattr(open_engine, "Channels", lambda: WatchedChannels(world))
+        patch.setattr(
+            open_engine, "EngineCore", lambda admission, on_finish: WatchedCore(world, admission, on_finish)
+        )
+        patch.setattr(engine_core, "GrammarMasks", lambda *arguments: WatchedMasks(world, *arguments))
+        patch.setattr(engine_core, "Scheduler", lambda *arguments: WatchedScheduler(world, *arguments))
         patch.setattr(scheduler, "RequestQueues", lambda *arguments: WatchedLanes(world, *arguments))
         patch.setattr(scheduler, "StepPlanner", lambda **arguments: WatchedPlanner(world, **arguments))
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
-        patch.setattr(guidance, "StructuredOutputManager", lambda wiring: WatchedGuide(world, wiring))
-        patch.setattr(supervision_tree, "make_grammars", lambda config, wiring: opening_stand_ins(world))
+        patch.setattr(supervision_tree, "make_grammars", lambda config, model: opening_stand_ins(world))
         log.addFilter(reports)
         try:
             yield
@@ -102,22 +106,28 @@ class WatchedJournal(Journal):
         return ended
 
 
-class WatchedWiring(Wiring):
+class WatchedChannels(Channels):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.scheduler_inbox: Any = HangingInbox(self.scheduler_inbox, world, "scheduler.hang")
+        self.detokenizer_inbox: Any = HangingInbox(self.detokenizer_inbox, world, "detokenizer.hang")
+
+    def send_result(self, result: StepResult) -> None:
+        self.world.reach("runner.tell.before")
+        super().send_result(result)
+        self.world.reach("runner.tell.after")
+
+
+class WatchedCore(EngineCore):
     def __init__(self, world: World, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.world = world
         self.is_stale = False
-        self.scheduler_inbox: Any = HangingInbox(self.scheduler_inbox, world, "scheduler.hang")
-        self.detokenizer_inbox: Any = HangingInbox(self.detokenizer_inbox, world, "detokenizer.hang")
 
     def finish(self, serial: int, reason: FinishReason) -> None:
         self.is_stale |= not self.is_scheduling
         super().finish(serial, reason)
-
-    def step_done(self, result: StepResult) -> None:
-        self.world.reach("runner.tell.before")
-        super().step_done(result)
-        self.world.reach("runner.tell.after")
 
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
         if self.scheduler is not None:
@@ -242,9 +252,9 @@ class WatchedLanes(RequestQueues):
 def _faulty_deliver(world: World) -> Any:
     original = detokenizer.deliver
 
-    def deliver(wiring: Wiring, serial: int) -> None:
+    def deliver(core: EngineCore, progress: ActorProgress, serial: int) -> None:
         world.reach("detokenizer.deliver.before")
-        original(wiring, serial)
+        original(core, progress, serial)
         world.reach("detokenizer.deliver.after")
 
     return deliver
@@ -263,9 +273,9 @@ def _faulty_answer(world: World) -> Any:
     return answer
 
 
-class WatchedGuide(StructuredOutputManager):
-    def __init__(self, world: World, wiring: Wiring) -> None:
-        super().__init__(wiring)
+class WatchedMasks(GrammarMasks):
+    def __init__(self, world: World, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.world = world
 
     def sort(self, serials: Iterable[int]) -> Any:
@@ -274,7 +284,7 @@ class WatchedGuide(StructuredOutputManager):
         self.world.reach("guidance.sort.after")
         return asked
 
-    def _answer(self, serial: int, guidance: TokenMask) -> None:
+    def answer(self, serial: int, mask: TokenMask) -> None:
         self.world.reach("guidance.answer.before")
-        super()._answer(serial, guidance)
+        super().answer(serial, mask)
         self.world.reach("guidance.answer.after")

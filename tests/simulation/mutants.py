@@ -15,7 +15,8 @@ import trio
 
 from tests.simulation.mutation import mutant
 from triolet.actors import supervisor, tokenizer
-from triolet.actors.channels import Wiring, _empty
+from triolet.actors.channels import Channels
+from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
@@ -161,39 +162,38 @@ def _last_token_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a restarted scheduler does not requeue")
 def _no_requeue(patch: pytest.MonkeyPatch) -> None:
-    new_scheduler = Wiring.new_scheduler
+    new_scheduler = EngineCore.new_scheduler
 
-    def mutated(self: Wiring, config: Any) -> Scheduler:
+    def mutated(self: EngineCore, config: Any) -> Scheduler:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Scheduler, "add", lambda self, entry: None)
             return new_scheduler(self, config)
 
-    patch.setattr(Wiring, "new_scheduler", mutated)
+    patch.setattr(EngineCore, "new_scheduler", mutated)
 
 
 @mutant("a restarted scheduler waits for a wake that was thrown away")
 def _wake_lost(patch: pytest.MonkeyPatch) -> None:
-    new_scheduler = Wiring.new_scheduler
+    discard = Channels.discard_scheduler_messages
 
-    def mutated(self: Wiring, config: Any) -> Scheduler:
+    def mutated(self: Channels) -> None:
         is_woken = self._is_woken
-        scheduler = new_scheduler(self, config)
+        discard(self)
         self._is_woken = is_woken
-        return scheduler
 
-    patch.setattr(Wiring, "new_scheduler", mutated)
+    patch.setattr(Channels, "discard_scheduler_messages", mutated)
 
 
 @mutant("a new runner gets the plans of the old one")
 def _old_plans(patch: pytest.MonkeyPatch) -> None:
-    new_scheduler = Wiring.new_scheduler
+    discard, discard_plans = Channels.discard_scheduler_messages, Channels.discard_plans
 
-    def mutated(self: Wiring, config: Any) -> Scheduler:
-        _empty(self.runner_inbox)
-        return new_scheduler(self, config)
+    def mutated(self: Channels) -> None:
+        discard_plans(self)
+        discard(self)
 
-    patch.setattr(Wiring, "void_plans", lambda self: None)
-    patch.setattr(Wiring, "new_scheduler", mutated)
+    patch.setattr(Channels, "discard_plans", lambda self: None)
+    patch.setattr(Channels, "discard_scheduler_messages", mutated)
 
 
 @mutant("one_for_one instead of rest_for_one")
@@ -228,10 +228,10 @@ def _delivered_twice(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a question is lost with its tokenizer")
 def _question_lost(patch: pytest.MonkeyPatch) -> None:
-    async def ask_once(wiring: Wiring, message: Tokenize) -> Any:
+    async def ask_once(channels: Channels, progress: Any, message: Tokenize) -> Any:
         reply_send, reply = trio.open_memory_channel[Any](1)
         with reply:
-            await wiring.to_tokenizer.send((message, reply_send))
+            await channels.to_tokenizer.send((message, reply_send))
             return await reply.receive()
 
     patch.setattr(tokenizer, "_ask", ask_once)
@@ -242,11 +242,11 @@ def _question_lost(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("an abort forgets to wake the scheduler")
 def _abort_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: Wiring, serial: int, reason: FinishReason) -> None:
+    def mutated(self: EngineCore, serial: int, reason: FinishReason) -> None:
         if self.scheduler is not None and serial in self.journal:
             self.scheduler.abort(serial, reason)
 
-    patch.setattr(Wiring, "finish", mutated)
+    patch.setattr(EngineCore, "finish", mutated)
 
 
 @mutant("a stop string does not end the request in the scheduler")

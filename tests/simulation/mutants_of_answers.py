@@ -12,36 +12,37 @@ from tests.simulation.mutation import mutant
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
+from triolet.core.request import request_builder
 from triolet.core.request.request import Request, fan_out
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling import step_planner
 from triolet.core.scheduling.prefix_lookup import find_computed
 from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.sequence import Sequence
-from triolet.engine import engine, request_preparation
+from triolet.engine.request_table import RequestTable
 from triolet.engine.submission import Submission
 
 
 @mutant("an abort ends the first answer only")
 def _first_aborted(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: engine.Engine, request_id: str) -> None:
-        if (submission := self._submissions.get(request_id)) is not None:
+    def mutated(self: RequestTable, request_id: str) -> None:
+        if (submission := self.submissions.get(request_id)) is not None:
             submission.was_aborted = True
             for entry in submission.entries[:1]:
-                self._wiring.finish(entry.serial, FinishReason.ABORT)
+                self._core.finish(entry.serial, FinishReason.ABORT)
 
-    patch.setattr(engine.Engine, "abort", mutated)
+    patch.setattr(RequestTable, "abort", mutated)
 
 
 @mutant("leaving ends the first answer only")
 def _first_left(patch: pytest.MonkeyPatch) -> None:
-    leave = engine.Engine._leave
+    leave = RequestTable.leave
 
-    def mutated(self: engine.Engine, submission: Submission) -> None:
-        submission.streams = submission.streams[:1]
+    def mutated(self: RequestTable, submission: Submission) -> None:
+        submission.outputs = submission.outputs[:1]
         leave(self, submission)
 
-    patch.setattr(engine.Engine, "_leave", mutated)
+    patch.setattr(RequestTable, "leave", mutated)
 
 
 @mutant("answers that wait for the first one do not end with it")
@@ -60,7 +61,7 @@ def _same_noise(patch: pytest.MonkeyPatch) -> None:
     def mutated(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
         return tuple(attrs.evolve(one, seed=request.seed) for one in fan_out(request, draw_seed))
 
-    patch.setattr(request_preparation, "fan_out", mutated)
+    patch.setattr(request_builder, "fan_out", mutated)
 
 
 @mutant("the blocks of the prompt are freed with the first answer")

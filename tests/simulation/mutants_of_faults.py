@@ -92,10 +92,14 @@ def _saved_twice(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the watchdog ends nobody")
 def _nobody_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(watchdog, "_end", lambda wiring, name: None)
+    patch.setattr(watchdog, "_end", lambda progress, lives, name: None)
 
 
 @mutant("the watchdog does not know of the tokenizer")
 def _tokenizer_forgotten(patch: pytest.MonkeyPatch) -> None:
     end = watchdog._end
-    patch.setattr(watchdog, "_end", lambda wiring, name: name == "tokenizer" or end(wiring, name))
+    patch.setattr(
+        watchdog,
+        "_end",
+        lambda progress, lives, name: name == "tokenizer" or end(progress, lives, name),
+    )

@@ -6,14 +6,12 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors.grammar_requests import GrammarRequests
-from triolet.actors.structured_output import StructuredOutputManager
+from triolet.core.grammar_masks import GrammarMasks
 from triolet.core.journal import JournalEntry
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.scheduling import multi_step
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.step_planner import StepPlanner
-from triolet.ipc.grammar import MaskAnswer
 
 
 @mutant("a mask is good for the rest of the answer")
@@ -31,13 +29,14 @@ def _no_mask(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("what may come next counts for whatever the answer is by now")
 def _no_position_check(patch: pytest.MonkeyPatch) -> None:
-    put_down = StructuredOutputManager._put_down
+    put_down = GrammarMasks.put_down
 
-    def mutated(self: StructuredOutputManager, guided: MaskAnswer) -> None:
-        if (entry := self._journal.get(guided.serial)) is not None:
-            put_down(self, attrs.evolve(guided, position=len(entry.output_token_ids)))
+    def mutated(self: GrammarMasks, serial: int, mask: TokenMask) -> bool:
+        if (entry := self._journal.get(serial)) is None:
+            return False
+        return put_down(self, serial, attrs.evolve(mask, position=len(entry.output_token_ids)))
 
-    patch.setattr(StructuredOutputManager, "_put_down", mutated)
+    patch.setattr(GrammarMasks, "put_down", mutated)
 
 
 @mutant("who is bound to a form has a part in runs")
@@ -57,7 +56,7 @@ def _never_over(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a new life of the guidance does not ask what the last one was asked")
 def _asked_in_vain(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GrammarRequests, "ask_again", lambda self: None)
+    patch.setattr(GrammarMasks, "ask_again", lambda self: None)
 
 
 @mutant("who sits a step out lets another one in that has no token beside it")

@@ -9,7 +9,7 @@ from tests.simulation.client import Client
 from tests.simulation.determinism import seeded_scheduling
 from tests.simulation.expected import expected_of, tokens_of
 from tests.simulation.hand_over import hand_over
-from tests.simulation.hooks import WatchedScheduler, WatchedWiring, watched
+from tests.simulation.hooks import WatchedCore, WatchedScheduler, watched
 from tests.simulation.model import FaultyExecutor, FaultyTokenizer
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
@@ -146,13 +146,12 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
     except EngineDead:
         world.expect(world.story.mood == "deadly", "the engine died")
         return
-    wiring = engine._wiring
     held = {
-        "journal": len(wiring.journal),
-        "streams": len(wiring.streams),
-        "submissions": len(engine._submissions),
-        "places": wiring.admission._num_reserved,
-        "questions": len(wiring.pulse.asked_s),
+        "journal": len(engine._core.journal),
+        "outputs": len(engine._core.outputs),
+        "submissions": len(engine._requests.submissions),
+        "places": engine._core.admission._num_reserved,
+        "questions": len(engine._progress.asked_s),
         "quarantine": engine.statistics().kv_blocks_quarantined,
         "blocks": engine.statistics().kv_blocks_in_use,
     }
@@ -188,10 +187,10 @@ def _must_have_ended(world: World) -> None:
 
 
 def _must_have_all_blocks(world: World, engine: Engine) -> None:
-    scheduler = engine._wiring.scheduler
+    scheduler = engine._core.scheduler
     if not isinstance(scheduler, WatchedScheduler) or not scheduler.is_whole:
         return
-    if isinstance(engine._wiring, WatchedWiring) and engine._wiring.is_stale:
+    if isinstance(engine._core, WatchedCore) and engine._core.is_stale:
         return  # what ended after its death, nobody has told it of
     try:
         scheduler.check()

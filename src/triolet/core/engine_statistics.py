@@ -1,4 +1,4 @@
-"""A look at the engine: counts that belong together, taken at one moment."""
+"""Snapshot of an engine's counts, all taken at one moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class EngineStatistics:
-    """Free + cached + in use + quarantined blocks are always the total.
+    """Counts of one engine at one moment. Free + cached + in use + quarantined blocks are always the total.
 
     Args:
         num_requests_running: requests with a row in the runner's table.
@@ -29,16 +29,17 @@ class EngineStatistics:
         prefix_cache_queries: tokens looked up in the prefix cache, since the start.
         prefix_cache_hits: tokens found there.
         steps: forward passes finished, since the start.
-        num_requests_received: requests that were taken in or refused, since the start (of n answers to one prompt each
-            is one): what was received is live, or has ended.
-        num_requests_ended: of these, the ones that have ended, by reason; `rejected` at the door is one.
-        spec_decode_num_drafts: times a request has tried tokens beyond its next one, since the start.
-        spec_decode_num_draft_tokens: the tokens it tried.
-        spec_decode_num_accepted_tokens: of these, the tokens that came true: so many were had for nothing.
-        spec_decode_num_accepted_tokens_per_pos: the same, by place in the draft; one number per place there may be.
-        longest_task_step_s: how long a task has kept the event loop from all others at most, seconds, since the start;
-            any task of the program's, between two of its checkpoints.
-        num_long_task_steps: times that one has for more than 10 ms, since the start.
+        num_requests_received: requests accepted or rejected, since the start; each of n answers to one prompt counts.
+            Every received request is live or has ended.
+        num_requests_ended: of these, the ones that have ended, by finish reason or `rejected`.
+        spec_decode_num_drafts: drafts proposed, since the start.
+        spec_decode_num_draft_tokens: draft tokens proposed.
+        spec_decode_num_accepted_tokens: draft tokens accepted.
+        spec_decode_num_accepted_tokens_per_pos: draft tokens accepted, by position in the draft.
+        engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
+        longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
+            no other task runs meanwhile.
+        num_long_task_steps: times that it was more than 10 ms, since the start.
     """
 
     num_requests_running: int
@@ -60,7 +61,8 @@ class EngineStatistics:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
-    # Of the machine more than of the engine: two snapshots are equal if the same has happened.
+    # These depend on the process and the machine: two snapshots are equal if the engines did the same.
+    engine_index: int = attrs.field(default=0, eq=False)
     longest_task_step_s: float = attrs.field(default=0.0, eq=False)
     num_long_task_steps: int = attrs.field(default=0, eq=False)
 
@@ -70,17 +72,18 @@ def statistics_of(
     counters: SchedulerCounters,
     *,
     num_running: int,
+    engine_index: int = 0,
     num_restarts: int = 0,
     longest_task_step_s: float = 0.0,
     num_long_task_steps: int = 0,
 ) -> EngineStatistics:
-    """The counts of an engine, from whoever keeps them.
+    """Collect the counts of an engine.
 
     Args:
-        scheduler: knows the blocks and the journal.
-        counters: what all schedulers of the engine have counted.
-        num_running: requests with a row; none while no scheduler lives.
-        num_restarts: see `EngineStatistics`, like the others.
+        scheduler: gives blocks and journal.
+        counters: totals over all schedulers of the engine.
+        num_running: requests with a row; 0 while there is no scheduler.
+        engine_index: see `EngineStatistics`, as for the following ones.
     """
     pool, journal = scheduler.pool, scheduler.journal
     return EngineStatistics(
@@ -93,6 +96,7 @@ def statistics_of(
         kv_blocks_in_use=pool.num_in_use,
         kv_blocks_quarantined=pool.num_quarantined,
         num_preemptions=counters.num_preemptions,
+        engine_index=engine_index,
         num_restarts=num_restarts,
         prefix_cache_queries=counters.prefix_cache_queries,
         prefix_cache_hits=counters.prefix_cache_hits,

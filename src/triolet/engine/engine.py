@@ -1,13 +1,7 @@
-"""The engine: the way in, the one way out, and what can be asked of it in between.
-
-A request exists in one of two places. Before it is admitted it is a `Submission`, held by nobody but its caller's own
-task; from then on it is an entry in the journal with a stream beside it. The step from the one to the other has no
-checkpoint in it, and neither has the way out.
-"""
+"""The engine that a caller holds: requests, facts about them, and the way down."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -15,27 +9,32 @@ from typing import Any
 import attrs
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_statistics import EngineStatistics, statistics_of
+from triolet.core.engine_core import EngineCore
+from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.request_status import EndedRequests, LiveRequest
+from triolet.core.output.request_status import LiveRequest
 from triolet.core.recovery.supervision import CrashReport
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
+from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.status import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
 from triolet.engine.availability import Availability, death_by
 from triolet.engine.live_requests import live_requests
-from triolet.engine.request_preparation import open_streams, resolve
+from triolet.engine.request_preparation import RequestPreparation
+from triolet.engine.request_table import RequestTable
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
-from triolet.engine.submission import Submission, check_type, counted_admission, seconds
+from triolet.engine.submission import Submission, check_type, seconds
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import EngineClosed, EngineDead, RequestIdInUse, UnsupportedFeature
+from triolet.errors import EngineClosed, EngineDead, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.loop_monitor import LoopMonitor
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
@@ -50,19 +49,24 @@ class Engine:
     Every method belongs to the Trio thread of the engine.
     """
 
-    def __init__(self, config: EngineConfig, wiring: Wiring) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: EngineCore,
+        channels: Channels,
+        progress: ActorProgress,
+        grammars: GrammarRequests,
+    ) -> None:
         self.config = config
-        self._wiring = wiring
-        self._submissions: dict[str, Submission] = {}
-        self._endings = EndedRequests()
-        self._ids = (f"request-{number}" for number in itertools.count(1))
-        self._seeds = random.Random(config.seed)
+        self._core, self._channels, self._progress = core, channels, progress
+        seeds = random.Random(config.seed)
+        builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
+        preparation = RequestPreparation(builder, channels, progress, grammars)
         self._availability = Availability()
+        self._requests = RequestTable(config, core, channels, progress, preparation, self._availability)
         self._num_restarts = 0
         self._loop_watch = LoopMonitor()
-        self._resumed: set[str] = set()  # ids of streams that are yet to be entered
-        self._reporting = StatLoggers(wiring.journal.stats, self.statistics, writes_log=config.log_stats)
-        wiring.report = self._reporting.report
+        self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=config.log_stats)
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
@@ -72,8 +76,8 @@ class Engine:
     @property
     def model_info(self) -> ModelInfo:
         """What is known of the model."""
-        assert self._wiring.model_info is not None
-        return self._wiring.model_info
+        assert self._core.model.info is not None
+        return self._core.model.info
 
     @property
     def model_name(self) -> str:
@@ -83,7 +87,7 @@ class Engine:
     @property
     def tokenizer(self) -> TokenizerInterface | None:
         """The model's tokenizer; None if it has none."""
-        return self._wiring.tokenizer
+        return self._core.model.tokenizer
 
     @property
     def max_model_len(self) -> int:
@@ -108,12 +112,7 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Counts that belong together, taken now."""
-        wiring, scheduler = self._wiring, self._wiring.scheduler
-        assert scheduler is not None
-        return statistics_of(
-            scheduler,
-            wiring.counters,
-            num_running=scheduler.num_running if wiring.is_scheduling else 0,
+        return self._core.statistics(
             num_restarts=self._num_restarts,
             longest_task_step_s=self._loop_watch.longest_s,
             num_long_task_steps=self._loop_watch.num_long,
@@ -148,7 +147,7 @@ class Engine:
             raise death
         if not self._availability.is_serving:
             raise EngineClosed(SCOPE_ENDED)
-        check_health(self._wiring, self.config.step_timeout)
+        check_health(self._core, self._channels, self._progress, self.config.step_timeout)
 
     @property
     def death(self) -> EngineDead | None:
@@ -164,13 +163,11 @@ class Engine:
         """Where a request is; ended ones are remembered for a while (`core.output.request_status`). None for an
         unknown id.
         """
-        if (submission := self._submissions.get(request_id)) is not None:
-            return submission.status()
-        return self._endings.get(request_id, trio.current_time())
+        return self._requests.status(request_id)
 
     def requests(self, owner: str | None = None) -> tuple[LiveRequest, ...]:
         """Everything that waits or runs, or this owner's part of it, in the order of arrival. Never waits."""
-        return live_requests(self._submissions.values(), self._wiring, owner)
+        return live_requests(self._requests.submissions.values(), self._core, owner)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget the KV of everything that is not in use: no later request finds any of it.
@@ -180,8 +177,8 @@ class Engine:
         Returns:
             False, and nothing was done, if requests hold blocks and may not be preempted.
         """
-        assert self._wiring.scheduler is not None
-        return self._wiring.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        assert self._core.scheduler is not None
+        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -230,15 +227,11 @@ class Engine:
         check_type("priority", priority, int, "an integer")
         deadline_s = seconds("deadline", deadline)
         queue_timeout_s = seconds("queue_timeout", queue_timeout)
-        if request_id is None:
-            taken = {*self._submissions, *self._resumed}
-            request_id = next(name for name in self._ids if name not in taken)
-        return TokenStream(
-            self,
+        return self._stream(
             Submission(
                 prompt=parse_prompt(prompt),
                 params=sampling_params,
-                request_id=request_id,
+                request_id=self._requests.new_id() if request_id is None else request_id,
                 priority=priority,
                 client=client,
                 deadline_s=deadline_s,
@@ -248,6 +241,9 @@ class Engine:
                 owner=owner,
             ),
         )
+
+    def _stream(self, submission: Submission) -> TokenStream:
+        return TokenStream(submission, self._requests, self._core, self._progress)
 
     async def complete(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
@@ -271,16 +267,11 @@ class Engine:
 
         Synchronous and idempotent: its blocks are free when this returns, or when the step in flight ends.
         """
-        submission = self._submissions.get(request_id)
-        if submission is None:
-            return
-        submission.was_aborted = True
-        for entry in submission.entries:
-            self._wiring.finish(entry.serial, FinishReason.ABORT)
+        self._requests.abort(request_id)
 
     def snapshot(self) -> Snapshot:
         """What is unfinished now, for another engine to `resume`; here it goes on as if nothing had been asked."""
-        return take_snapshot(self.model_info, self._submissions.values())
+        return take_snapshot(self.model_info, self._requests.submissions.values())
 
     def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
         """Streams of what another engine with the same model has left unfinished, by request id.
@@ -292,62 +283,10 @@ class Engine:
             SnapshotError: another model has begun these.
         """
         check_snapshot(snapshot, self.model_info)
-        self._resumed |= {saved.request_id for saved in snapshot.requests}
-        return {saved.request_id: TokenStream(self, resumed(saved)) for saved in snapshot.requests}
-
-    async def _admit(self, submission: Submission) -> None:
-        """Take a request in; raises before anything is taken, or returns with everything in place."""
-        with counted_admission(self._wiring.journal.stats):
-            await self._take_in(submission)
-
-    async def _take_in(self, submission: Submission) -> None:
-        self._availability.check_open()
-        admission, request_id = self._wiring.admission, submission.request_id
-        if (other := self._submissions.get(request_id)) is not None and other.is_live:
-            raise RequestIdInUse(request_id)
-        params = submission.params or self.default_sampling_params()
-        self.config.request_limits.check(params, self.model_info.vocab_size)
-        was_admitted = submission.saved is not None
-        num_places = submission.num_places(params.n)
-        admission.reserve(
-            trio.current_time(), num_places, client=submission.client, was_admitted=was_admitted
-        )
-        self._submissions[request_id], submission.began_s = submission, trio.current_time()
-        self._resumed.discard(request_id)
-        try:
-            with submission.admission:
-                request = await resolve(submission, params, self._wiring, self.config, self._seeds)
-            self._availability.check_open()
-            if not was_admitted:
-                admission.check_tokens(trio.current_time(), submission.client)
-        except BaseException:
-            del self._submissions[request_id]
-            raise
-        finally:
-            admission.give_back(num_places, submission.client)
-        # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
-        open_streams(submission, request, self._wiring, self.config, self._seeds)
-        if submission.was_aborted:
-            self.abort(request_id)
-
-    def _leave(self, submission: Submission) -> None:
-        """The reader is gone: end what it read, and give its id back. Synchronous, no checkpoint."""
-        for entry in submission.entries:
-            self._wiring.close_stream(entry.serial, entry.finish_reason or FinishReason.ABORT)
-            self._wiring.finish(entry.serial, FinishReason.ABORT)
-        self._wiring.admission.ended(trio.current_time())
-        if self._submissions.get(submission.request_id) is not submission:
-            return  # it had ended, and another one bears its id now
-        del self._submissions[submission.request_id]
-        self._endings.remember(submission.request_id, submission.status(), trio.current_time())
+        self._requests.keep_ids(snapshot)
+        return {saved.request_id: self._stream(resumed(saved)) for saved in snapshot.requests}
 
     # ---------------------------------------------------------------------------------- the way down
-
-    def _end_admissions(self) -> None:
-        """Nothing is taken in any more: let those go that wait for it."""
-        for submission in self._submissions.values():
-            if not submission.streams:
-                submission.admission.cancel()
 
     async def drain(self, deadline: float) -> Snapshot:
         """Take nothing new, and let what there is finish.
@@ -360,10 +299,10 @@ class Engine:
         """
         deadline_s = seconds("deadline", deadline)
         self._availability.close("the engine is draining and takes nothing new", still_serving=True)
-        self._end_admissions()
+        self._requests.end_admissions()
         with trio.move_on_at(deadline_s):
-            while self._wiring.journal:
-                await self._wiring.idle.park()
+            while self._core.journal:
+                await self._progress.idle.park()
         snapshot = self.snapshot()
         self._end_all(FinishReason.SHUTDOWN)
         await trio.lowlevel.checkpoint()
@@ -371,29 +310,28 @@ class Engine:
 
     def _end_all(self, reason: FinishReason) -> None:
         """End every live request here and now; readers get what there is, without the help of an actor."""
-        for entry in list(self._wiring.journal):
-            self._wiring.finish(entry.serial, reason)
-        for serial in list(self._wiring.streams):
-            deliver(self._wiring, serial)
-        self._wiring.idle.unpark_all()
+        for entry in list(self._core.journal):
+            self._core.finish(entry.serial, reason)
+        for serial in list(self._core.outputs):
+            deliver(self._core, self._progress, serial)
+        self._progress.idle.unpark_all()
 
     def shut_down(self) -> None:
         """Take nothing new, and end what there is with finish_reason `shutdown`; the engine's scope goes on."""
         self._availability.close(SCOPE_ENDED)
-        self._end_admissions()
+        self._requests.end_admissions()
         self._end_all(FinishReason.SHUTDOWN)
 
     def _die(self, cause: BaseException) -> None:
         """The root has given up: tell everybody why."""
-        self._availability.die(cause, was_told=bool(self._wiring.streams))
-        self._end_admissions()
-        for entry in list(self._wiring.journal):
-            self._wiring.finish(entry.serial, FinishReason.ERROR)
-        for serial in list(self._wiring.streams):
-            stream = self._wiring.close_stream(serial, FinishReason.ERROR)
-            assert stream is not None
-            stream.fail(death_by(cause))
-        self._wiring.idle.unpark_all()
+        self._availability.die(cause, was_told=bool(self._core.outputs))
+        self._requests.end_admissions()
+        for entry in list(self._core.journal):
+            self._core.finish(entry.serial, FinishReason.ERROR)
+        for serial in list(self._core.outputs):
+            self._core.fail(serial, death_by(cause), trio.current_time())
+        self._progress.stepped.unpark_all()
+        self._progress.idle.unpark_all()
 
     def _note_report(self, report: CrashReport) -> None:
         self._num_restarts += report.context == "child_terminated"

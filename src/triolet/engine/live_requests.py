@@ -7,25 +7,25 @@ from collections.abc import Iterable
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.core.engine_core import EngineCore
 from triolet.core.journal import JournalEntry
 from triolet.core.output.request_status import LiveRequest, RequestProgress
 from triolet.engine.submission import Submission
 
 
 def live_requests(
-    submissions: Iterable[Submission], wiring: Wiring, owner: str | None
+    submissions: Iterable[Submission], core: EngineCore, owner: str | None
 ) -> tuple[LiveRequest, ...]:
     """Those that have not ended, in the order in which they came.
 
     Args:
         submissions: of the engine.
-        wiring: of the engine.
+        core: of the engine.
         owner: only what is this one's; None for all.
     """
     now_s = trio.current_time()
     return tuple(
-        _admitted(submission, wiring, now_s) if submission.streams else _on_its_way(submission, now_s)
+        _admitted(submission, core, now_s) if submission.outputs else _on_its_way(submission, now_s)
         for submission in submissions
         if submission.is_live and (owner is None or submission.owner == owner)
     )
@@ -44,8 +44,8 @@ def _on_its_way(submission: Submission, now_s: float) -> LiveRequest:
     )
 
 
-def _admitted(submission: Submission, wiring: Wiring, now_s: float) -> LiveRequest:
-    entries, progress = submission.entries, progress_of(submission, wiring)
+def _admitted(submission: Submission, core: EngineCore, now_s: float) -> LiveRequest:
+    entries, progress = submission.entries, progress_of(submission, core)
     return LiveRequest(
         request_id=submission.request_id,
         client=submission.client,
@@ -57,17 +57,17 @@ def _admitted(submission: Submission, wiring: Wiring, now_s: float) -> LiveReque
         num_cached_tokens=entries[0].num_cached_tokens,
         num_computed_tokens=progress.num_computed_tokens,
         num_output_tokens=sum(len(entry.output_token_ids) for entry in entries),
-        num_kv_blocks=sum(_num_blocks(wiring, entry) for entry in entries),
+        num_kv_blocks=sum(_num_blocks(core, entry) for entry in entries),
         num_preemptions=sum(entry.num_preemptions for entry in entries),
         age_s=now_s - submission.began_s,
         time_left_s=_time_left(entries[0].request.deadline_s, now_s),
     )
 
 
-def _num_blocks(wiring: Wiring, entry: JournalEntry) -> int:
-    if wiring.scheduler is None or entry.scheduled_s is None:  # it has never held any
+def _num_blocks(core: EngineCore, entry: JournalEntry) -> int:
+    if core.scheduler is None or entry.scheduled_s is None:  # it has never held any
         return 0
-    return wiring.scheduler.whereabouts(entry.serial)[2]
+    return core.scheduler.whereabouts(entry.serial)[2]
 
 
 def _time_left(deadline_s: float, now_s: float) -> float | None:
@@ -79,12 +79,12 @@ def has_first_token(submission: Submission) -> bool:
     return any(entry.output_token_ids or entry.finish_reason for entry in submission.entries)
 
 
-def progress_of(submission: Submission, wiring: Wiring) -> RequestProgress:
+def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
     """How far an admitted request has come; of several answers, the furthest counts."""
     first = submission.entries[0]
     num_prompt_tokens = len(first.request.prompt_token_ids)
     was_admitted = first.scheduled_s is not None or first.finish_reason is not None
-    position, num_computed, _ = wiring.scheduler.whereabouts(first.serial) if wiring.scheduler else (0, 0, 0)
+    position, num_computed, _ = core.scheduler.whereabouts(first.serial) if core.scheduler else (0, 0, 0)
     progress = RequestProgress(
         status=submission.status(),
         queue_position=0 if was_admitted else position,

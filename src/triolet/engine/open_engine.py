@@ -8,13 +8,16 @@ from typing import Any
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.registry import open_executor
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
 from triolet.config.engine import EngineConfig
+from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.scheduling.admission import Admission
@@ -54,19 +57,29 @@ async def run_engine(
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
     """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
-    journal = Journal()
-    wiring = Wiring(
-        Admission(
-            journal,
-            config.max_num_seqs,
-            config.max_queued_requests,
-            config.max_queued_tokens,
-            is_fair=POLICIES[config.policy].keeps_accounts,
-        )
+    admission = Admission(
+        Journal(),
+        config.max_num_seqs,
+        config.max_queued_requests,
+        config.max_queued_tokens,
+        is_fair=POLICIES[config.policy].keeps_accounts,
     )
-    engine = Engine(config, wiring)
-    load_tokenizer = load_tokenizer or make_tokenizer_loader(config, wiring)
-    tree = build_supervision_tree(config, wiring, executor, load_tokenizer, on_progress, engine._note_report)
+    channels, progress = Channels(), ActorProgress()
+    core = EngineCore(admission, on_finish=channels.report_finished)
+    grammars = GrammarRequests(core.masks)
+    engine = Engine(config, core, channels, progress, grammars)
+    tree = build_supervision_tree(
+        config,
+        core,
+        channels,
+        progress,
+        grammars,
+        executor,
+        load_tokenizer or make_tokenizer_loader(config, core.model),
+        on_progress=on_progress,
+        on_step=engine._reporting.report,
+        on_report=engine._note_report,
+    )
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -80,8 +93,8 @@ async def run_engine(
             nursery.cancel_scope.cancel()
     finally:
         await _send_last_spans(engine)
-    if wiring.scheduler is not None:
-        wiring.scheduler.abandon_step()
+    if core.scheduler is not None:
+        core.scheduler.abandon_step()
     if failure is not None:
         raise failure
     engine._availability.check_death_told()

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import attrs
 import trio
 
-from triolet.actors.channels import Stream, Wiring
-from triolet.core.journal import JournalEntry
+from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.prompt import ParsedPrompt
 from triolet.core.request.request import Request
@@ -32,7 +31,7 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
         requests=tuple(
             _saved(submission, now_s)
             for submission in submissions
-            if submission.streams and submission.is_live and not submission.has_failed
+            if submission.outputs and submission.is_live and not submission.has_failed
         ),
     )
 
@@ -130,11 +129,10 @@ def goes_on(requests: tuple[Request, ...], saved: SavedRequest) -> tuple[Request
     )
 
 
-def fill_in(wiring: Wiring, stream: Stream, saved: SavedAnswer) -> None:
-    """What an entry of the journal, which has just been opened, had been answered before."""
-    entry = stream.processor.entry
+def fill_in(journal: Journal, entry: JournalEntry, saved: SavedAnswer) -> None:
+    """Give an entry that has just been opened the answer so far."""
     entry.output_token_ids += saved.output_token_ids
     entry.output_logprobs += saved.output_logprobs
     if saved.finish_reason is not None:
         entry.finish(saved.finish_reason, saved.stop_reason)
-        wiring.journal.close(entry)
+        journal.close(entry)

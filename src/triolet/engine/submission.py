@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import attrs
 import trio
 
-from triolet.actors.channels import Stream
 from triolet.actors.wait_cell import WaitCell
+from triolet.core.engine_core import OpenOutput
 from triolet.core.journal import JournalEntry
 from triolet.core.metrics.iteration_stats import StatsAccumulator
 from triolet.core.output.output_collector import OutputCollector
@@ -31,8 +31,9 @@ class Submission:
     Args:
         trace_headers: of the trace that it belongs to.
         owner: who may see it in the table of requests, beside the program itself.
-        streams: of its answers, by index, once they are in the journal.
-        answers: what its reader takes from, once there are streams.
+        outputs: of its answers, by index, once they are in the journal.
+        answers: what its reader takes from, once there are outputs.
+        reader: where its reader waits.
         was_aborted: somebody aborted it before that.
         progress: as it was last shown.
         admission: around the wait before that; cancelled when the engine takes nothing new any more.
@@ -50,8 +51,9 @@ class Submission:
     cache_salt: str | None
     trace_headers: TraceHeaders = ()
     owner: str | None = None
-    streams: tuple[Stream, ...] = ()
+    outputs: tuple[OpenOutput, ...] = ()
     answers: ParallelCollector | OutputCollector | None = None
+    reader: WaitCell = attrs.field(factory=WaitCell)
     was_aborted: bool = False
     progress: RequestProgress | None = None
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -61,24 +63,19 @@ class Submission:
     @property
     def is_live(self) -> bool:
         """Whether it waits for its admission, or has not ended since."""
-        return not self.streams or any(entry.finish_reason is None for entry in self.entries)
+        return not self.outputs or any(entry.finish_reason is None for entry in self.entries)
 
     @property
     def entries(self) -> list[JournalEntry]:
         """Of its answers, once they are in the journal."""
-        return [stream.processor.entry for stream in self.streams]
-
-    @property
-    def reader(self) -> WaitCell:
-        """Where its reader waits, once there are streams."""
-        return self.streams[0].reader
+        return [output.entry for output in self.outputs]
 
     @property
     def error(self) -> BaseException | None:
         """What its reader gets instead of a next output."""
-        for stream in self.streams:
-            if stream.error is not None:
-                return stream.error
+        for output in self.outputs:
+            if output.error is not None:
+                return output.error
         return None
 
     @property
@@ -91,10 +88,10 @@ class Submission:
         """How many of so many answers are to be computed: what another engine had finished takes no place."""
         return num_answers if self.saved is None else self.saved.num_unfinished
 
-    def open(self, streams: tuple[Stream, ...]) -> None:
+    def open(self, outputs: tuple[OpenOutput, ...]) -> None:
         """It is in the journal."""
-        self.streams = streams
-        self.answers = collector_of([stream.processor.collector for stream in streams])
+        self.outputs = outputs
+        self.answers = collector_of([output.processor.collector for output in outputs])
 
     def status(self) -> RequestStatus:
         """Where it is: as far as the furthest of its answers, and ended when all have."""

@@ -9,29 +9,30 @@ nothing here is left to the garbage collector.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import trio
 
-from triolet.actors.channels import Wiring
+from triolet.actors.actor_progress import ActorProgress
+from triolet.core.engine_core import EngineCore
 from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.output.parallel_sampling import ParallelCollector
 from triolet.core.output.request_status import RequestProgress
 from triolet.engine.live_requests import has_first_token, progress_of
+from triolet.engine.request_table import RequestTable
+from triolet.engine.submission import Submission
 from triolet.errors import RequestFailed, StreamMisused
-
-if TYPE_CHECKING:
-    from triolet.engine.engine import Engine
-    from triolet.engine.submission import Submission
 
 
 class TokenStream:
     """What `Engine.generate` returns; not to be made otherwise."""
 
-    def __init__(self, engine: Engine, submission: Submission) -> None:
-        self._engine = engine
-        self._submission = submission
+    def __init__(
+        self, submission: Submission, requests: RequestTable, core: EngineCore, progress: ActorProgress
+    ) -> None:
+        self._submission, self._requests = submission, requests
+        self._core, self._progress = core, progress
         self._was_entered = False
         self._was_left = False
         self._is_read = False
@@ -50,7 +51,7 @@ class TokenStream:
             StreamMisused: outside of the `async with`.
         """
         self._readable()
-        return progress_of(self._submission, self._engine._wiring)
+        return progress_of(self._submission, self._core)
 
     def follow(self) -> ProgressStream:
         """Its `progress` whenever that has changed, with `async for`, until the first token or the end.
@@ -61,13 +62,13 @@ class TokenStream:
             StreamMisused: outside of the `async with`.
         """
         self._readable()
-        return ProgressStream(self._submission, self._engine._wiring)
+        return ProgressStream(self._submission, self._core, self._progress)
 
     async def __aenter__(self) -> Self:
         if self._was_entered:
             raise StreamMisused("a stream can be entered once; call generate() again")
         self._was_entered = True
-        await self._engine._admit(self._submission)
+        await self._requests.admit(self._submission)
         return self
 
     async def __aexit__(
@@ -80,8 +81,8 @@ class TokenStream:
         if self._was_left:
             return
         self._was_left = True
-        if self._submission.streams:
-            self._engine._leave(self._submission)
+        if self._submission.outputs:
+            self._requests.leave(self._submission)
             self._submission.reader.ring()
 
     def __aiter__(self) -> Self:
@@ -144,8 +145,8 @@ class ProgressStream:
     Ends with the first token, or with the request. It holds nothing, so it may be dropped at any point.
     """
 
-    def __init__(self, submission: Submission, wiring: Wiring) -> None:
-        self._submission, self._wiring = submission, wiring
+    def __init__(self, submission: Submission, core: EngineCore, progress: ActorProgress) -> None:
+        self._submission, self._core, self._progress = submission, core, progress
         self._shown: RequestProgress | None = None
         self._is_over = False
 
@@ -156,10 +157,10 @@ class ProgressStream:
         await trio.lowlevel.checkpoint()
         while not self._is_over:
             self._is_over = has_first_token(self._submission)
-            progress = progress_of(self._submission, self._wiring)
+            progress = progress_of(self._submission, self._core)
             if progress != self._shown:
                 self._shown = progress
                 return progress
             if not self._is_over:
-                await self._wiring.stepped.park()
+                await self._progress.stepped.park()
         raise StopAsyncIteration

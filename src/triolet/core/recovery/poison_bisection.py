@@ -151,18 +151,18 @@ class PoisonBisection:
             self._try(self._next_half)
 
 
-# --------------------
-# What steps that went wrong have taught. It outlives the schedulers that act upon it.
-
-
-@attrs.frozen
+@attrs.define
 class RecoveryState:
-    """See the two.
+    """State learned from failed steps; kept when the scheduler restarts.
 
     Args:
-        suspects: requests that may have crashed the runner; all others may have to wait.
-        memory: how large a step may be.
+        poison_bisection: finds the request that crashes the runner.
+        memory: limits the size of steps after an out-of-memory error.
+        num_uncounted: crashes that have been explained, and that the supervisor has not asked about yet.
+        has_runner_failed: the runner has crashed in a step and has not shown since that it can compute one.
     """
 
     poison_bisection: PoisonBisection = attrs.field(factory=PoisonBisection)
     memory: OomBackoff = attrs.field(factory=OomBackoff)
+    num_uncounted: int = 0
+    has_runner_failed: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 
 
 @attrs.frozen(kw_only=True)
@@ -78,3 +79,16 @@ class ModelInfo:
             "cache_dtype": self.dtype,
             "enable_prefix_caching": enable_prefix_caching,
         }
+
+
+@attrs.define(eq=False)
+class LoadedModel:
+    """The model and the tokenizer of a running engine.
+
+    Args:
+        info: None until the runner has loaded the model.
+        tokenizer: None until it is loaded, or if the model has none.
+    """
+
+    info: ModelInfo | None = None
+    tokenizer: TokenizerInterface | None = None

@@ -1,0 +1,217 @@
+"""From a prompt and its parameters to a `Request`: every check of a request is written here, once.
+
+Two steps need somebody else: a tokenizer and a compiler of grammars, which may be in other threads or processes. So
+these steps are generators. They yield what they need, a `Tokenize` or a grammar to compile, and are sent the answer;
+the driver decides how it is found, and whether it waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
+
+import attrs
+
+from triolet.core.request.grammar_state import Constraint, ThinkingRules
+from triolet.core.request.limits import RequestLimits
+from triolet.core.request.model_info import LoadedModel, ModelInfo
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import ParsedPrompt, check_prompt
+from triolet.core.request.request import Request, fan_out
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.tools.detection import reasoning_parser_named
+from triolet.core.tools.reasoning import REASONING_FORMATS
+from triolet.errors import UnsupportedFeature
+
+Need = Tokenize | StructuredOutputsParams
+"""Texts to encode, answered with a `Tokenized`, or a grammar to compile, answered with None."""
+
+TAIL_TOKENS = 64  # of a prompt: enough for the mark that begins reasoning, and what templates put behind it
+NEVER = float("inf")
+
+
+class RequestConfig(Protocol):
+    """Fields of an `EngineConfig` that bound or shape a request."""
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """Bounds of the parameters."""
+        ...
+
+    @property
+    def stream_interval(self) -> int:
+        """Tokens from one output of a stream to the next."""
+        ...
+
+    @property
+    def max_grammar_bytes(self) -> int:
+        """Longest grammar."""
+        ...
+
+    @property
+    def reasoning_parser(self) -> str:
+        """Format of reasoning, `auto` or `none`."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class RequestBuilder:
+    """Checks the requests of one engine and completes them.
+
+    Args:
+        config: of the engine.
+        model: its model and tokenizer; loaded before the first request.
+        draw_seed: draws a seed for an answer whose caller gave none.
+    """
+
+    config: RequestConfig
+    model: LoadedModel
+    draw_seed: Callable[[], int]
+
+    @property
+    def _info(self) -> ModelInfo:
+        assert self.model.info is not None, "the model is loaded before requests are admitted"
+        return self.model.info
+
+    def check(self, params: SamplingParams | None) -> SamplingParams:
+        """Check parameters against the engine and the model; return them, by default the model's own.
+
+        Raises:
+            InvalidRequest: naming the parameter, the limit and what came.
+        """
+        params = params or self._info.generation.sampling_params()
+        vocab_size = self._info.vocab_size
+        self.config.request_limits.check(params, vocab_size)
+        params.check_vocabulary(vocab_size)
+        for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+            if texts and self.model.tokenizer is None:
+                raise UnsupportedFeature(
+                    f"{field} must be empty: the model has no tokenizer", field=field, got=texts
+                )
+        return params
+
+    def tokenize(
+        self, prompt: ParsedPrompt, params: SamplingParams
+    ) -> Generator[Need, Tokenized | None, Tokenized]:
+        """Encode a prompt, and check it against the model.
+
+        Raises:
+            InvalidRequest: the model cannot serve it.
+        """
+        if prompt.token_ids is not None and not params.bad_words:
+            tokenized = Tokenized(prompt.text, prompt.token_ids, ())
+        else:
+            tokenized = yield from self._encoded(Tokenize(prompt.content, params.bad_words))
+            if prompt.token_ids is not None:
+                tokenized = attrs.evolve(tokenized, text=prompt.text, token_ids=prompt.token_ids)
+        info, token_ids = self._info, tokenized.token_ids
+        check_prompt(token_ids, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        self.config.request_limits.check_prompt(params, len(token_ids), info.vocab_size)
+        return tokenized
+
+    def _encoded(self, message: Tokenize) -> Generator[Need, Tokenized | None, Tokenized]:
+        if self.model.tokenizer is None:
+            raise UnsupportedFeature("prompt must be token ids: the model has no tokenizer", field="prompt")
+        tokenized = yield message
+        assert tokenized is not None, "a Tokenize is answered with a Tokenized"
+        return tokenized
+
+    def constrain(
+        self, params: SamplingParams, prompt_token_ids: Sequence[int]
+    ) -> Generator[Need, Tokenized | None, Constraint | None]:
+        """Have the grammar of an answer compiled, and find out where its reasoning ends.
+
+        Raises:
+            InvalidParams: the grammar is too large, or cannot be compiled.
+            UnsupportedFeature: the model has no tokenizer that grammars work with, or no known format of reasoning.
+        """
+        grammar, budget = params.structured_outputs, params.thinking_token_budget
+        if budget == -1:
+            budget = None
+        if grammar is None and budget is None:
+            return None
+        thinking = yield from self._thinking_rules(budget, prompt_token_ids)
+        if grammar is not None:
+            grammar.check_size(self.config.max_grammar_bytes)
+            yield grammar
+        return Constraint(grammar=grammar, thinking=thinking)
+
+    def _thinking_rules(
+        self, budget: int | None, prompt_token_ids: Sequence[int]
+    ) -> Generator[Need, Tokenized | None, ThinkingRules | None]:
+        tokenizer = self.model.tokenizer
+        name = reasoning_parser_named(self.config.reasoning_parser, tokenizer)
+        if name is None:
+            if budget is not None:
+                raise UnsupportedFeature(
+                    "thinking_token_budget must be None: how this model marks its reasoning is not known "
+                    "(reasoning_parser)",
+                    field="thinking_token_budget",
+                    got=budget,
+                )
+            return None
+        marks = REASONING_FORMATS[name]
+        if tokenizer is None:
+            raise UnsupportedFeature(
+                "structured_outputs and thinking_token_budget must be None: the model has no tokenizer",
+                field="thinking_token_budget" if budget is not None else "structured_outputs",
+            )
+        tail = tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        if tail.rstrip().endswith(marks.closing):  # the template was told not to let the model think
+            return None
+        ids = yield from self._encoded(Tokenize(None, marks=(marks.opening, marks.closing)))
+        opening, closing = ids.marks_token_ids
+        return ThinkingRules(
+            opening_token_ids=opening,
+            closing_token_ids=closing,
+            is_open=marks.is_implied or marks.is_open_after(tail),
+            budget=budget,
+        )
+
+    def build(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        tokenized: Tokenized,
+        constraint: Constraint | None,
+        *,
+        arrival_s: float,
+        deadline_s: float = NEVER,
+        queue_deadline_s: float = NEVER,
+        priority: int = 0,
+        client: str | None = None,
+        cache_salt: str | None = None,
+        trace_headers: TraceHeaders = (),
+    ) -> tuple[Request, ...]:
+        """Return the requests for each of the n answers.
+
+        Args:
+            request_id: the caller's.
+            params: checked by `check`.
+            tokenized: from `tokenize`.
+            constraint: from `constrain`.
+            arrival_s: see `Request`, as for the following ones.
+        """
+        room = self._info.max_model_len - len(tokenized.token_ids)
+        request = Request(
+            request_id=request_id,
+            prompt=tokenized.text,
+            prompt_token_ids=tokenized.token_ids,
+            params=params,
+            seed=self.draw_seed() if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=self._info.generation.eos_token_ids,
+            bad_words_token_ids=tokenized.bad_words_token_ids,
+            priority=priority,
+            stream_interval=max(params.stream_interval or 1, self.config.stream_interval),
+            constraint=constraint,
+            client=client,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            arrival_s=arrival_s,
+            deadline_s=deadline_s,
+            queue_deadline_s=queue_deadline_s,
+        )
+        return fan_out(request, self.draw_seed)
