@@ -2,6 +2,7 @@
 # make test              the test suite, on all processors; ARGS="tests/core -x" narrows it, and runs on one
 # make test-slow         the tests that take longer than a few seconds
 # make lint              ruff and mypy --strict
+# make docs              the documentation as a site, with the API reference, in build/site
 # make bench             throughput of triolet and of transformers' generate, side by side
 # make clean             remove the environment and everything that was built
 
@@ -25,7 +26,7 @@ SIDE_BY_SIDE = $(if $(ARGS),,--numprocesses auto --maxprocesses 8 --dist workste
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
-.PHONY: help chat test test-slow lint bench clean
+.PHONY: help chat test test-slow lint docs bench clean
 .DEFAULT_GOAL = help
 
 help:
@@ -45,6 +46,11 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
+# --strict: a dead link or a missing reference is an error. The variable silences an advertisement of the theme's successor.
+docs: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/throughput.py $(ARGS)
 
@@ -52,7 +58,7 @@ clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
-# The two stamps: what triolet needs to run, and what its developers need on top. Each is made anew when INPUTS change; a set-up that
+# The stamps: what triolet needs to run, and what its developers and its documentation need on top. Each is made anew when INPUTS change; a set-up that
 # was interrupted leaves no stamp, and the next one goes on from there.
 $(VENV)/.installed: $(VENV)/bin/python $(INPUTS)
 	@echo "installing triolet into $(VENV) (once; a minute or a few)"
@@ -64,6 +70,11 @@ $(VENV)/.installed: $(VENV)/bin/python $(INPUTS)
 $(VENV)/.installed-dev: $(VENV)/.installed $(INPUTS)
 	@echo "installing the developers' tools into $(VENV)"
 	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed $(INPUTS)
+	@echo "installing what makes the documentation into $(VENV)"
+	@$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/bin/python:

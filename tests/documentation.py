@@ -16,14 +16,16 @@ import attrs
 
 from tests.source_tree import ROOT
 from triolet import errors
-from triolet.cli.options import CHOICES, SAMPLING_OPTIONS
+from triolet.cli.options import SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
 from triolet.config.engine import EngineConfig
+from triolet.config.fields import rule_of
 from triolet.config.server import GatewayConfig
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.output.request_status import LiveRequest
-from triolet.core.request.params import SamplingParams
+from triolet.core.request.param_spec import ApiFamily, SamplingParameter
+from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.core.request.status import RequestMetrics
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 
@@ -31,7 +33,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -111,10 +113,31 @@ def _fields(cls: type) -> list[str]:
     return _table(("field", "what it is"), rows)
 
 
-def _fields_with_defaults(cls: type) -> list[str]:
-    defaults = {field.name: field.default for field in attrs.fields(cls)}
-    rows = [(_code(name), _code(_shown(defaults[name])), text) for name, text in _described(cls).items()]
-    return _table(("field", "default", "what it is"), rows)
+def _sampling_parameters() -> list[str]:
+    rows = [
+        (
+            _code(one.name),
+            _code(_shown(one.default)),
+            "row" if one.spec.per_row else "request",
+            _wire_names(one),
+            one.spec.help,
+        )
+        for one in SAMPLING_PARAMETERS
+    ]
+    return _table(("field", "default", "read per", "over HTTP and WebSocket", "meaning"), rows)
+
+
+def _wire_names(one: SamplingParameter) -> str:
+    """Where the parameter has its own name, where another one, and where it is refused."""
+    names = {family: one.wire_name(family) for family in ApiFamily}
+    if not any(names.values()):
+        return "refused: " + next(iter(one.spec.refused.values()))
+    others = [
+        f"{family.value}: " + (_code(name) if name else f"refused, {one.spec.refused[family]}")
+        for family, name in names.items()
+        if name != one.name
+    ]
+    return "; ".join(["yes", *others])
 
 
 def _shown(value: object) -> str:
@@ -130,12 +153,12 @@ def _config(cls: type) -> list[str]:
 
 
 def _kind(field: attrs.Attribute[Any]) -> str:
-    choices = CHOICES.get(field.name)
+    choices = rule_of(field).choices
     return ", ".join(map(_code, choices)) if choices else _code(field.type)
 
 
 def _sampling_flags() -> list[str]:
-    rows = [(_code("--" + option.name.replace("_", "-")), option.help) for option in SAMPLING_OPTIONS]
+    rows = [(_code("--" + option.name.replace("_", "-")), option.spec.help) for option in SAMPLING_OPTIONS]
     return _table(("flag", "what it does"), rows)
 
 
@@ -158,7 +181,7 @@ def _errors() -> list[str]:
 TABLES: dict[str, Callable[[], list[str]]] = {
     "EngineConfig": lambda: _config(EngineConfig),
     "GatewayConfig": lambda: _config(GatewayConfig),
-    "SamplingParams": lambda: _fields_with_defaults(SamplingParams),
+    "SamplingParams": _sampling_parameters,
     "StructuredOutputsParams": lambda: _fields(StructuredOutputsParams),
     "RequestOutput": lambda: _fields(RequestOutput),
     "CompletionOutput": lambda: _fields(CompletionOutput),

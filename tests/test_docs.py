@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 import textwrap
@@ -85,6 +86,31 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+REFERENCE = "\n".join(
+    page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md"))
+)
+
+
+@pytest.mark.parametrize("module", ["triolet", "triolet.compat", "triolet.server", "triolet.errors"])
+def test_every_public_name_is_in_the_api_reference(module: str) -> None:
+    public = getattr(importlib.import_module(module), "__all__", None)
+    names = [module] if public is None else [f"{module}.{name}" for name in public if name != "errors"]
+    assert [name for name in names if not has_entry(REFERENCE, name)] == []
+
+
+def has_entry(reference: str, name: str) -> bool:
+    """`::: NAME`, or a row of a table that names the entry of the same thing under its other name."""
+    return f"\n::: {name}\n" in reference or f"\n| `{name}` | [triolet." in reference
+
+
+def test_a_name_without_an_entry_is_found() -> None:
+    reference = "\n::: triolet.Engine\n| `triolet.compat.Logprob` | [triolet.Logprob][] |\n"
+    assert has_entry(reference, "triolet.Engine")
+    assert has_entry(reference, "triolet.compat.Logprob")
+    assert not has_entry(reference, "triolet.Logprob")
+    assert not has_entry(reference, "triolet.compat.Engine")
+
+
 def test_every_page_of_the_documentation_can_be_reached() -> None:
     linked = {(page.parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)}
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.resolve() not in linked] == []
+    assert [page.name for page in (ROOT / "docs").rglob("*.md") if page.resolve() not in linked] == []

@@ -274,5 +274,13 @@ def test_asking_the_command_for_help_loads_no_torch() -> None:
 def test_every_public_name_is_there_and_is_listed() -> None:
     import triolet
 
-    assert set(triolet.__all__) <= set(dir(triolet))
     assert all(getattr(triolet, name) is not None for name in triolet.__all__)
+
+
+def test_dir_lists_the_public_names_and_the_packages_and_nothing_else() -> None:
+    import triolet
+
+    packages = {path.parent.name for path in (SRC / "triolet").glob("*/__init__.py")}
+    assert {"actors", "compat", "kernels"} <= packages
+    assert set(dir(triolet)) == {*triolet.__all__, *packages, "__version__"}
+    assert all(getattr(triolet, name) is not None for name in dir(triolet))

@@ -5,12 +5,13 @@
             async for output in stream:
                 print(output.text)
 
-What needs Trio or torch is imported on first use, so that naming a parameter or an error stays cheap.
+Names that need Trio or torch are imported on first use, so that naming a parameter or an error stays cheap.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from triolet import errors
@@ -73,10 +74,16 @@ _ON_FIRST_USE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ON_FIRST_USE:
-        raise AttributeError(f"module 'triolet' has no attribute {name!r}")
-    return getattr(import_module(_ON_FIRST_USE[name]), name)
+    if name in _ON_FIRST_USE:
+        return getattr(import_module(_ON_FIRST_USE[name]), name)
+    if name in _packages():
+        return import_module(f"triolet.{name}")
+    raise AttributeError(f"module 'triolet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_FIRST_USE})
+    return sorted({*__all__, *_packages(), "__version__"})
+
+
+def _packages() -> set[str]:
+    return {module.name for module in iter_modules(__path__) if module.ispkg}

@@ -77,8 +77,9 @@ class PromptTooLong(InvalidPrompt):
 
     def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
         super().__init__(
-            f"The decoder prompt (length {num_prompt_tokens}) plus the number of requested output tokens (at least 1) "
-            f"is longer than the maximum model length of {max_model_len}",
+            # Clients such as litellm look for the first sentence, which is vLLM's and OpenAI's.
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
+            f"{num_prompt_tokens} tokens, which leaves no room for an answer. Please shorten the prompt.",
             field="prompt",
             got=num_prompt_tokens,
         )

@@ -51,6 +51,15 @@ def test_generate_prints_the_text_and_nothing_else(run: RUN, engines: list[FakeE
     assert engines[0].asked == ["count to 5"]
 
 
+@pytest.mark.parametrize("model", [["mine"], ["--model", "mine"], ["mine", "-m", "mine"]], ids=str)
+@pytest.mark.parametrize("command", [["generate", "-p", "count to 2"], ["chat", "-q", "count to 2"]], ids=str)
+def test_the_model_may_be_named_without_its_flag(
+    run: RUN, engines: list[FakeEngine], command: list[str], model: list[str]
+) -> None:
+    assert run(*command, *model).exit_code == 0
+    assert engines[0].config.model == "mine"
+
+
 def test_generate_reads_its_prompt_from_stdin(run: RUN, engines: list[FakeEngine]) -> None:
     assert run("generate", "-p", "-", input="count to 2\n").stdout == "1, 2.\n"
     assert engines[0].asked == ["count to 2"]

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from triolet.cli import main, options
 from triolet.config.engine import EngineConfig
+from triolet.config.fields import rule_of
+from triolet.core.request.params import SAMPLING_PARAMETERS
 
 
 @pytest.mark.parametrize("command", ["chat", "generate"])
@@ -31,6 +33,32 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
         "bfloat16",
         EngineConfig().max_num_seqs,
     )
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_help_shows_the_choices_and_the_unit_of_every_field_that_has_them(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(main, [command, "--help"], terminal_width=400).output.split())
+    for field in attrs.fields(EngineConfig):
+        if choices := rule_of(field).choices:
+            assert f"--{field.name.replace('_', '-')} {'|'.join(choices)} " in shown
+    assert "--speculative none|ngram " in shown
+    assert "--fair-ttft-factor FACTOR " in shown
+    assert "--step-timeout SECONDS " in shown
+
+
+def test_no_command_is_cut_short_in_the_list_of_commands() -> None:
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    assert all(name in shown for name in main.commands)
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_a_variable_that_nothing_reads_is_warned_of_once_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options.engine_config({}, {"TRIOLET_MAX_NUM_SEQ": "4", "TRIOLET_SEED": "1"})
+    options.gateway_config({}, {"TRIOLET_MAX_NUM_SEQ": "4"})
+    warning = "the environment variable TRIOLET_MAX_NUM_SEQ is not known and has no effect"
+    assert capsys.readouterr().err == f"triolet: warning: {warning}; did you mean TRIOLET_MAX_NUM_SEQS?\n"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +82,8 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chat", "-q", "hi", "--top-p", "7"], "top_p must be in (0, 1], got 7.0."),
-        (["chat", "-q", "hi", "--temperature", "nan"], "temperature must be a finite number, got nan."),
+        (["chat", "-q", "hi", "--top-p", "7"], "--top-p must be in (0, 1], got 7.0."),
+        (["chat", "-q", "hi", "--temperature", "nan"], "--temperature must be a finite number, got nan."),
         (["chat", "-q", "hi", "--temperature", "warm"], "'warm' is not a valid float"),
         (["chat", "-q", "  "], "the question must not be empty"),
         (["chat", "-q", "hi", "--system", "@no/such/file"], "--system must name a readable text file"),
@@ -66,6 +94,7 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
         ),
         (["generate", "-p", "\udcff"], "--prompt must be UTF-8"),
         (["dance"], "No such command 'dance'"),
+        (["serve", "one", "-m", "two"], "the model must be given once; got 'one' and --model 'two'"),
     ],
 )
 def test_a_wrong_command_line_is_2_and_says_what_is_wrong(arguments: list[str], message: str) -> None:
@@ -73,6 +102,16 @@ def test_a_wrong_command_line_is_2_and_says_what_is_wrong(arguments: list[str], 
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_every_sampling_parameter_has_a_flag_or_a_reason_for_none(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(main, [command, "--help"], terminal_width=400).output.split())
+    engine_fields = {field.name for field in attrs.fields(EngineConfig)}
+    for parameter in SAMPLING_PARAMETERS:
+        has_flag = f"--{parameter.name.replace('_', '-')} " in shown
+        assert has_flag == (parameter.spec.no_flag is None or parameter.name in engine_fields), parameter.name
+        assert not has_flag or parameter.name in engine_fields or parameter.spec.help in shown
 
 
 def test_a_dash_reads_stdin_less_one_final_newline(monkeypatch: pytest.MonkeyPatch) -> None:

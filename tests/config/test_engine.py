@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,8 +22,11 @@ from triolet.config.engine import (
     SPECULATIVE,
     TOOL_PARSERS,
     EngineConfig,
+    EngineFields,
 )
+from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX
+from triolet.config.server import GatewayConfig
 from triolet.core.request.param_validation import MAX_ENTRIES
 from triolet.core.request.params import MAX_N
 from triolet.errors import ConfigError, shown
@@ -181,6 +185,37 @@ def test_variables_that_name_no_field_are_not_ours() -> None:
     assert EngineConfig.environment_fields({"TRIOLET_HOME": "x", "triolet_seed": "1", "SEED": "2"}) == {}
 
 
+def test_a_variable_that_nothing_reads_is_found_with_the_name_nearest_to_it() -> None:
+    known = {"TRIOLET_SEED": "1", "TRIOLET_PORT": "1", "TRIOLET_DEBUG": "1", "TRIOLET_CPU_KERNELS": "off"}
+    unknown = {"TRIOLET_MAX_NUM_SEQ": "4", "TRIOLET_XYZZY": "1"}
+    environ = {**known, **unknown, "PATH": "/bin", "triolet_seed": "1"}
+    assert unknown_variables(environ) == {
+        "TRIOLET_MAX_NUM_SEQ": "TRIOLET_MAX_NUM_SEQS",
+        "TRIOLET_XYZZY": None,
+    }
+
+
+def test_the_keywords_that_editors_complete_are_the_fields() -> None:
+    assert EngineFields.__total__ is False
+    keywords = {name: hint.__forward_arg__ for name, hint in EngineFields.__annotations__.items()}
+    assert keywords == {field.name: field.type for field in attrs.fields(EngineConfig)}
+
+
+@pytest.mark.parametrize("config", [Path("folder"), {"model": "folder"}, GatewayConfig()], ids=shown)
+def test_anything_else_in_place_of_a_configuration_is_refused_with_what_to_write(config: Any) -> None:
+    with pytest.raises(
+        ConfigError, match="config must be an EngineConfig; all else is given by keyword, such as model="
+    ):
+        EngineConfig.of(config)
+
+
+def test_a_text_in_place_of_a_configuration_is_the_model() -> None:
+    assert EngineConfig.of("org/Model-1B", seed=7) == EngineConfig(model="org/Model-1B", seed=7)
+    assert EngineConfig.of("mine", model="mine").model == "mine"
+    with pytest.raises(ConfigError, match=r"model must be given once, .*; got \['mine', 'other'\]"):
+        EngineConfig.of("mine", model="other")
+
+
 def test_some_fields_of_a_configuration_can_be_changed() -> None:
     config = EngineConfig(block_size=8, seed=7)
     changed = EngineConfig.create(config, seed=8)
@@ -196,7 +231,7 @@ def test_a_configuration_does_not_change() -> None:
 @pytest.mark.parametrize("field", attrs.fields(EngineConfig), ids=lambda field: field.name)
 def test_every_field_has_a_sentence_for_help(field: attrs.Attribute[Any]) -> None:
     text = field.metadata["help"]
-    assert text[0].isupper() or text.startswith("auto ")
+    assert text[0].isupper()
     assert text.endswith(".")
 
 
@@ -246,7 +281,8 @@ def test_a_factor_is_a_finite_number_above_1_or_none() -> None:
 
 @pytest.mark.parametrize("field", SECONDS)
 def test_a_text_that_is_no_number_of_seconds_is_refused(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{field} must be a number of seconds, or none; got 'soon'$"):
+    or_none = ", or none" if field in OPTIONAL else ""
+    with pytest.raises(ConfigError, match=f"^{field} must be a number of seconds{or_none}; got 'soon'$"):
         EngineConfig.from_texts({field: "soon"})
 
 
@@ -276,6 +312,14 @@ def test_what_is_optional_may_be_left_open(field: str) -> None:
     assert taken(field, None) is None
 
 
+@pytest.mark.parametrize("field", sorted(OPTIONAL))
+@pytest.mark.parametrize("text", ["none", "None"])
+def test_a_flag_or_variable_leaves_an_optional_field_open_with_none(field: str, text: str) -> None:
+    environ = {ENVIRONMENT_PREFIX + field.upper(): text}
+    config = EngineConfig.from_texts(EngineConfig.environment_fields(environ))
+    assert getattr(config, field) is None
+
+
 @pytest.mark.parametrize("field", sorted(FIELDS.keys() - OPTIONAL))
 def test_what_is_not_may_not(field: str) -> None:
     assert refusal(**{field: None}).field == field
@@ -296,11 +340,12 @@ def test_an_unknown_field_is_refused_with_those_there_are(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", MINIMA)
-@pytest.mark.parametrize("text", ["", "x", "1.5", "1e3", "0x10", "none", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "x", "1.5", "1e3", "0x10", "9" * 5000])
 def test_a_text_that_is_no_number_is_refused(field: str, text: str) -> None:
+    or_none = ", or none" if field in OPTIONAL else ""
     with pytest.raises(ConfigError) as caught:
         EngineConfig.from_texts({field: text})
-    assert str(caught.value) == f"{field} must be a whole number; got {shown(text)}"
+    assert str(caught.value) == f"{field} must be a whole number{or_none}; got {shown(text)}"
 
 
 @pytest.mark.parametrize("field", MINIMA)

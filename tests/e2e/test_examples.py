@@ -107,7 +107,7 @@ def test_a_batch_answers_every_line_and_says_which_can_not_be_answered(run: Run,
     results = {result["line"]: result for result in lines}
     assert [results[line]["prompt"] for line in (1, 2, 3, 4)] == prompts
     assert "Monday, Tuesday, Wednesday" in results[1]["answer"]
-    assert "is longer than the maximum model length of 2048" in results[2]["error"]
+    assert "maximum context length is 2048 tokens. However, " in results[2]["error"]
     assert results[3]["finish_reason"] == results[4]["finish_reason"] == "stop"
 
 

@@ -166,6 +166,37 @@ def test_a_lost_connection_comes_back_and_the_answer_goes_on(page: Any) -> None:
     page.wait_for_selector(".turn[data-state=stopped]")
 
 
+# Every message of a WebSocket takes this much longer, in either direction.
+SLOW_SOCKET = """
+    const Fast = window.WebSocket;
+    window.WebSocket = class extends Fast {
+        send(data) { setTimeout(() => super.send(data), LATENCY_MS); }
+        set onmessage(hear) { super.onmessage = (message) => setTimeout(() => hear(message), LATENCY_MS); }
+    };
+"""
+
+
+@pytest.mark.parametrize("latency_ms", [0, 50, 200])
+def test_a_new_chat_during_an_answer_shows_the_new_answer(
+    browser: Any, server: Server, latency_ms: int
+) -> None:
+    with opened(browser, server.url) as page:
+        page.add_init_script(SLOW_SOCKET.replace("LATENCY_MS", str(latency_ms)))
+        ask_with(page, **ENDLESS)
+        # New before the first event of an answer, and in its middle.
+        for wait_ms in (0, 30, 2 * latency_ms, 2 * latency_ms + 300):
+            send(page, "Tell me a story")
+            page.wait_for_timeout(wait_ms)
+            page.click("#new")
+            send(page, "Count from 1 to 3")
+            wait_for_text(page, 8)
+            [answer] = answers(page)
+            assert answer.startswith("1, 2, 3"), (wait_ms, answer)
+            assert page.query_selector(".turn[data-state=failed]") is None
+            page.click("#new")
+            page.wait_for_timeout(2 * latency_ms + 100)  # the cancel of the last answer has to leave the page
+
+
 def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         ask_with(page, **ENDLESS)

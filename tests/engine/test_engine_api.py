@@ -19,11 +19,12 @@ from tests.actors.harness import (
     assert_all_blocks_back,
     fake_engine,
 )
-from triolet import SamplingParams
+from triolet import SamplingParams, open_engine
 from triolet.core.request.status import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
 from triolet.errors import (
+    ConfigError,
     EngineClosed,
     InvalidPrompt,
     InvalidRequest,
@@ -31,6 +32,7 @@ from triolet.errors import (
     StreamMisused,
     UnsupportedFeature,
 )
+from triolet.nano import PATH
 
 LONG = SamplingParams(max_tokens=100, seed=1)
 SHORT = SamplingParams(max_tokens=3, seed=1)
@@ -354,3 +356,11 @@ async def test_status_tells_where_a_request_is_and_how_it_ended(autojump_clock: 
         "bad": RequestStatus.FAILED,
         "unknown": None,
     }
+
+
+async def test_open_engine_takes_only_the_name_of_a_model() -> None:
+    async with open_engine(str(PATH), max_model_len=64, runner="inline") as engine:
+        assert (engine.config.model, engine.max_model_len) == (str(PATH), 64)
+    with pytest.raises(ConfigError, match="config must be an EngineConfig; all else is given by keyword"):
+        async with open_engine(PATH):  # type: ignore[arg-type]
+            pass

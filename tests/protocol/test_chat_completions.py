@@ -84,10 +84,10 @@ def test_unknown_keys_are_let_pass() -> None:
         ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"1": "a"}}, "logit_bias.1", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_completion_tokens": 2**70}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": 2**70}, "max_completion_tokens", "invalid_value"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         (
             {"stream": True, "stream_options": {"include_usage": 1}},

@@ -42,7 +42,7 @@ def test_an_answer_has_sixteen_tokens_unless_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"logprobs": -2}, "logprobs", "invalid_value"),
         ({"logprobs": 1, "echo": True}, "logprobs", "unsupported_parameter"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"best_of": 3}, "best_of", "unsupported_parameter"),
@@ -51,7 +51,7 @@ def test_an_answer_has_sixteen_tokens_unless_it_is_said() -> None:
 )
 def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(WireError) as error:
-        structured(**fields)
+        structured(**fields).params(SamplingParams())
     assert (error.value.param, error.value.code) == (param, code)
 
 

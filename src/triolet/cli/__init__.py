@@ -37,9 +37,10 @@ class CommandGroup(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Talk to a language model, here and now.
+    """Run a language model: chat with it, serve it, measure it.
 
-    Without --model, every command uses triolet-nano, a small model that ships with the program.
+    MODEL, or --model, is a folder or a Hugging Face hub id; without one, every command uses triolet-nano, a small model
+    that ships with the program.
     """
 
 
@@ -117,10 +118,11 @@ def chat(
 @main.command(cls=options.SectionedCommand)
 @options.server_options
 def serve(gateway: GatewayConfig, config: EngineConfig) -> None:
-    """Serve a model: OpenAI Responses over WebSocket, OpenAI's HTTP routes beside it, and a page to chat on.
+    """Serve a model over WebSocket and HTTP, with a page to chat on.
 
-    When it is ready, one line with its address is printed. SIGTERM or Ctrl-C lets running answers finish within
-    --grace-period; a second one ends at once.
+    The WebSocket speaks OpenAI's Responses protocol; OpenAI's HTTP routes are on the same port. When the server is
+    ready, it prints one line with its address. SIGTERM or Ctrl-C lets active responses finish within --grace-period; a
+    second one ends at once.
     """
     from triolet.cli.serve import run
 

@@ -15,20 +15,12 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 import click
 
-from triolet.config.engine import (
-    DEVICES,
-    DTYPES,
-    HOLD_BACKS,
-    LOGPROBS_MODES,
-    POLICIES,
-    REASONING_PARSERS,
-    RUNNERS,
-    TOOL_PARSERS,
-    EngineConfig,
-)
-from triolet.config.fields import ENVIRONMENT_PREFIX
+from triolet.config.engine import EngineConfig
+from triolet.config.environment import unknown_variables
+from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
 from triolet.config.server import GatewayConfig
-from triolet.core.request.params import SamplingParams
+from triolet.core.request.param_spec import SamplingParameter
+from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -38,50 +30,24 @@ SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
 GATEWAY_SECTION: Final = f"Server (or {ENVIRONMENT_PREFIX}* in the environment)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
-CHOICES: Final = {
-    "dtype": DTYPES,
-    "device": DEVICES,
-    "runner": RUNNERS,
-    "policy": POLICIES,
-    "hold_back": HOLD_BACKS,
-    "logprobs_mode": LOGPROBS_MODES,
-    "tool_parser": TOOL_PARSERS,
-    "reasoning_parser": REASONING_PARSERS,
-}
-
 # A server outlives its model's crashes, and a model that computes keeps the interpreter from the sockets.
 SERVER_DEFAULTS: Final = {"runner": "process"}
 # Of engine and server, which takes the engine's if it has none.
-SHARED_FIELDS: Final = EngineConfig.field_types().keys() & GatewayConfig.field_types().keys()
+SHARED_FIELDS: Final = EngineConfig.rules().keys() & GatewayConfig.rules().keys()
 
 
-@attrs.frozen
-class SamplingOption:
-    """A sampling parameter that can be set from the terminal.
-
-    Args:
-        name: field of `SamplingParams`.
-        kind: what its text is read as.
-        help: one sentence.
-    """
-
-    name: str
-    kind: type[int | float | str]
-    help: str
+SAMPLING_OPTIONS: Final = tuple(one for one in SAMPLING_PARAMETERS if one.spec.no_flag is None)
+"""Sampling parameters that the command line has a flag for."""
+_KINDS: Final[Mapping[str, type[int | float | str]]] = {
+    "int": int,
+    "float": float,
+    "tuple[str, ...]": str,
+}
 
 
-SAMPLING_OPTIONS: Final = (
-    SamplingOption("temperature", float, "0 always takes the likeliest token; up to 2."),
-    SamplingOption("top_p", float, "Keep the smallest set of tokens whose probabilities reach this."),
-    SamplingOption("top_k", int, "Keep the k likeliest tokens; 0 keeps all."),
-    SamplingOption("min_p", float, "Drop tokens less likely than this share of the likeliest."),
-    SamplingOption("repetition_penalty", float, "Above 1, tokens seen before become less likely."),
-    SamplingOption("presence_penalty", float, "Subtracted from tokens already generated."),
-    SamplingOption("frequency_penalty", float, "Subtracted once per time that a token was generated."),
-    SamplingOption("max_tokens", int, "Longest answer in tokens; by default what the context has room for."),
-    SamplingOption("seed", int, "The same seed gives the same answer."),
-    SamplingOption("stop", str, "End the answer before this text."),
-)
+def kind_of(option: SamplingParameter) -> type[int | float | str]:
+    """Return the type that the text of a sampling flag is read as."""
+    return _KINDS[option.value_type]
 
 
 class SectionedOption(click.Option):
@@ -119,33 +85,45 @@ def sampling_options(command: Command) -> Command:
         try:
             SamplingParams(**sampling)
         except InvalidParams as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(_naming_flag(error)) from error
         return command(sampling=sampling, **values)
 
     decorated: Callable[..., Any] = with_sampling
     for option in reversed(SAMPLING_OPTIONS):
+        kind, is_list = kind_of(option), option.default == ()
         decorated = click.option(
             _flag(option.name),
             cls=SectionedOption,
             section=SAMPLING_SECTION,
-            type=option.kind,
-            multiple=option.name == "stop",
-            metavar="TEXT" if option.kind is str else "N" if option.kind is int else "X",
-            help=option.help + (" May be given several times." if option.name == "stop" else ""),
+            type=kind,
+            multiple=is_list,
+            metavar="TEXT" if kind is str else "N" if kind is int else "X",
+            help=option.spec.help + (" May be given several times." if is_list else ""),
         )(decorated)
     return cast(Command, decorated)
+
+
+def _naming_flag(error: InvalidParams) -> str:
+    """Return the sentence of an error with the flag in place of the field that it begins with."""
+    sentence, field = str(error), error.field or ""
+    return _flag(field) + sentence.removeprefix(field) if field and sentence.startswith(field) else sentence
 
 
 # ------------------------------------------------------------------------------------------- engine
 
 
 def engine_options(command: Command) -> Command:
-    """Add a flag per field of `EngineConfig`; the command gets the whole as `config`."""
-    return _config_options(command, "config", _engine_fields(), ENGINE_SECTION, engine_config)
+    """Add MODEL and a flag per field of `EngineConfig`; the command gets the configuration as `config`."""
+    return _model_argument(
+        _config_options(command, "config", _engine_fields(), ENGINE_SECTION, engine_config)
+    )
 
 
 def server_options(command: Command) -> Command:
-    """Add the flags of a server: `gateway`, and the engine's, whose model lives in a process of its own by default."""
+    """Add MODEL and the flags of engine and server; the command gets them as `config` and `gateway`.
+
+    The model runs in a process of its own by default.
+    """
 
     def structured(flags: Mapping[str, str]) -> EngineConfig:
         return engine_config(flags, defaults=SERVER_DEFAULTS)
@@ -154,7 +132,7 @@ def server_options(command: Command) -> Command:
         field.evolve(default=SERVER_DEFAULTS.get(field.name, field.default))
         for field in attrs.fields(EngineConfig)
     ]
-    command = _config_options(command, "config", fields, ENGINE_SECTION, structured)
+    command = _model_argument(_config_options(command, "config", fields, ENGINE_SECTION, structured))
     gateway_fields = [field for field in attrs.fields(GatewayConfig) if field.name not in SHARED_FIELDS]
     return _config_options(command, "gateway", gateway_fields, GATEWAY_SECTION, gateway_config)
 
@@ -180,13 +158,29 @@ def _config_options(
     return cast(Command, decorated)
 
 
+def _model_argument(command: Command) -> Command:
+    """Add a positional MODEL that means the same as --model."""
+
+    @functools.wraps(command)
+    def with_model(positional: str | None, **values: Any) -> Any:
+        if positional is not None:
+            if values["model"] not in (None, positional):
+                raise click.UsageError(
+                    f"the model must be given once; got {positional!r} and --model {values['model']!r}"
+                )
+            values["model"] = positional
+        return command(**values)
+
+    return cast(Command, click.argument("positional", metavar="[MODEL]", required=False)(with_model))
+
+
 def engine_config(
     flags: Mapping[str, str],
     environ: Mapping[str, str] | None = None,
     *,
     defaults: Mapping[str, str] | None = None,
 ) -> EngineConfig:
-    """The configuration that flags and environment make together.
+    """Return the configuration that flags and environment make together; warn of variables that nothing reads.
 
     Args:
         flags: text of each flag that was given, by field name.
@@ -195,6 +189,12 @@ def engine_config(
     Raises:
         click.UsageError: a wrong value; names the flag or the variable it came from.
     """
+    for name, nearest in unknown_variables(environ).items():
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        click.echo(
+            f"triolet: warning: the environment variable {name} is not known and has no effect{hint}",
+            err=True,
+        )
     fields = {**(defaults or {}), **EngineConfig.environment_fields(environ), **flags}
     return _blaming(flags, lambda: EngineConfig.from_texts(fields))
 
@@ -211,7 +211,7 @@ def _blaming(flags: Mapping[str, str], structure: Callable[[], Config]) -> Confi
     try:
         return structure()
     except ConfigError as error:
-        source = _flag(error.field) if error.field in flags else ENVIRONMENT_PREFIX + error.field.upper()
+        source = _flag(error.field) if error.field in flags else variable_name(error.field)
         raise click.UsageError(f"{source} must be {error.rule}; got {shown(error.got)}") from error
 
 
@@ -224,8 +224,8 @@ def _engine_fields() -> list[attrs.Attribute[Any]]:
 def _config_option(
     field: attrs.Attribute[Any], section: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    flag, kind = _flag(field.name), str(field.type)
-    names = [f"{flag}/--no-{flag[2:]}"] if "bool" in kind else [flag]
+    flag, metavar = _flag(field.name), rule_of(field).metavar
+    names = [f"{flag}/--no-{flag[2:]}"] if metavar is None else [flag]
     if field.name == "model":
         names.insert(0, "-m")
     default = "" if field.default in (None, ()) else f"  [default: {_shown(field.default)}]"
@@ -234,19 +234,9 @@ def _config_option(
         cls=SectionedOption,
         section=section,
         default=None,
-        metavar=_metavar(field.name, kind),
+        metavar=metavar,
         help=field.metadata["help"] + default,
     )
-
-
-def _metavar(name: str, kind: str) -> str | None:
-    if "bool" in kind:
-        return None
-    if "tuple" in kind:
-        return "TEXT,..."
-    if "float" in kind:
-        return "SECONDS"
-    return "N" if "int" in kind else "|".join(CHOICES.get(name, ["TEXT"]))
 
 
 def _flag(name: str) -> str:

@@ -15,11 +15,11 @@ import attrs
 import click
 
 from triolet.cli.conversation import ChatHistory
-from triolet.cli.options import SAMPLING_OPTIONS, text_or_file
+from triolet.cli.options import SAMPLING_OPTIONS, kind_of, text_or_file
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidParams
 
-MAY_BE_NONE: Final = ("max_tokens", "seed", "stop")
+MAY_BE_NONE: Final = frozenset(option.name for option in SAMPLING_OPTIONS if option.may_be_none)
 _COMMAND: Final = re.compile(r"/[a-z?]*(\s|$)")  # "/usr/bin/env is what?" is a question
 
 
@@ -139,7 +139,7 @@ def _system(state: ChatState, argument: str) -> Effect:
 def _set(state: ChatState, argument: str) -> Effect:
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
-    kinds: dict[str, Callable[[str], Any]] = {option.name: option.kind for option in SAMPLING_OPTIONS}
+    kinds: dict[str, Callable[[str], Any]] = {option.name: kind_of(option) for option in SAMPLING_OPTIONS}
     if not name:
         return Effect(say=tuple(_setting(state, known) for known in kinds))
     if name not in kinds:

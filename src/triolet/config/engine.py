@@ -1,23 +1,25 @@
-"""`EngineConfig`: every choice an operator has, each with its unit, its default and the reason for it.
+"""`EngineConfig`: the engine's options, each with its unit, its default and the reason for the default.
 
-One frozen value, the same whether it came from keyword arguments, command-line flags (`--max-num-seqs`) or
-the environment (`TRIOLET_MAX_NUM_SEQS`): the command line is generated from the fields below and decides
-nothing itself. Only what is honoured is a field; an unknown one is an error that names it.
+The configuration is one frozen value, equal whether it came from keyword arguments, command-line flags
+(`--max-num-seqs`) or the environment (`TRIOLET_MAX_NUM_SEQS`): the command line is generated from the fields below.
+Every field is honoured; an unknown one is an error that names it. `EngineFields` repeats the fields for editors and
+type checkers; a test compares the two.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import attrs
 
-from triolet.config.fields import Configuration, flag, one_of, option, seconds, text, texts, times, whole
+from triolet.config.fields import Configuration, factor, flag, one_of, option, seconds, text, texts, whole
 from triolet.core.request.limits import RequestLimits
 from triolet.core.request.param_validation import MAX_ENTRIES
 from triolet.core.request.params import MAX_N
 from triolet.core.scheduling.policies import registry as policies
 from triolet.core.step_plan import MAX_SCHEDULER_STEPS
 from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
+from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -29,13 +31,13 @@ TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
 REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
 HOLD_BACKS: Final = ("exact", "blind")
 SPECULATIVE: Final = ("none", "ngram")
-# The scheduler and the runner keep a place for each row; a step of more has been of use to nobody yet.
+# Scheduler and runner hold a row for each; no machine that we know computes a larger step faster than two smaller ones.
 MAX_NUM_SEQS: Final = 2**16
 
 
 @attrs.frozen(kw_only=True)
 class EngineConfig(Configuration):
-    """What an engine is started with.
+    """Configuration of an engine.
 
     Raises:
         ConfigError: a field of the wrong type or out of range; names the field, the rule and what came.
@@ -44,256 +46,323 @@ class EngineConfig(Configuration):
     model: str | None = option(
         "Folder or hub id of the model; without one, the triolet-nano that ships in the package.",
         default=None,
-        validator=text(optional=True),
+        rule=text(optional=True),
     )
     tokenizer: str | None = option(
-        "Folder of the tokenizer, if it is not the model's.", default=None, validator=text(optional=True)
+        "Folder of the tokenizer, if it is not the model's.", default=None, rule=text(optional=True)
     )
     revision: str | None = option(
-        "Branch, tag or commit of a hub model.", default=None, validator=text(optional=True)
+        "Branch, tag or commit of a hub model.", default=None, rule=text(optional=True)
     )
     dtype: str = option(
-        "Of weights, activations and KV; auto is what the checkpoint says.",
+        "Data type of weights, activations and KV cache; auto takes the checkpoint's.",
         default="auto",
-        validator=one_of(DTYPES),
+        rule=one_of(DTYPES),
     )
     quantization: str = option(
-        # Off by default: it answers a little differently.
-        "Of the weights, while they are read, for models like Llama on a CPU: int8 rounds them to bytes, half the "
-        "memory of bfloat16, at little loss; int4 to half of that, at more.",
+        # none by default: quantized weights give slightly different answers
+        "Quantize the weights while they are loaded (models like Llama, on a CPU): int8 takes half the memory of "
+        "bfloat16 and changes the answers little; int4 takes a quarter and changes them more.",
         default="none",
-        validator=one_of(QUANTIZATIONS),
+        rule=one_of(QUANTIZATIONS),
     )
-    device: str = option("auto is cuda where there is one.", default="auto", validator=one_of(DEVICES))
+    device: str = option(
+        "Device that computes the model; auto takes cuda where there is one.",
+        default="auto",
+        rule=one_of(DEVICES),
+    )
     runner: str = option(
-        # inline blocks the loop for the length of a step; it is for tests, which want one deterministic
-        # thread.
-        "Where the model runs: in a thread, in a process of its own (whose crash costs streams a pause), or inline "
+        # inline blocks the event loop for the length of a step; tests use it to have a single deterministic thread
+        "Where the model runs: in a thread, in a process of its own (after its crash the streams continue), or inline "
         "in the event loop (for tests).",
         default="thread",
-        validator=one_of(RUNNERS),
+        rule=one_of(RUNNERS),
     )
     max_model_len: int | None = option(
-        "Longest sequence, prompt and answer together, in tokens; by default what model and KV cache allow.",
+        "Longest sequence, prompt and answer together, in tokens; by default the most that model and KV cache allow.",
         default=None,
-        validator=whole(2, optional=True),
+        rule=whole(2, optional=True),
     )
     block_size: int = option(
-        # vLLM's default: small enough that half a block wasted per request is nothing, large enough for short
-        # tables.
+        # half a block per request is wasted on average; larger blocks waste more, smaller ones make block tables longer
         "Tokens in a KV block.",
-        default=16,
-        validator=whole(1),
+        default=16,  # vLLM's
+        rule=whole(1),
     )
     num_kv_blocks: int | None = option(
-        "Blocks in the KV cache; wins over --kv-cache-bytes.",
+        "Blocks in the KV cache; overrides --kv-cache-bytes.",
         default=None,
-        validator=whole(1, optional=True),
+        rule=whole(1, optional=True),
     )
     kv_cache_bytes: int | None = option(
-        "Size of the KV cache in bytes; by default a share of the memory that is free.",
+        "Size of the KV cache in bytes; by default a share of the free memory.",
         default=None,
-        validator=whole(1, optional=True),
+        rule=whole(1, optional=True),
     )
     max_num_seqs: int = option(
-        "Requests computed together in a step.",
+        "Most requests computed together in one step.",
         default=128,  # vLLM's
-        validator=whole(1, MAX_NUM_SEQS),
+        rule=whole(1, MAX_NUM_SEQS),
     )
     max_num_batched_tokens: int | None = option(
-        # A step must stay short, or whoever comes waits for its end: on a CPU 512 tokens of a 0.6B model take about
-        # as long as vLLM's 2048 take an 8B model on a GPU. Small models take as many in no time.
-        "Tokens computed in a step, at most; by default 2048, on a CPU 512 or as many of these as max_prefill_delay "
-        "has time for.",
+        # A new request waits for the end of the current step, so a step must stay short: on a CPU 512 tokens of a 0.6B
+        # model take about as long as vLLM's 2048 of an 8B model on a GPU.
+        "Most tokens computed in one step; by default 2048, on a CPU 512, or more (up to 2048) if the model computes "
+        "them within --max-prefill-delay.",
         default=None,
-        validator=whole(1, optional=True),
+        rule=whole(1, optional=True),
     )
     max_queued_requests: int = option(
-        # Bounded by default: a queue that never says no turns an overload into an outage for everybody in it.
-        "Requests that may wait; one more is refused as overloaded.",
+        # Bounded by default: without a bound every request in the queue of an overloaded engine comes too late.
+        "Most requests that may wait; one more is refused as overloaded.",
         default=1024,
-        validator=whole(1),
+        rule=whole(1),
     )
     max_queued_tokens: int = option(
         # 2**20 tokens are minutes of prefill on any machine, and a few dozen MiB of token ids.
-        "Prompt tokens that may wait; a request that finds this many waiting is refused as overloaded.",
+        "Most prompt tokens that may wait; while so many wait, new requests are refused as overloaded.",
         default=2**20,
-        validator=whole(1),
+        rule=whole(1),
     )
     policy: str = option(
         "Order in which requests are scheduled: "
         + ", ".join(f"{name} ({policy.summary})" for name, policy in policies.POLICIES.items())
         + ".",
         default="fcfs",
-        validator=one_of(POLICIES),
+        rule=one_of(POLICIES),
     )
     priority_aging: float | None = option(
-        # A minute is longer than a healthy queue, so priorities mean what they say; and nobody waits for ever.
-        "Seconds of waiting that weigh as much as one step of priority; none is never.",
+        # Longer than the wait in a healthy queue, so that priorities hold there; in a long one no request starves.
+        "Under policy priority, seconds of waiting that improve a request's priority by 1; none: waiting never does.",
         default=60.0,
-        validator=seconds(optional=True),
+        rule=seconds(optional=True),
     )
     fair_ttft_factor: float | None = option(
-        # Twice is the wait for a step in flight that is as long as one's own first step.
-        "Under fair, how many times as long as on an idle engine a client with few requests may wait for a first token "
-        "beside one with many, whose steps are kept short for that; none is no bound.",
+        # 2 is the wait for a step in flight that is as long as the request's own first step
+        "Under policy fair, bound on the time to first token of a client with few requests, as a multiple of the time "
+        "on an idle engine; the steps of clients with many requests are kept short for it. none: no bound.",
         default=2.0,
-        validator=times(),
+        rule=factor(optional=True),
     )
     max_prefill_delay: float | None = option(
-        # A pause in a stream that readers begin to notice; a small model computes a whole step's tokens in that time.
-        "Seconds by which prompts may lengthen a step in which others get their next tokens; none is no bound.",
+        # readers begin to notice a longer pause in a stream
+        "Seconds by which prefill may lengthen a step that also decodes for other requests; none: no bound.",
         default=0.25,
-        validator=seconds(optional=True),
+        rule=seconds(optional=True),
     )
     num_scheduler_steps: int = option(
-        # What it saves is shared by so many steps; blocks are handed out that much ahead, one of the default size.
-        "Steps that are computed in a row, at most, before the next ones are planned, while everybody decodes, nobody "
-        "waits and nobody leaves.",
+        # so many steps share the overhead of planning; blocks are allocated that far ahead: 16 tokens are one block
+        "Most steps computed in a row under one plan, while all requests decode, none waits and none ends.",
         default=16,
-        validator=whole(1, MAX_SCHEDULER_STEPS),
+        rule=whole(1, MAX_SCHEDULER_STEPS),
     )
-    enable_prefix_caching: bool = option("Reuse the KV of equal beginnings.", default=True, validator=flag)
+    enable_prefix_caching: bool = option(
+        "Reuse the KV cache of prompts that begin with the same tokens.", default=True, rule=flag()
+    )
     seed: int = option(
-        "Requests without a seed of their own draw theirs from this one.", default=0, validator=whole(0)
+        "Seed of the engine; a request without a seed draws one from it.", default=0, rule=whole(0)
     )
     stream_interval: int = option(
-        "Tokens from one output of a stream to the next, after the first token's; requests may ask for more.",
+        "Tokens between two outputs of a stream, after the first token; requests may ask for more.",
         default=1,
-        validator=whole(1),
+        rule=whole(1),
     )
     hold_back: str = option(
-        # blind is what vLLM does. The whole text is the same.
-        "What streamed text waits for a stop string: exact holds back only what may begin one, blind always as many "
-        "characters as the longest has, less one.",
+        # the whole text is the same with both
+        "How much streamed text is held back while a stop string may be forming: exact = only a possible prefix; "
+        "blind = always len(longest stop) - 1 characters, as vLLM does.",
         default="exact",
-        validator=one_of(HOLD_BACKS),
+        rule=one_of(HOLD_BACKS),
     )
     logprobs_mode: str = option(
-        "What logprobs are of: the model's own distribution (raw) or what penalties, temperature and filters leave of "
-        "it (processed); as log-probabilities or as logits.",
+        "Distribution that logprobs are computed from: the model's own (raw), or the one after penalties, temperature "
+        "and filters (processed); given as log-probabilities or as logits.",
         default="raw_logprobs",
-        validator=one_of(LOGPROBS_MODES),
+        rule=one_of(LOGPROBS_MODES),
     )
     max_logprobs: int = option(
-        "Most logprobs or prompt_logprobs per position; -1 is the whole vocabulary.",
+        "Most logprobs or prompt_logprobs per position; -1: the whole vocabulary.",
         default=20,  # vLLM's
-        validator=whole(-1),
+        rule=whole(-1),
     )
     max_n: int = option(
-        # As many as one step computes by default: more would wait for each other.
-        "Most answers to one prompt.",
+        # as many as one step computes by default; more would wait for each other
+        "Most answers to one prompt (n).",
         default=128,
-        validator=whole(1, MAX_N),
+        rule=whole(1, MAX_N),
     )
-    max_stop_strings: int = option(
-        "Most stop strings of a request.", default=128, validator=whole(0, MAX_ENTRIES)
-    )
+    max_stop_strings: int = option("Most stop strings in a request.", default=128, rule=whole(0, MAX_ENTRIES))
     max_logit_bias: int = option(
         "Most token ids in a request's logit_bias.",
         default=1024,  # what vLLM's newer runner takes
-        validator=whole(0, MAX_ENTRIES),
+        rule=whole(0, MAX_ENTRIES),
     )
     max_bad_words: int = option(
-        "Most bad_words of a request.",
+        "Most bad_words in a request.",
         default=128,  # vLLM's
-        validator=whole(0, MAX_ENTRIES),
+        rule=whole(0, MAX_ENTRIES),
     )
     max_grammar_bytes: int = option(
-        "Most bytes of a request's structured_outputs: schema, expression or grammar.",
-        default=2**17,  # twenty times the largest schemas that people write
-        validator=whole(1, 2**20),
+        "Longest schema, regular expression or grammar in a request's structured_outputs, in bytes.",
+        default=2**17,  # twenty times the largest schemas that we have seen in use
+        rule=whole(1, 2**20),
     )
     max_grammars: int = option(
-        # Each is a process of some ten MB. A program has a handful of schemas, and finds them ready.
-        "Grammars of structured outputs that are kept ready, each in a process of its own; a request with one more "
+        # each is a process of about ten MB; a program uses a handful of schemas, which stay compiled
+        "Most compiled grammars kept for structured outputs, each in a process of its own; a request with one more "
         "waits.",
         default=32,
-        validator=whole(1, 1024),
+        rule=whole(1, 1024),
     )
     grammar_timeout: float = option(
-        # Schemas that people write take some milliseconds; this leaves room for a busy machine.
-        "Seconds that a grammar may take to compile, or to say what may come next.",
+        # usual schemas take milliseconds; this leaves room for a busy machine
+        "Seconds that a grammar may take to compile, or to compute one bitmask.",
         default=2.0,
-        validator=seconds(),
+        rule=seconds(),
     )
     grammar_memory_bytes: int = option(
-        "Memory that a grammar may take, beyond the vocabulary that all share.",
+        "Memory that a grammar may take, in bytes, beyond the vocabulary that all share.",
         default=2**28,
-        validator=whole(2**20),
+        rule=whole(2**20),
     )
     tool_parser: str = option(
-        "How the model writes calls of tools; auto is told from its chat template.",
+        "Format in which the model writes tool calls; auto detects it from the chat template.",
         default="auto",
-        validator=one_of(TOOL_PARSERS),
+        rule=one_of(TOOL_PARSERS),
     )
     reasoning_parser: str = option(
-        "How the model marks its reasoning; auto is told from its chat template.",
+        "Format in which the model marks its reasoning; auto detects it from the chat template.",
         default="auto",
-        validator=one_of(REASONING_PARSERS),
+        rule=one_of(REASONING_PARSERS),
     )
     speculative: str = option(
-        "Try several tokens in one step: ngram guesses them from what the prompt and the answer have said before. The "
-        "answers are the same.",
+        "Speculative decoding, which computes several tokens in one step: ngram takes the draft from an earlier "
+        "occurrence of the last tokens in prompt and answer. The answers are the same.",
         default="none",
-        validator=one_of(SPECULATIVE),
+        rule=one_of(SPECULATIVE),
     )
     num_speculative_tokens: int = option(
-        # Beside what a decode reads anyway, four more tokens cost little; a fifth is seldom right if four were not.
-        "Most tokens that a request tries beyond its next one.",
+        # a decode is bound by reading the weights, so four more tokens cost little; a fifth is seldom accepted
+        "Most draft tokens of a request in one step.",
         default=4,
-        validator=whole(1, 16),
+        rule=whole(1, 16),
     )
     prompt_lookup_min: int = option(
-        # Two tokens, a word or less, agree by chance all the time.
-        "Tokens at the end of an answer that must have occurred before, so that what followed is a guess.",
+        # two tokens, a word or less, often agree by chance
+        "Tokens at the end of the sequence that must have occurred before for a draft to be taken from there.",
         default=3,
-        validator=whole(1, 16),
+        rule=whole(1, 16),
     )
     served_model_name: str | None = option(
-        "Name under which the model is shown; by default its folder's or hub id's last part.",
+        "Name under which the model is shown; by default the last part of its folder or hub id.",
         default=None,
-        validator=text(optional=True),
+        rule=text(optional=True),
     )
     api_keys: tuple[str, ...] = option(
-        "Bearer keys that a server of this engine asks for, separated by commas; without any, everybody is let in.",
+        "API keys of a server of this engine, separated by commas; without any, no key is needed.",
         default=(),
-        validator=texts,
+        rule=texts(),
         is_secret=True,
     )
     step_timeout: float | None = option(
-        # Twice what a step of 512 tokens takes a model of a few billion parameters on a few CPU cores, and more than
-        # compiling kernels adds to a first one. Killing a step that would have ended is worse than a late rescue.
-        "Seconds after which a step counts as hung: health turns bad, and a runner process is killed and started "
-        "again. As long may a message lie unread before a scheduler, tokenizer or detokenizer that does nothing else: "
-        "then it is ended and started again. None is never.",
+        # Twice the time of a step of 512 tokens with a model of a few billion parameters on a few CPU cores, and more
+        # than compiling kernels adds to a first step. A late restart is better than killing a step that would end.
+        "Seconds after which a step counts as hung: health checks fail, and a runner process is killed and restarted. "
+        "An idle scheduler, tokenizer or detokenizer that leaves a message unread for as long is restarted, too. "
+        "none: never.",
         default=60.0,
-        validator=seconds(optional=True),
+        rule=seconds(optional=True),
     )
     log_stats: bool = option(
-        "Log a line about the last ten seconds, as long as there is work.", default=True, validator=flag
+        "Log a line of statistics every ten seconds while there is work.", default=True, rule=flag()
     )
     otlp_traces_endpoint: str | None = option(
-        # None: a trace is worth nothing without somebody who collects it.
+        # None: traces need a collector
         "URL to which a span for each request is sent, with OpenTelemetry over HTTP, such as "
         "http://localhost:4318/v1/traces; needs the extra otel.",
         default=None,
-        validator=text(optional=True),
+        rule=text(optional=True),
     )
     trust_remote_code: bool = option(
-        "Let a model folder run Python code of its own.", default=False, validator=flag
+        "Allow Python code in the model folder to run.", default=False, rule=flag()
     )
+
+    @classmethod
+    def of(cls, config: EngineConfig | str | None = None, /, **fields: Unpack[EngineFields]) -> EngineConfig:
+        """Return the configuration that a caller of `open_engine` describes: one of this class, or a model's name.
+
+        Raises:
+            ConfigError: another type, two models, or a wrong or unknown field.
+        """
+        if isinstance(config, str):
+            model = fields.setdefault("model", config)
+            if model != config:
+                raise ConfigError(
+                    "model", "given once, as the first argument or as a keyword", [config, model]
+                )
+            return cls.create(**fields)
+        return cls.create(config, **fields)
 
     @property
     def model_name(self) -> str:
-        """The name to show for the model."""
+        """Name under which the model is shown."""
         if self.served_model_name:
             return self.served_model_name
         return self.model.rstrip("/").rsplit("/", 1)[-1] if self.model else "triolet-nano"
 
     @property
     def request_limits(self) -> RequestLimits:
-        """How much one request may ask for."""
+        """Limits of a single request."""
         return RequestLimits(
             **{field.name: getattr(self, field.name) for field in attrs.fields(RequestLimits)}
         )
+
+
+class EngineFields(TypedDict, total=False):
+    """Keywords of `open_engine` and `EngineConfig`, for editors and type checkers."""
+
+    model: str | None
+    tokenizer: str | None
+    revision: str | None
+    dtype: str
+    quantization: str
+    device: str
+    runner: str
+    max_model_len: int | None
+    block_size: int
+    num_kv_blocks: int | None
+    kv_cache_bytes: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_queued_requests: int
+    max_queued_tokens: int
+    policy: str
+    priority_aging: float | None
+    fair_ttft_factor: float | None
+    max_prefill_delay: float | None
+    num_scheduler_steps: int
+    enable_prefix_caching: bool
+    seed: int
+    stream_interval: int
+    hold_back: str
+    logprobs_mode: str
+    max_logprobs: int
+    max_n: int
+    max_stop_strings: int
+    max_logit_bias: int
+    max_bad_words: int
+    max_grammar_bytes: int
+    max_grammars: int
+    grammar_timeout: float
+    grammar_memory_bytes: int
+    tool_parser: str
+    reasoning_parser: str
+    speculative: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    served_model_name: str | None
+    api_keys: tuple[str, ...]
+    step_timeout: float | None
+    log_stats: bool
+    otlp_traces_endpoint: str | None
+    trust_remote_code: bool

@@ -1,9 +1,14 @@
-"""What the fields of a configuration are made of: a sentence for `--help`, a default, and a check with a plain rule."""
+"""Building blocks of a configuration: fields with a sentence for `--help`, a default, and a rule in plain words.
+
+A rule checks values, reads the texts of flags and environment variables, and says how `--help` shows the field, so that
+command line, environment and documentation are derived from the fields alone.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import attrs
@@ -14,183 +19,249 @@ ENVIRONMENT_PREFIX: Final = "TRIOLET_"
 MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
 
 
-def option(text: str, *, default: Any, validator: Any, is_secret: bool = False) -> Any:
-    """A field together with the sentence that `--help` prints for it; a secret is in no `repr` (`without_secrets`)."""
-    metadata = {"help": text, "is_secret": is_secret}
-    return attrs.field(default=default, validator=validator, repr=not is_secret, metadata=metadata)
+@attrs.frozen(kw_only=True)
+class FieldRule:
+    """Rule of one field, called by attrs as its validator.
+
+    Args:
+        accepts: tell whether a value is allowed.
+        expected: the same in words, completing "<field> must be ...".
+        parse: make the value from a text; raises ValueError.
+        expected_text: what a text must be to be parsed, completing the same sentence.
+        metavar: placeholder of the value in `--help`; None for a flag that is on or off.
+        choices: all values, where there are a few.
+        is_optional: None is allowed, and its text is `none`.
+    """
+
+    accepts: Callable[[Any], bool]
+    expected: str
+    parse: Callable[[str], object] = str
+    expected_text: str = "a text"
+    metavar: str | None
+    choices: tuple[str, ...] = ()
+    is_optional: bool = False
+
+    def __call__(self, _config: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None and self.is_optional:
+            return
+        if not self.accepts(value):
+            raise ConfigError(attribute.name, self.expected, value)
+
+    def read(self, name: str, text: str) -> object:
+        """Return the value that a flag or an environment variable stands for.
+
+        Args:
+            name: of the field.
+            text: as it was written.
+        Raises:
+            ConfigError: the text cannot be parsed.
+        """
+        if self.is_optional and text.lower() == "none":
+            return None
+        try:
+            return self.parse(text)
+        except ValueError:
+            or_none = ", or none" if self.is_optional else ""
+            raise ConfigError(name, self.expected_text + or_none, text) from None
+
+
+def option(sentence: str, *, default: Any, rule: FieldRule, is_secret: bool = False) -> Any:
+    """Return an attrs field with its sentence for `--help` and its rule; a secret is left out of every `repr`."""
+    metadata = {"help": sentence, "rule": rule, "is_secret": is_secret}
+    return attrs.field(default=default, validator=rule, repr=not is_secret, metadata=metadata)
+
+
+def rule_of(field: attrs.Attribute[Any]) -> FieldRule:
+    """Return the rule of a configuration's field."""
+    rule: FieldRule = field.metadata["rule"]
+    return rule
 
 
 class Configuration:
-    """What the configurations share: how they are made of keywords, and of texts."""
+    """Base of the configurations: how they are made from keywords and from texts."""
 
     __slots__ = ()
 
     @classmethod
     def create(cls, config: Self | None = None, /, **fields: Any) -> Self:
-        """The given configuration with some fields changed.
+        """Return the given configuration, or the default one, with some fields changed.
 
         Raises:
-            ConfigError: an unknown or wrong field.
+            ConfigError: `config` is no such configuration, or a field is unknown or wrong.
         """
-        if unknown := sorted(fields.keys() - cls.field_types().keys()):
-            rule = f"a field of {cls.__name__} ({', '.join(cls.field_types())})"
+        known = cls.rules()
+        if config is not None and not isinstance(config, cls):
+            rule = f"an {cls.__name__}; all else is given by keyword, such as {next(iter(known))}=..."
+            raise ConfigError("config", rule, config)
+        if unknown := sorted(fields.keys() - known.keys()):
+            rule = f"a field of {cls.__name__} ({', '.join(known)})"
             raise ConfigError(unknown[0], rule, fields[unknown[0]])
         changed: Self = attrs.evolve(config or cls(), **fields)  # type: ignore[misc]
         return changed
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str]) -> Self:
-        """Structure field texts, as flags and the environment bring them.
+        """Make a configuration from the texts of flags and environment variables.
 
         Args:
             texts: by field name; several values of one field are separated by commas.
         Raises:
             ConfigError: an unknown or wrong field.
         """
-        types = cls.field_types()
+        rules = cls.rules()
+        # create() refuses unknown names: their texts stay as they are until then
         return cls.create(
-            **{name: from_text(name, text, types.get(name, "str")) for name, text in texts.items()}
+            **{name: rules[name].read(name, text) if name in rules else text for name, text in texts.items()}
         )
 
     @classmethod
     def environment_fields(cls, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Field texts from `TRIOLET_*` variables; others with that prefix are not ours to judge."""
+        """Return the texts of the `TRIOLET_*` variables that name a field, by field name.
+
+        Args:
+            environ: by default this process's. `config.environment.unknown_variables` finds misspelt names in it.
+        """
         environ = os.environ if environ is None else environ
-        keys = {name: ENVIRONMENT_PREFIX + name.upper() for name in cls.field_types()}
+        keys = {name: variable_name(name) for name in cls.rules()}
         return {name: environ[key] for name, key in keys.items() if key in environ}
 
     def without_secrets(self) -> Self:
-        """The same for a process that has no use for them."""
+        """Return a copy without secrets, for a process that has no use for them."""
         changed: Self = attrs.evolve(self, **{field.name: field.default for field in self._secrets()})  # type: ignore[misc]
         return changed
 
     @classmethod
     def secret_variables(cls) -> frozenset[str]:
-        """Names of the environment variables that such a process must not inherit either."""
-        return frozenset(ENVIRONMENT_PREFIX + field.name.upper() for field in cls._secrets())
+        """Return the names of environment variables that such a process must not inherit either."""
+        return frozenset(variable_name(field.name) for field in cls._secrets())
 
     @classmethod
     def _secrets(cls) -> list[attrs.Attribute[Any]]:
-        fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)  # type: ignore[arg-type]
-        return [field for field in fields if field.metadata.get("is_secret")]
+        return [field for field in cls._fields() if field.metadata["is_secret"]]
 
     @classmethod
-    def field_types(cls) -> dict[str, str]:
-        """Name of each field, and its type as it is written."""
+    def rules(cls) -> dict[str, FieldRule]:
+        """Return the rule of each field, by name, in the order of the class."""
+        return {field.name: rule_of(field) for field in cls._fields()}
+
+    @classmethod
+    def _fields(cls) -> tuple[attrs.Attribute[Any], ...]:
         fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)  # type: ignore[arg-type]
-        return {field.name: str(field.type) for field in fields}
+        return fields
 
 
-def one_of(choices: tuple[str, ...]) -> Any:
-    """Check for one of a few words."""
-
-    def check(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
-        if value not in choices:
-            raise ConfigError(attribute.name, "one of " + ", ".join(choices), value)
-
-    return check
+def variable_name(field: str) -> str:
+    """Return the name of a field's environment variable."""
+    return ENVIRONMENT_PREFIX + field.upper()
 
 
-def whole(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> Any:
-    """Check for a whole number."""
-    rule = f"of at least {minimum}" if maximum >= 2**63 - 1 else f"from {minimum} to {maximum}"
-
-    def check(_config: object, attribute: attrs.Attribute[int], value: object) -> None:
-        if optional and value is None:
-            return
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not minimum <= value <= maximum:  # type: ignore[operator]
-            raise ConfigError(attribute.name, f"a whole number {rule}", value)
-
-    return check
+# -------------------------------------------------------------------------------------------- rules
 
 
-def seconds(*, optional: bool = False) -> Any:
-    """Check for a number of seconds above 0."""
-
-    def check(_config: object, attribute: attrs.Attribute[float], value: object) -> None:
-        if optional and value is None:
-            return
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= MAX_SECONDS:  # type: ignore[operator]
-            raise ConfigError(attribute.name, f"above 0 and at most {MAX_SECONDS:g} seconds", value)
-
-    return check
+def one_of(choices: tuple[str, ...]) -> FieldRule:
+    """Allow one of a few words."""
+    return FieldRule(
+        accepts=lambda value: value in choices,
+        expected="one of " + ", ".join(choices),
+        metavar="|".join(choices),
+        choices=choices,
+    )
 
 
-def times() -> Any:
-    """Check for a number above 1 that something else is multiplied by, or none."""
-
-    def check(_config: object, attribute: attrs.Attribute[float], value: object) -> None:
-        if value is None:
-            return
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 1 < value <= MAX_SECONDS:  # type: ignore[operator]
-            raise ConfigError(attribute.name, f"above 1 and at most {MAX_SECONDS:g}", value)
-
-    return check
-
-
-def text(*, optional: bool = False) -> Any:
-    """Check for a text that is not empty."""
-
-    def check(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
-        if optional and value is None:
-            return
-        if not isinstance(value, str) or not value:
-            raise ConfigError(attribute.name, "a non-empty text", value)
-
-    return check
+def whole(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> FieldRule:
+    """Allow a whole number within bounds, both included."""
+    bounds = f"of at least {minimum}" if maximum >= 2**63 - 1 else f"from {minimum} to {maximum}"
+    return FieldRule(
+        accepts=lambda value: (
+            isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
+        ),
+        expected=f"a whole number {bounds}",
+        parse=int,
+        expected_text="a whole number",
+        metavar="N",
+        is_optional=optional,
+    )
 
 
-def texts(_config: object, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:
-    """Check for a tuple of texts, none of them empty."""
-    if not isinstance(value, tuple) or not all(isinstance(item, str) and item for item in value):
-        raise ConfigError(attribute.name, "a tuple of texts, none of them empty", value)
+def seconds(*, optional: bool = False) -> FieldRule:
+    """Allow a number of seconds above 0."""
+    return FieldRule(
+        accepts=lambda value: _is_number(value) and 0 < value <= MAX_SECONDS,
+        expected=f"above 0 and at most {MAX_SECONDS:g} seconds",
+        parse=float,
+        expected_text="a number of seconds",
+        metavar="SECONDS",
+        is_optional=optional,
+    )
 
 
-def flag(_config: object, attribute: attrs.Attribute[bool], value: object) -> None:
-    """Check for true or false."""
-    if not isinstance(value, bool):
-        raise ConfigError(attribute.name, "true or false", value)
+def factor(*, optional: bool = False) -> FieldRule:
+    """Allow a number above 1 that another quantity is multiplied by."""
+    return FieldRule(
+        accepts=lambda value: _is_number(value) and 1 < value <= MAX_SECONDS,
+        expected=f"above 1 and at most {MAX_SECONDS:g}",
+        parse=float,
+        expected_text="a number",
+        metavar="FACTOR",
+        is_optional=optional,
+    )
 
 
-_TRUTHS: Final[Mapping[str, bool]] = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
+def text(*, optional: bool = False) -> FieldRule:
+    """Allow a text that is not empty."""
+    return FieldRule(
+        accepts=lambda value: isinstance(value, str) and bool(value),
+        expected="a non-empty text",
+        metavar="TEXT",
+        is_optional=optional,
+    )
+
+
+def matching(pattern: str, expected: str) -> FieldRule:
+    """Allow a text that a regular expression matches as a whole."""
+    expression = re.compile(pattern)
+    return FieldRule(
+        accepts=lambda value: isinstance(value, str) and expression.fullmatch(value) is not None,
+        expected=expected,
+        metavar="TEXT",
+    )
+
+
+def texts() -> FieldRule:
+    """Allow a tuple of texts, none of them empty; commas separate them in a flag."""
+    return FieldRule(
+        accepts=lambda value: (
+            isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
+        ),
+        expected="a tuple of texts, none of them empty",
+        parse=lambda text: tuple(item for item in (part.strip() for part in text.split(",")) if item),
+        metavar="TEXT,...",
+    )
+
+
+def flag() -> FieldRule:
+    """Allow true or false."""
+    return FieldRule(
+        accepts=lambda value: isinstance(value, bool),
+        expected="true or false",
+        parse=_truth,
+        expected_text="true or false",
+        metavar=None,
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_TRUTHS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 
 
-def from_text(name: str, text: str, type_name: str) -> object:
-    """The value of a field as a flag or the environment writes it.
-
-    Args:
-        name: of the field.
-        text: what was written.
-        type_name: the field's annotation.
-    Raises:
-        ConfigError: it can not be read as that type.
-    """
-    if "tuple" in type_name:
-        return tuple(item for item in (part.strip() for part in text.split(",")) if item)
-    if "int" in type_name:
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(name, "a whole number", text) from None
-    if "float" in type_name:
-        try:
-            return None if text.lower() == "none" else float(text)
-        except ValueError:
-            raise ConfigError(name, "a number of seconds, or none", text) from None
-    if "bool" in type_name:
-        if text.lower() not in _TRUTHS:
-            raise ConfigError(name, "true or false", text)
+def _truth(text: str) -> bool:
+    try:
         return _TRUTHS[text.lower()]
-    return text
+    except KeyError:
+        raise ValueError(text) from None

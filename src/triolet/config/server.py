@@ -1,40 +1,31 @@
-"""`GatewayConfig`: what `triolet serve` is started with, beside the engine's own `EngineConfig`.
+"""`GatewayConfig`: the server's options, which `triolet serve` takes beside those of `EngineConfig`.
 
-As there: one frozen value, the same from keywords, flags (`--max-lanes`) or the environment (`TRIOLET_MAX_LANES`); a
-default stands beside its reason, and only what is honoured is a field.
+Like that one it is a frozen value, equal whether it came from keywords, flags (`--max-lanes`) or the environment
+(`TRIOLET_MAX_LANES`), and every field is honoured.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import attrs
 
-from triolet.config.fields import Configuration, option, seconds, text, texts, whole
-from triolet.errors import ConfigError
-
-METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")  # what a name at Prometheus may begin with
+from triolet.config.fields import Configuration, matching, option, seconds, text, texts, whole
 
 
-def _count(text: str, *, default: int | None) -> Any:
-    """A field with a whole number from 1 on, or none where that is the default."""
-    return option(text, default=default, validator=whole(1, optional=default is None))
+def _count(sentence: str, *, default: int | None) -> Any:
+    """Return a field for a whole number from 1 on; it is optional where the default is None."""
+    return option(sentence, default=default, rule=whole(1, optional=default is None))
 
 
-def _seconds(text: str, *, default: float | None) -> Any:
-    """A field with seconds, or none where that is the default."""
-    return option(text, default=default, validator=seconds(optional=default is None))
-
-
-def _metrics_prefix(_config: object, attribute: attrs.Attribute[str], value: object) -> None:
-    if not isinstance(value, str) or not METRICS_PREFIX.fullmatch(value):
-        raise ConfigError(attribute.name, "letters, digits, _ and :, the first no digit", value)
+def _seconds(sentence: str, *, default: float | None) -> Any:
+    """Return a field for a number of seconds; it is optional where the default is None."""
+    return option(sentence, default=default, rule=seconds(optional=default is None))
 
 
 @attrs.frozen(kw_only=True)
 class GatewayConfig(Configuration):
-    """How the server listens, whom it lets in, and what one of them may take.
+    """Configuration of the server: addresses, access, limits per client, and timeouts.
 
     Raises:
         ConfigError: a field of the wrong type or out of range; names the field, the rule and what came.
@@ -43,98 +34,97 @@ class GatewayConfig(Configuration):
     # ------------------------------------------------------------------------------------- listening
 
     host: str = option(
-        # A model that anybody in the network can use should be somebody's decision.
+        # opening the model to the network must be a decision
         "Address to listen on.",
         default="127.0.0.1",
-        validator=text(),
+        rule=text(),
     )
-    port: int = option("Port to listen on; 0 picks a free one.", default=8000, validator=whole(0))
+    port: int = option("Port to listen on; 0 picks a free one.", default=8000, rule=whole(0))
     certfile: str | None = option(
-        "Certificate chain, PEM; with it the server speaks TLS.", default=None, validator=text(optional=True)
+        "Certificate chain, PEM; turns on TLS.", default=None, rule=text(optional=True)
     )
     keyfile: str | None = option(
         "Private key of the certificate, PEM, if it is not in the same file.",
         default=None,
-        validator=text(optional=True),
+        rule=text(optional=True),
     )
 
-    # ------------------------------------------------------------------------------------ who may enter
+    # --------------------------------------------------------------------------------------- access
 
     api_keys: tuple[str, ...] = option(
-        "Bearer keys; without any, the engine's.", default=(), validator=texts, is_secret=True
+        "API keys, separated by commas; without any, the engine's.", default=(), rule=texts(), is_secret=True
     )
     allowed_origins: tuple[str, ...] = option(
-        # A browser sends the page's origin along and asks nobody: without a check, every page that a user visits could
-        # talk to the server on the user's own machine.
-        "Origins of web pages that may connect, beside the server's own; * is any.",
+        # without this check, every web page that a user visits could use the server on the user's own machine
+        "Origins of web pages that may connect, beside the server's own; * allows all.",
         default=(),
-        validator=texts,
+        rule=texts(),
     )
     allowed_hosts: tuple[str, ...] = option(
-        # Against DNS rebinding: a foreign name that suddenly points to this machine is not in the list.
-        "Names in the Host header that are answered; by default any where there are keys or the address is not "
-        "this machine's own, and otherwise only this machine's names; * is any.",
+        # against DNS rebinding: a foreign name that is made to point to this machine is not in the list
+        "Names in the Host header that are answered; * allows all. By default all if there are keys or if --host can "
+        "be reached from other machines, and otherwise only this machine's names.",
         default=(),
-        validator=texts,
+        rule=texts(),
     )
 
-    # ------------------------------------------------------------------------------------------ how many
+    # --------------------------------------------------------------------------------------- limits
 
     max_connections: int = _count(
-        # 20 KiB each, and a file descriptor, of which most systems grant this many when asked.
-        "Connections at the same time.",
+        # 20 KiB each, and a file descriptor; most systems allow this many
+        "Most connections at the same time.",
         default=16_384,
     )
     max_connections_per_address: int | None = _count(
-        # None: behind a reverse proxy all of them come from one address.
-        "Connections at the same time from one address; by default as many as there may be.",
+        # None: behind a reverse proxy all connections come from one address
+        "Most connections at the same time from one address; by default no limit of its own.",
         default=None,
     )
     max_connections_per_key: int | None = _count(
-        "Connections at the same time with one key; by default as many as there may be.",
+        "Most connections at the same time with one API key; by default no limit of its own.",
         default=None,
     )
     max_active_per_key: int | None = _count(
-        "Responses at the same time for one key; by default as many as the engine takes.",
+        "Most active responses for one API key; by default no limit of its own.",
         default=None,
     )
     max_active_responses: int = _count(
-        "Responses at the same time on one WebSocket; others wait their turn.",
+        "Most active responses on one WebSocket; further ones wait.",
         default=16,  # OpenAI's
     )
     max_lanes: int = _count(
-        "Named lanes of one WebSocket.",
+        "Most named lanes of one WebSocket.",
         default=32,  # OpenAI's
     )
     max_queued_responses: int = _count(
-        # Four turns in each of OpenAI's 32 lanes, twice; a client that is further ahead of its answers is not reading.
-        "Responses that may wait on one WebSocket; one more is refused.",
+        # eight turns in each of OpenAI's 32 lanes; a client that is further ahead of its answers does not read
+        "Most responses that may wait on one WebSocket; one more is refused.",
         default=256,
     )
     max_body_bytes: int = option(
         # 262144 tokens of text are 1.7 MB; twice that leaves room for escapes, tools and schemas.
         "Longest body of an HTTP request, in bytes.",
         default=4 * 2**20,
-        validator=whole(1024),
+        rule=whole(1024),
     )
     max_message_bytes: int = option(
         # The same request as over HTTP.
         "Longest message of a client on a WebSocket, in bytes.",
         default=4 * 2**20,
-        validator=whole(1024),
+        rule=whole(1024),
     )
     max_input_bytes: int = option(
         # 16 of the longest bodies; a body takes about five times its length while it is parsed.
         "Bodies and messages that are being read and parsed at the same time, in bytes; a longer one waits its turn "
         "with 503. The first 16 KiB of each are not counted.",
         default=64 * 2**20,
-        validator=whole(1024),
+        rule=whole(1024),
     )
     max_input_bytes_per_client: int = option(
         # A quarter of the whole: no single client can use it up.
         "The same for one API key or, without keys, for one address; over it 429.",
         default=16 * 2**20,
-        validator=whole(1024),
+        rule=whole(1024),
     )
     max_json_values: int = _count(
         # A prompt of token ids has one value per token.
@@ -167,48 +157,48 @@ class GatewayConfig(Configuration):
         default=100,
     )
 
-    # ------------------------------------------------------------------------------------------ how long
+    # --------------------------------------------------------------------------------------- timeouts
 
     handshake_timeout: float = _seconds(
-        "Seconds that a client has for the head of its request.", default=10.0
+        "Seconds within which a client must send the head of its request.", default=10.0
     )
     ping_interval: float = _seconds(
-        # The openai SDK's own, and shorter than the idle limit of the usual proxies (60 s).
-        "Seconds between two pings to a client on a WebSocket; after two without an answer it is disconnected.",
+        # the openai SDK's, and shorter than the idle limit of the usual proxies (60 s)
+        "Seconds between two pings to a WebSocket client; after two unanswered ones it is disconnected.",
         default=20.0,
     )
     write_timeout: float = _seconds(
-        # Longer than any hiccup of a network that recovers; until then what it missed is joined, not lost.
-        "Seconds after which a client that takes nothing of what is sent to it is disconnected.",
+        # longer than the usual interruption of a network; deltas are joined meanwhile, not lost
+        "Seconds after which a client that accepts no data is disconnected.",
         default=20.0,
     )
     close_timeout: float = _seconds(
-        "Seconds that a client has to answer the end of a WebSocket.", default=2.0
+        "Seconds within which a client must answer the close frame of a WebSocket.", default=2.0
     )
     connection_lifetime: float | None = _seconds(
-        "Seconds after which a WebSocket is ended; none is never.",
+        "Seconds after which a WebSocket is closed; none: never.",
         default=None,
     )
     grace_period: float = _seconds(
-        # Kubernetes kills after 30 s; this leaves it the time to say goodbye.
-        "Seconds that running responses have to finish after SIGTERM.",
+        # Kubernetes kills after 30 s; the rest is for the closing handshakes
+        "Seconds that active responses have to finish after SIGTERM.",
         default=25.0,
     )
     resume_grace: float = _seconds(
-        "Seconds that a resumable response waits for its client to come back.", default=30.0
+        "Seconds that a resumable response is kept after its client has disconnected.", default=30.0
     )
     snapshot: str | None = option(
-        # None: what clients have asked and been answered lies in it.
-        "File in which the server leaves its resumable responses at its end, for the next one to go on with; by "
-        "default they end with it.",
+        # None: the file would hold prompts and answers
+        "File to which the server saves unfinished resumable responses when it stops, and from which the next one "
+        "resumes them; by default they end with the server.",
         default=None,
-        validator=text(optional=True),
+        rule=text(optional=True),
     )
 
-    # ------------------------------------------------------------------------------------------ memory
+    # ----------------------------------------------------------------------------------------- memory
 
     max_stored_responses: int = _count(
-        "Responses that are remembered for previous_response_id and GET; the oldest goes first.", default=1024
+        "Most responses stored for previous_response_id and GET; the oldest are dropped first.", default=1024
     )
     max_stored_bytes: int = _count(
         # Over the limit, the key that holds most loses its oldest: one key cannot evict the responses of another one.
@@ -222,10 +212,10 @@ class GatewayConfig(Configuration):
         default=64 * 2**20,
     )
 
-    # --------------------------------------------------------------------------------------- numbers
+    # ---------------------------------------------------------------------------------------- metrics
 
     metrics_prefix: str = option(
-        "Of the names at /metrics; vllm: makes dashboards for vLLM work.",
+        "Prefix of the metric names at /metrics; with vllm: dashboards made for vLLM work.",
         default="triolet:",
-        validator=_metrics_prefix,
+        rule=matching(r"[a-zA-Z_:][a-zA-Z0-9_:]*", "letters, digits, _ and :, the first no digit"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Unpack
 
 import trio
 
@@ -16,7 +16,7 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
-from triolet.config.engine import EngineConfig
+from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
@@ -28,20 +28,24 @@ from triolet.engine.gc_freeze import frozen_gc
 
 @asynccontextmanager
 async def open_engine(
-    config: EngineConfig | None = None, /, *, on_progress: OnProgress = lambda progress: None, **fields: Any
+    config: EngineConfig | str | None = None,
+    /,
+    *,
+    on_progress: OnProgress = lambda progress: None,
+    **fields: Unpack[EngineFields],
 ) -> AsyncGenerator[Engine]:
     """Start an engine, and stop it when the scope is left; in between it is ready.
 
     Args:
-        config: what to start; by default triolet-nano.
-        on_progress: told how far the loading of the model has come, in the Trio thread.
+        config: the configuration, or only the model's folder or hub id; by default triolet-nano.
+        on_progress: called in the Trio thread with the progress of loading the model.
         **fields: fields of `EngineConfig` that differ from `config`.
     Raises:
-        ConfigError: a wrong or unknown field.
-        ModelError: the model can not be loaded.
-        EngineDead: the engine gave up, and nobody has been told yet.
+        ConfigError: a wrong or unknown field, or a first argument of another type.
+        ModelError: the model cannot be loaded.
+        EngineDead: the engine gave up, and no request or caller has got this error yet.
     """
-    chosen = EngineConfig.create(config, **fields)
+    chosen = EngineConfig.of(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
             with frozen_gc():

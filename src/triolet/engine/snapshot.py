@@ -101,6 +101,14 @@ def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> 
         raise SnapshotError(
             f"request {shown(saved.request_id)} must have logprobs for {num_tokens} tokens; got {num_logprobs}"
         )
+    for token_id, position in zip(answer.output_token_ids, answer.output_logprobs, strict=False):
+        is_one_each = len(position.token_ids) == len(position.logprobs)
+        is_known = all(0 <= named < vocab_size for named in position.token_ids)
+        if not is_one_each or not is_known or position.token_ids[:1] != (token_id,):
+            raise SnapshotError(
+                f"request {shown(saved.request_id)} must have one logprob for every token that it names at a position, "
+                f"the chosen one first; got {len(position.token_ids)} tokens and {len(position.logprobs)} logprobs"
+            )
 
 
 def resumed(saved: SavedRequest) -> Submission:

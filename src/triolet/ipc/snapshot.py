@@ -8,6 +8,7 @@ everything in them is checked.
 
 from __future__ import annotations
 
+import math
 from typing import Final, Self
 
 import attrs
@@ -15,6 +16,7 @@ import cattrs.preconf.msgpack
 import msgpack
 from cattrs.gen import make_dict_structure_fn
 
+from triolet.core.request.param_validation import MAX_INT64, MIN_INT64
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.status import FinishReason
 from triolet.core.request.trace_context import TraceHeaders
@@ -23,6 +25,16 @@ from triolet.errors import SnapshotError
 
 VERSION: Final = 1
 MAX_PROBLEM_CHARS = 300
+
+
+def _is_int64(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if not MIN_INT64 <= value <= MAX_INT64:
+        raise ValueError(f"{attribute.name} must be in [-2**63, 2**63); got {value}")
+
+
+def _is_finite(instance: object, attribute: attrs.Attribute[float | None], value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{attribute.name} must be finite; got {value}")
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +49,7 @@ class SavedAnswer:
         stop_reason: likewise.
     """
 
-    seed: int
+    seed: int = attrs.field(validator=_is_int64)
     output_token_ids: tuple[int, ...] = ()
     output_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
@@ -73,13 +85,13 @@ class SavedRequest:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     answers: tuple[SavedAnswer, ...]
-    priority: int = 0
+    priority: int = attrs.field(default=0, validator=_is_int64)
     client: str | None = None
     cache_salt: str | None = None
     trace_headers: TraceHeaders = ()
     owner: str | None = None
-    time_left_s: float | None = None
-    queue_time_left_s: float | None = None
+    time_left_s: float | None = attrs.field(default=None, validator=_is_finite)
+    queue_time_left_s: float | None = attrs.field(default=None, validator=_is_finite)
 
     @property
     def num_unfinished(self) -> int:
@@ -127,8 +139,16 @@ class Snapshot:
         try:
             return _CONVERTER.structure(body, cls)
         except Exception as error:  # whatever a wrong value did to whichever check
-            problem = f"{type(error).__name__}: {str(error)[:MAX_PROBLEM_CHARS]}"
+            problem = f"{type(error).__name__}: {_text_of(error)[:MAX_PROBLEM_CHARS]}"
             raise SnapshotError(f"a snapshot must hold requests as they were saved; {problem}") from error
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error, if it has one: cattrs' own fails for names that are no strings."""
+    try:
+        return str(error)
+    except Exception:
+        return ", ".join(map(repr, error.args))
 
 
 _CONVERTER: Final = cattrs.preconf.msgpack.make_converter(detailed_validation=False)

@@ -9,6 +9,7 @@ import attrs
 
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput
+from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.params import SamplingParams
 from triolet.core.tools import (
     AnswerEvent,
@@ -21,14 +22,13 @@ from triolet.core.tools import (
     ToolPlan,
 )
 from triolet.protocol.errors import missing, wrong
-from triolet.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest, finish_reason, finite, likeliest
+from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
 from triolet.protocol.responses.input_items import Message
 from triolet.protocol.structuring import CONVERTER, Wrong
 from triolet.protocol.tools import OffersTools
 
 MAX_MESSAGES = 65_536  # of four tokens each they fill the longest contexts there are
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_WRITTEN = {"input": "messages", "max_output_tokens": "max_tokens"}
 
 Piece = dict[str, Any]
 """An entry of `choices`, of a chunk or of a whole answer."""
@@ -70,7 +70,6 @@ class ChatRequest(OffersTools, GenerationRequest):
         messages: the chat so far.
         max_completion_tokens: what `max_tokens` is called now.
         logprobs: log-probabilities of the tokens.
-        top_logprobs: and of this many likeliest ones at each place.
         tools: functions that the model may call.
         tool_choice: whether and which it has to.
         reasoning_effort: a hint; models here know at most whether.
@@ -79,10 +78,11 @@ class ChatRequest(OffersTools, GenerationRequest):
         continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
     """
 
+    FAMILY = ApiFamily.CHAT
+
     messages: ChatMessages
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -94,15 +94,12 @@ class ChatRequest(OffersTools, GenerationRequest):
     def check(self) -> None:
         """See `GenerationRequest`."""
         super().check()
-        if self.top_logprobs is not None:
-            if not self.logprobs:
-                raise wrong("top_logprobs", "left out where logprobs is false", self.top_logprobs)
-            if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-                raise wrong("top_logprobs", f"from 0 to {MAX_TOP_LOGPROBS}", self.top_logprobs)
+        if not self.logprobs and (num_top := self.sampling.get("logprobs")):
+            raise wrong("top_logprobs", "left out where logprobs is false", num_top)
 
     def num_logprobs(self) -> int | None:
         """See `GenerationRequest`."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling.get("logprobs", 0) if self.logprobs else None
 
     def prompt(self, plan: ToolPlan, reasoning_parser: str | None = None) -> Any:
         """What `Engine.generate` is asked with.
@@ -127,18 +124,21 @@ class ChatRequest(OffersTools, GenerationRequest):
         """See `GenerationRequest.sampling_params`."""
         chosen: dict[str, Any] = {}
         if self.max_completion_tokens is not None:
-            if self.max_tokens is not None and self.max_tokens != self.max_completion_tokens:
-                raise wrong("max_tokens", "left out beside max_completion_tokens", self.max_tokens)
+            max_tokens = self.sampling.get("max_tokens", self.max_completion_tokens)
+            if max_tokens != self.max_completion_tokens:
+                raise wrong("max_tokens", "left out beside max_completion_tokens", max_tokens)
             chosen["max_tokens"] = self.max_completion_tokens
-        if plan.structured_outputs is not None:
-            chosen["structured_outputs"] = plan.structured_outputs
-        if not plan.skip_special_tokens and self.skip_special_tokens is None:
-            chosen["skip_special_tokens"] = False
+        chosen["structured_outputs"] = plan.structured_outputs
+        if not plan.skip_special_tokens:
+            chosen["skip_special_tokens"] = self.sampling.get("skip_special_tokens", False)
         return self.sampling_params(defaults, **chosen)
 
-    def written(self) -> Mapping[str, str]:
-        """See `GenerationRequest`."""
-        return _WRITTEN
+    def names(self) -> Mapping[str, str]:
+        """Return the names as `GenerationRequest.names` does, with the one that the client gave `max_tokens`."""
+        names = super().names()
+        if self.max_completion_tokens is not None:
+            names = {**names, "max_tokens": "max_completion_tokens"}
+        return names
 
 
 @attrs.define(eq=False, kw_only=True)

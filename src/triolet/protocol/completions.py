@@ -8,15 +8,15 @@ from typing import Any
 import attrs
 
 from triolet.core.output.outputs import CompletionOutput
+from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidRequest
-from triolet.protocol.errors import unsupported, wrong
-from triolet.protocol.generation import MAX_TOP_LOGPROBS, GenerationRequest, finish_reason, finite, likeliest
+from triolet.protocol.errors import unsupported
+from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
 from triolet.protocol.structuring import CONVERTER, Wrong
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
 MAX_PROMPTS = 128
-_WRITTEN = {"input": "prompt", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
 Choice = dict[str, Any]
 """An entry of `choices`."""
@@ -53,25 +53,22 @@ class CompletionRequest(GenerationRequest):
     Args:
         prompt: what is to be continued.
         echo: begin each answer with its prompt.
-        logprobs: log-probabilities of the tokens, and of this many likeliest ones at each place.
     """
+
+    FAMILY = ApiFamily.COMPLETIONS
 
     prompt: Prompts
     echo: bool = False
-    logprobs: int | None = None
 
     def check(self) -> None:
         """See `GenerationRequest`."""
         super().check()
-        if self.logprobs is not None:
-            if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-                raise wrong("logprobs", f"from 0 to {MAX_TOP_LOGPROBS}", self.logprobs)
-            if self.echo:
-                raise unsupported("logprobs", "logprobs of an echoed prompt are not supported by this server")
+        if self.echo and self.num_logprobs() is not None:
+            raise unsupported("logprobs", "logprobs of an echoed prompt are not supported by this server")
 
     def num_logprobs(self) -> int | None:
         """See `GenerationRequest`."""
-        return self.logprobs
+        return self.sampling.get("logprobs")
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """See `GenerationRequest.sampling_params`."""
@@ -80,10 +77,6 @@ class CompletionRequest(GenerationRequest):
             return self.sampling_params(defaults, structured_outputs=self.form())
         except InvalidRequest as error:
             raise self.refusal(error) from None
-
-    def written(self) -> Mapping[str, str]:
-        """See `GenerationRequest`."""
-        return _WRITTEN
 
 
 @attrs.define(eq=False, kw_only=True)

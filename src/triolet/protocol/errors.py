@@ -1,13 +1,16 @@
-"""What a client is told when something is wrong: a status, a code to branch on, and a sentence.
+"""Errors as clients get them: an HTTP status, a code for programs, a sentence for people, and the field.
 
-`of_exception` decides it for every exception that the engine raises on purpose; for any other the client learns that
-the server failed, and nothing else: its text may speak of files and addresses.
+`of_exception` maps every exception that the engine raises on purpose. Of any other the client learns only that the
+server failed, because its text may contain paths and addresses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import (
     EngineClosed,
     InvalidRequest,
@@ -18,27 +21,37 @@ from triolet.errors import (
     shown,
 )
 
-# Fields of the engine under the names that a client of the Responses protocol wrote them by.
-_WIRE_NAMES = {
-    "prompt": "input",
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "logprobs": "top_logprobs",
-    "structured_outputs.tool_calls": "tools",
+_PROMPT_NAMES = {
+    ApiFamily.CHAT: "messages",
+    ApiFamily.COMPLETIONS: "prompt",
+    ApiFamily.RESPONSES: "input",
 }
 
 
+def _field_names(family: ApiFamily) -> dict[str, str]:
+    """Return the names on the wire of the engine's fields."""
+    names = {
+        parameter.name: parameter.wire_name(family) or parameter.name for parameter in SAMPLING_PARAMETERS
+    }
+    names |= dict.fromkeys(("prompt", "prompt_token_ids", "messages"), _PROMPT_NAMES[family])
+    return {**names, "prompt_logprobs": names["logprobs"], "structured_outputs.tool_calls": "tools"}
+
+
+FIELD_NAMES = {family: _field_names(family) for family in ApiFamily}
+"""Names that clients of each family know the engine's fields by."""
+
+
 class WireError(TrioletError):
-    """An answer that is an error.
+    """Error in reply to a request.
 
     Args:
-        message: a sentence for a person.
-        code: for a program.
-        status: of HTTP.
-        type: the family of the code: `invalid_request_error`, `rate_limit_error`, `authentication_error` or
+        message: sentence for people.
+        code: word for programs.
+        status: HTTP status.
+        type: group of the code: `invalid_request_error`, `rate_limit_error`, `authentication_error` or
             `server_error`.
-        param: the field that is wrong, by its path in the request.
-        retry_after_s: when another try makes sense, seconds.
+        param: path of the wrong field in the request.
+        retry_after_s: seconds after which another attempt makes sense.
     """
 
     def __init__(
@@ -56,11 +69,11 @@ class WireError(TrioletError):
         self.param, self.retry_after_s = param, retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """The `error` object of a body or an event."""
+        """Return the `error` object of a body or an event."""
         return {"type": self.type, "code": self.code, "message": self.message, "param": self.param}
 
     def event(self, stream_id: str | None = None) -> dict[str, Any]:
-        """The `error` event of a WebSocket."""
+        """Return the `error` event of a WebSocket."""
         event: dict[str, Any] = {"type": "error", "status": self.status, "error": self.body()}
         if stream_id is not None:
             event["stream_id"] = stream_id
@@ -68,37 +81,44 @@ class WireError(TrioletError):
 
 
 def wrong(param: str, rule: str, got: object, *, code: str = "invalid_value") -> WireError:
-    """`param` must be `rule`, and `got` is not."""
+    """Return the error for a value `got` of `param` that breaks `rule`."""
     return WireError(f"{param} must be {rule}; got {shown(got)}", code=code, param=param)
 
 
 def missing(param: str) -> WireError:
-    """A field that has to be there is not."""
+    """Return the error for a required field that is absent."""
     return WireError(f"{param} must be given", code="missing_required_parameter", param=param)
 
 
 def unsupported(param: str, sentence: str) -> WireError:
-    """A field that is known, and whose value can not be honoured."""
+    """Return the error for a known field with a value that this server does not support."""
     return WireError(sentence, code="unsupported_parameter", param=param)
 
 
 def model_not_found(name: str) -> WireError:
-    """No model of that name is served here."""
+    """Return the error for a model name that is not served here."""
     return WireError(
         f"The model {shown(name)} does not exist.", code="model_not_found", status=404, param="model"
     )
 
 
-def of_exception(error: BaseException) -> WireError:
-    """What a client is told about an exception of the engine."""
+def of_exception(
+    error: BaseException, names: Mapping[str, str] = FIELD_NAMES[ApiFamily.RESPONSES]
+) -> WireError:
+    """Return the error that a client is told for an exception of the engine.
+
+    Args:
+        error: the exception; one that was not raised on purpose is told as a failure of the server without its text.
+        names: names of the engine's fields in the request.
+    """
     match error:
         case WireError():
             return error
-        case PromptTooLong():
-            return WireError(str(error), code="context_length_exceeded", param="input")
         case InvalidRequest():
             code = "unsupported_parameter" if isinstance(error, UnsupportedFeature) else "invalid_value"
-            return WireError(str(error), code=code, param=_WIRE_NAMES.get(error.field or "", error.field))
+            if isinstance(error, PromptTooLong):
+                code = "context_length_exceeded"
+            return _named(error, code, names)
         case Overloaded():
             return WireError(
                 str(error),
@@ -118,3 +138,12 @@ def of_exception(error: BaseException) -> WireError:
                 status=500,
                 type="server_error",
             )
+
+
+def _named(error: InvalidRequest, code: str, names: Mapping[str, str]) -> WireError:
+    """Return the error with the name of the field as the client wrote it, also where its sentence begins with it."""
+    field, message = error.field or "", str(error)
+    name = names.get(field, field)
+    if field and message.startswith(f"{field} "):
+        message = name + message.removeprefix(field)
+    return WireError(message, code=code, param=name or None)

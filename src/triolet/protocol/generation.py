@@ -7,79 +7,22 @@ from OpenAI or vLLM and can not be honoured are refused by name, unless they say
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.status import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
-from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
-from triolet.protocol.responses.requests import Strings, known_fields, sampled, token_biases
-from triolet.protocol.structuring import structure
+from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong
+from triolet.protocol.known_fields import structure_request
+from triolet.protocol.sampling import check_object_fields, sampling_params
 
-MAX_TOP_LOGPROBS = 20
 MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "impossible"
-
-# Fields that go into `SamplingParams` under their own names.
-_SAMPLING_FIELDS = (
-    "n",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "allowed_token_ids",
-    "bad_words",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-)
-
-# What can not be honoured, and the values of it that ask for nothing.
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "add_special_tokens": (True,),
-    "allowed_media_domains": (),
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "add_generation_prompt": (True,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    "web_search_options": (),
-}
-
-# Names that a client wrote a field of the engine by.
-_WRITTEN = {"max_output_tokens": "max_tokens"}
 
 
 @attrs.frozen(kw_only=True)
@@ -131,29 +74,22 @@ class ResponseFormat:
 
 @attrs.frozen(kw_only=True)
 class GenerationRequest:
-    """The fields of both; the last group are vLLM's and this server's own.
+    """Fields that bodies of both routes have, beside the sampling parameters.
 
     Args:
         model: name of the model.
-        n: answers to each prompt.
         stream: in chunks, as they come.
         user: whom the answer is for; it means nothing here.
         timeout: seconds after which the answer ends with what there is.
         priority: lower goes first, under the engine's policy `priority`.
         client: whom the request is counted for.
         cache_salt: prefixes are shared only between requests of the same salt.
+        sampling: sampling parameters that the body has, by field of `SamplingParams`.
     """
 
+    FAMILY: ClassVar[ApiFamily]
+
     model: str
-    n: int = 1
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[str, Any] | None = None
-    stop: Strings | None = None
-    seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat = ResponseFormat()
@@ -163,30 +99,16 @@ class GenerationRequest:
     priority: int = 0
     client: str | None = None
     cache_salt: str | None = None
-    structured_outputs: Mapping[str, Any] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    include_stop_str_in_output: bool | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> Self:
-        """Structure and check a body.
+        """Build and check the request from its body.
 
         Raises:
             WireError: names the field, the rule and what came.
         """
-        known = {field.name for field in attrs.fields(cls)}
-        for name, harmless in _REFUSED.items():
-            if name not in known and (value := payload.get(name)) is not None and value not in harmless:
-                raise unsupported(name, f"{name} is not supported by this server")
-        request = structure(payload, cls)
+        request = structure_request(payload, cls, cls.FAMILY)
         request.check()
         return request
 
@@ -198,6 +120,8 @@ class GenerationRequest:
         """
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
+        if self.sampling.get("logprob_token_ids") and self.num_logprobs() is None:
+            raise wrong("logprob_token_ids", "left out where logprobs are not asked for", "both")
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "left out where stream is false", self.stream_options)
 
@@ -206,9 +130,20 @@ class GenerationRequest:
         """Whether a stream ends with the counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def n(self) -> int:
+        """Number of answers to each prompt."""
+        n: int = self.sampling.get("n", 1)
+        return n
+
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are wanted at each place; None for no log-probabilities at all."""
+        """Return the number of most likely tokens per position; None for no log-probabilities."""
         return None
+
+    @property
+    def num_top(self) -> int | None:
+        """Entries per position that the answer shows: -1 for all; None for no log-probabilities."""
+        return -1 if self.sampling.get("logprob_token_ids") else self.num_logprobs()
 
     def sampling_params(self, defaults: SamplingParams, **chosen: Any) -> SamplingParams:
         """What the engine is asked with: what the client wrote, and for the rest the model's own wishes.
@@ -219,14 +154,12 @@ class GenerationRequest:
         Raises:
             WireError: a value out of its range.
         """
-        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if self.stop is not None:
-            given["stop"] = self.stop.values
-        if self.logit_bias is not None:
-            given["logit_bias"] = token_biases(self.logit_bias)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        # Named tokens take the place of the most likely ones, as in vLLM.
+        num_logprobs = None if self.sampling.get("logprob_token_ids") else self.num_logprobs()
+        given = {**self.sampling, "logprobs": num_logprobs, **chosen, "output_kind": kind}
         try:
-            return sampled(defaults, **{**given, **chosen}, logprobs=self.num_logprobs(), output_kind=kind)
+            return sampling_params(defaults, **given)
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
@@ -237,21 +170,26 @@ class GenerationRequest:
             WireError: none that is known, or two.
             InvalidRequest: it says nothing.
         """
-        if self.structured_outputs is None:
+        asked = self.sampling.get("structured_outputs")
+        if asked is None:
             return self.response_format.constraint()
         if self.response_format.type != "text":
             raise wrong("response_format", "left out beside structured_outputs", self.response_format.type)
-        return StructuredOutputsParams(**known_fields(self.structured_outputs))
+        return StructuredOutputsParams(
+            **check_object_fields("structured_outputs", asked, StructuredOutputsParams)
+        )
 
     def refusal(self, error: BaseException) -> WireError:
-        """What the client is told about an exception, with the field under the name that it has here."""
-        said = of_exception(error)
-        said.param = self.written().get(said.param or "", said.param)
-        return said
+        """Return the error that the client is told, with the field under the name that the client wrote."""
+        return of_exception(error, {**FIELD_NAMES[self.FAMILY], **self.names()})
 
-    def written(self) -> Mapping[str, str]:
-        """Names of fields in the Responses protocol, and what they are called here."""
-        return _WRITTEN
+    def names(self) -> Mapping[str, str]:
+        """Return the names of engine fields that this body writes in another way than others of its family."""
+        if "structured_outputs" in self.sampling:
+            return {}
+        if self.response_format.type == "text":  # then only tools can have asked for a form
+            return {"structured_outputs.json": "tools"}
+        return {"structured_outputs.json": "response_format.json_schema.schema"}
 
 
 # ------------------------------------------------------------------------------------------- answers
@@ -312,8 +250,9 @@ class Usage:
 
 
 def likeliest(logprobs: Mapping[int, Logprob], num_top: int) -> list[Logprob]:
-    """The likeliest tokens at one place, the likeliest first."""
-    return sorted(logprobs.values(), key=lambda one: -one.logprob)[:num_top]
+    """Return the most likely tokens of one position in falling order; all of them if `num_top` is -1."""
+    falling = sorted(logprobs.values(), key=lambda one: -one.logprob)
+    return falling if num_top == -1 else falling[:num_top]
 
 
 def finite(logprob: float) -> float:

@@ -58,6 +58,18 @@ def structure(payload: Mapping[str, Any], kind: type[T]) -> T:
         raise _first(error, "") from None
 
 
+def structure_field(name: str, value: object, kind: Any) -> Any:
+    """Make a `kind` of the value of one field.
+
+    Raises:
+        WireError: names the field, the rule and what came.
+    """
+    try:
+        return CONVERTER.structure(value, kind)
+    except (ValueError, BaseValidationError) as error:
+        raise _first(error, name) from None
+
+
 def _first(error: BaseException, path: str) -> WireError:
     """The first thing that is wrong inside a group of validation errors."""
     if isinstance(error, _At):

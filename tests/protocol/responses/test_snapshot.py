@@ -182,7 +182,7 @@ def test_bytes_that_no_server_wrote_are_refused_with_the_reason(data: bytes, pro
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"request": {"model": "m", "top_logprobs": 99}}, "top_logprobs must be from 0 to 20"),
+        ({"request": {"model": "m", "top_logprobs": -2}}, "top_logprobs must be non-negative or -1"),
         ({"finish_reason": "stop"}, "either it has ended"),
         ({"finish_reason": "boredom", "engine": None}, "boredom"),
         ({"output": None}, "no output"),

@@ -102,7 +102,7 @@ async def test_an_echo_begins_with_the_prompt(autojump_clock: trio.testing.MockC
         (CHAT, {"model": MODEL}, (400, "missing_required_parameter", "messages")),
         (TEXT, {"model": MODEL}, (400, "missing_required_parameter", "prompt")),
         (TEXT, {**PROMPT, "prompt": ""}, (400, "invalid_value", "prompt")),
-        (TEXT, {**PROMPT, "prompt": [1, 99]}, (400, "invalid_value", "prompt_token_ids")),
+        (TEXT, {**PROMPT, "prompt": [1, 99]}, (400, "invalid_value", "prompt")),
         (TEXT, {**PROMPT, "prompt": "A" * 300}, (400, "context_length_exceeded", "prompt")),
         (
             CHAT,

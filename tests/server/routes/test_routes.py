@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -13,6 +14,8 @@ from starlette.routing import Mount
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, Scene, serving
 from triolet.config.server import GatewayConfig
+from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import ConfigError
 from triolet.server.routes.page import FILES
 
@@ -243,6 +246,18 @@ async def test_the_page_and_its_files_are_there_and_may_do_little() -> None:
             assert file.body
         assert (await scene.get("/static/../app.py")).status == 404
         assert (await scene.get("/static/app.py")).status == 404
+
+
+async def test_the_page_has_the_controls_of_the_table_of_sampling_parameters() -> None:
+    async with serving() as scene:
+        module = await scene.get("/static/parameters.js")
+        settings = (await scene.get("/static/settings.js")).body.decode()
+    assert module.headers["content-type"] == FILES["settings.js"]
+    controls = json.loads(module.body.decode().removeprefix("export const PARAMETERS = ").rstrip(";\n"))
+    written = {one.wire_name(ApiFamily.RESPONSES) for one in SAMPLING_PARAMETERS if one.spec.control}
+    assert {control["name"] for control in controls} == written
+    assert {"temperature", "max_output_tokens", "stop"} < written
+    assert 'from "./parameters.js"' in settings
 
 
 async def test_no_file_of_the_page_writes_text_as_markup() -> None:

@@ -1,7 +1,10 @@
-"""What a caller may ask of sampling: `SamplingParams`, its ranges and its messages.
+"""Sampling parameters: the fields of `SamplingParams`, their ranges, and the table that describes them.
 
-Names, defaults, ranges and messages are vLLM's, so that code written for it keeps its meaning. What this
+Names, defaults, ranges and messages are vLLM's, so that code written for it keeps its meaning. A parameter that this
 engine does not honour is not a field here: an unknown keyword is a `TypeError`, never silently ignored.
+
+Each field carries a `ParameterSpec`: its name on every route, its flag, its documentation. Whatever else must know of
+sampling parameters is derived from that (`SAMPLING_PARAMETERS`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any, Self
 import attrs
 
 from triolet.core.request import param_validation as checks
+from triolet.core.request.param_spec import ApiFamily, PageControl, table_of
+from triolet.core.request.param_spec import sampling_parameter as described
 from triolet.core.request.param_validation import refuse
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.request.repetition_detection import repetition_detection as _repetition_detection
@@ -34,107 +39,259 @@ NOT_OFFERED = (
     *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
     *("routed_experts_prompt_start", "trace_decode_token_ids"),
 )
-"""Of vLLM's `from_optional`."""
+"""Arguments of vLLM's `from_optional` that have no field here; they are accepted as long as they have no value."""
+
+
+CHAT, RESPONSES = ApiFamily.CHAT, ApiFamily.RESPONSES
+PROGRAMS_ONLY = "of use to programs"
 
 
 class RequestOutputKind(enum.Enum):
-    """How much each output of a stream carries."""
+    """Content of each output of a stream."""
 
     CUMULATIVE = 0
     """The whole text and all ids so far."""
     DELTA = 1
-    """What is new since the last output."""
+    """Text and ids since the last output."""
     FINAL_ONLY = 2
     """One output, at the end."""
 
 
 @attrs.frozen(kw_only=True, field_transformer=checks.strict_plain_fields)
 class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
-
-    Args:
-        n: answers to one prompt.
-        presence_penalty: subtracted once from the logit of every token generated so far; [-2, 2].
-        frequency_penalty: subtracted per occurrence of a generated token; [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or
-            answer; > 0.
-        temperature: divisor of the logits; 0 is greedy; [0, 2].
-        top_p: keep the smallest set of tokens whose probabilities reach this; (0, 1].
-        top_k: keep the k most likely tokens and their ties; 0 or -1 is off.
-        min_p: drop tokens less likely than this share of the likeliest; [0, 1].
-        seed: makes the answer reproducible whatever else runs; None or -1 draws one.
-        stop: a text, or texts, that end the answer.
-        stop_token_ids: token ids that end the answer.
-        ignore_eos: go on past the model's end-of-sequence tokens.
-        max_tokens: longest answer in tokens; None fills the context.
-        min_tokens: tokens before which neither EOS nor a stop can end the answer.
-        logprobs: log-probabilities of the chosen and this many likeliest tokens per position; -1 is the whole
-            vocabulary.
-        prompt_logprobs: the same for every token of the prompt but the first, which nothing comes before; the
-            prefix cache is not read.
-        flat_logprobs: give log-probabilities as columns (`FlatLogprobs`), which cost less memory.
-        logprob_token_ids: log-probabilities of the chosen and exactly these tokens per position, instead of the
-            likeliest; at most 128.
-        detokenize: False leaves every text empty.
-        skip_special_tokens: leave special tokens out of the text.
-        spaces_between_special_tokens: if special tokens are shown, keep the spaces that the tokenizer puts between
-            two of them.
-        include_stop_str_in_output: keep the stop text (or the stop token's text) at the end.
-        output_kind: what each output of the stream carries.
-        stream_interval: tokens from one output of the stream to the next, after the first token's; the engine's own
-            is the least there is.
-        logit_bias: added to the logits of these token ids.
-        allowed_token_ids: choose only among these.
-        bad_words: texts whose tokens are never completed.
-        repetition_detection: end the answer when its end repeats itself like this.
-        skip_reading_prefix_cache: compute the whole prompt; done anyway if `prompt_logprobs` are asked for.
-        structured_outputs: the form that the answer must have; begins where the reasoning ends, if there is any.
-        thinking_token_budget: tokens of reasoning after which it is ended; None or -1 for as many as the model likes.
-        extra_args: for plugins, of which there are none here: anything but None is refused.
+    """Sampling parameters and stop conditions of one request; `SAMPLING_PARAMETERS` documents each field.
 
     Raises:
-        InvalidParams: a value of the wrong type or out of range; names the field, the rule and what came.
+        InvalidParams: a value has the wrong type or is out of range; names the field, the rule and the value.
         TypeError: an unknown keyword.
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = attrs.field(default=(), converter=checks.stop)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=checks.stop_token_ids)
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = attrs.field(default=None, converter=checks.logprobs)
-    prompt_logprobs: int | None = attrs.field(default=None, converter=checks.prompt_logprobs)
-    flat_logprobs: bool = False
-    logprob_token_ids: tuple[int, ...] = attrs.field(default=(), converter=checks.logprob_token_ids)
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    stream_interval: int | None = None
-    logit_bias: Mapping[int, float] | None = attrs.field(
-        default=None, converter=checks.logit_bias, hash=False
+    n: int = attrs.field(
+        default=1,
+        metadata=described(
+            "Number of answers to one prompt.",
+            refused={RESPONSES: "a response is one answer"},
+            no_flag="a terminal shows one answer",
+        ),
     )
-    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=checks.allowed_token_ids)
-    bad_words: tuple[str, ...] = attrs.field(default=(), converter=checks.bad_words)
+    temperature: float = attrs.field(
+        default=1.0,
+        metadata=described(
+            "Divisor of the logits, from 0 to 2; 0 always takes the most likely token.",
+            per_row=True,
+            control=PageControl(label="Temperature", kind="range", minimum=0, maximum=2, step=0.05),
+        ),
+    )
+    top_p: float = attrs.field(
+        default=1.0,
+        metadata=described(
+            "Keep the smallest set of most likely tokens whose probabilities reach this sum; above 0, at most 1.",
+            per_row=True,
+            control=PageControl(label="Top p", kind="range", minimum=0.05, maximum=1, step=0.05),
+        ),
+    )
+    top_k: int = attrs.field(
+        default=0,
+        metadata=described(
+            "Keep the k most likely tokens and their ties; 0 or -1 keeps all.",
+            per_row=True,
+            control=PageControl(label="Top k", kind="number", minimum=0, step=1),
+        ),
+    )
+    min_p: float = attrs.field(
+        default=0.0,
+        metadata=described(
+            "Drop tokens less likely than this share of the most likely one; from 0 to 1.", per_row=True
+        ),
+    )
+    repetition_penalty: float = attrs.field(
+        default=1.0,
+        metadata=described(
+            "Divide positive and multiply negative logits of tokens in prompt or answer; above 0.",
+            per_row=True,
+            control=PageControl(label="Repetition penalty", kind="range", minimum=0.8, maximum=2, step=0.05),
+        ),
+    )
+    presence_penalty: float = attrs.field(
+        default=0.0,
+        metadata=described(
+            "Subtract once from the logit of every generated token; from -2 to 2.", per_row=True
+        ),
+    )
+    frequency_penalty: float = attrs.field(
+        default=0.0,
+        metadata=described(
+            "Subtract from the logit of a token once per time that it was generated; from -2 to 2.",
+            per_row=True,
+        ),
+    )
+    max_tokens: int | None = attrs.field(
+        default=16,
+        metadata=described(
+            "Most tokens of the answer; None: as many as the context has room for.",
+            named={RESPONSES: "max_output_tokens"},
+            control=PageControl(label="Longest answer, tokens", kind="number", minimum=1, step=1),
+        ),
+    )
+    min_tokens: int = attrs.field(
+        default=0,
+        metadata=described(
+            "Tokens before which neither end-of-sequence nor a stop may end the answer.",
+            per_row=True,
+            no_flag=PROGRAMS_ONLY,
+        ),
+    )
+    seed: int | None = attrs.field(
+        default=None,
+        metadata=described(
+            "Seed of the random draws: the same seed gives the same answer; None or -1: a new one.",
+            per_row=True,
+            control=PageControl(label="Seed", kind="number", step=1),
+        ),
+    )
+    stop: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=checks.stop,
+        metadata=described(
+            "Text, or list of texts, that ends the answer, which is cut before it.",
+            may_be_single=True,
+            control=PageControl(label="Stop at", kind="line"),
+        ),
+    )
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(),
+        converter=checks.stop_token_ids,
+        metadata=described("Token ids that end the answer.", no_flag=PROGRAMS_ONLY),
+    )
+    ignore_eos: bool = attrs.field(
+        default=False,
+        metadata=described("Go on past the model's end-of-sequence tokens.", no_flag=PROGRAMS_ONLY),
+    )
+    include_stop_str_in_output: bool = attrs.field(
+        default=False,
+        metadata=described(
+            "Keep the stop text, or the text of the stop token, at the end.", no_flag=PROGRAMS_ONLY
+        ),
+    )
     repetition_detection: RepetitionDetectionParams | None = attrs.field(
-        default=None, converter=_repetition_detection
+        default=None,
+        converter=_repetition_detection,
+        metadata=described(
+            "End the answer when its last tokens are one pattern, repeated.", no_flag=PROGRAMS_ONLY
+        ),
     )
-    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = attrs.field(
+        default=None,
+        metadata=described(
+            "Most tokens of reasoning, after which it is ended; None or -1: no limit.", no_flag=PROGRAMS_ONLY
+        ),
+    )
     structured_outputs: StructuredOutputsParams | None = attrs.field(
-        default=None, converter=structured_outputs
+        default=None,
+        converter=structured_outputs,
+        metadata=described(
+            "Form that the answer must have; it begins after the reasoning, if there is any.",
+            no_flag=PROGRAMS_ONLY,
+        ),
     )
-    thinking_token_budget: int | None = None
-    extra_args: Mapping[str, str] | None = attrs.field(default=None, converter=checks.nothing_for_plugins)
+    logit_bias: Mapping[int, float] | None = attrs.field(
+        default=None,
+        converter=checks.logit_bias,
+        hash=False,
+        metadata=described("Number to add to the logit, per token id.", per_row=True, no_flag=PROGRAMS_ONLY),
+    )
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None,
+        converter=checks.allowed_token_ids,
+        metadata=described("Choose only among these tokens.", per_row=True, no_flag=PROGRAMS_ONLY),
+    )
+    bad_words: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=checks.bad_words,
+        metadata=described("Texts that the answer never completes.", per_row=True, no_flag=PROGRAMS_ONLY),
+    )
+    logprobs: int | None = attrs.field(
+        default=None,
+        converter=checks.logprobs,
+        metadata=described(
+            "Log-probabilities of the chosen and this many most likely tokens per position; -1: the whole vocabulary.",
+            per_row=True,
+            named={CHAT: "top_logprobs", RESPONSES: "top_logprobs"},
+            no_flag=PROGRAMS_ONLY,
+        ),
+    )
+    prompt_logprobs: int | None = attrs.field(
+        default=None,
+        converter=checks.prompt_logprobs,
+        metadata=described(
+            "The same for every prompt token but the first; the prefix cache is not read.",
+            per_row=True,
+            refused="answers have no place for them; Completions give them with echo and logprobs",
+            no_flag=PROGRAMS_ONLY,
+        ),
+    )
+    logprob_token_ids: tuple[int, ...] = attrs.field(
+        default=(),
+        converter=checks.logprob_token_ids,
+        metadata=described(
+            "Log-probabilities of the chosen and exactly these tokens, instead of the most likely; at most 128.",
+            per_row=True,
+            no_flag=PROGRAMS_ONLY,
+        ),
+    )
+    flat_logprobs: bool = attrs.field(
+        default=False,
+        metadata=described(
+            "Give log-probabilities as columns (`FlatLogprobs`), which take less memory.",
+            refused="JSON has one form of log-probabilities",
+            no_flag=PROGRAMS_ONLY,
+        ),
+    )
+    detokenize: bool = attrs.field(
+        default=True,
+        metadata=described(
+            "False leaves every text empty.", refused="answers are texts", no_flag="a terminal shows text"
+        ),
+    )
+    skip_special_tokens: bool = attrs.field(
+        default=True, metadata=described("Leave special tokens out of the text.", no_flag=PROGRAMS_ONLY)
+    )
+    spaces_between_special_tokens: bool = attrs.field(
+        default=True,
+        metadata=described(
+            "Keep the tokenizer's spaces between special tokens, if those are shown.", no_flag=PROGRAMS_ONLY
+        ),
+    )
+    output_kind: RequestOutputKind = attrs.field(
+        default=RequestOutputKind.CUMULATIVE,
+        metadata=described(
+            "Content of each output of the stream.",
+            refused="stream decides it",
+            no_flag="a terminal shows text as it comes",
+        ),
+    )
+    stream_interval: int | None = attrs.field(
+        default=None,
+        metadata=described(
+            "Tokens from one output of the stream to the next, after the first; the engine's own is the smallest.",
+            no_flag="--stream-interval is the engine's",
+        ),
+    )
+    skip_reading_prefix_cache: bool | None = attrs.field(
+        default=None,
+        metadata=described(
+            "Compute the whole prompt; always so with `prompt_logprobs`.", no_flag=PROGRAMS_ONLY
+        ),
+    )
+    extra_args: Mapping[str, str] | None = attrs.field(
+        default=None,
+        converter=checks.nothing_for_plugins,
+        metadata=described(
+            "Arguments of plugins, which this engine does not have: anything but None is refused.",
+            refused="this engine has no plugins",
+            no_flag="this engine has no plugins",
+        ),
+    )
 
     def __new__(cls, **fields: Any) -> Self:
         """Refuse an unknown field in vLLM's words, which programs look for."""
@@ -143,10 +300,10 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, *, logit_bias: Mapping[Any, Any] | None = None, **fields: Any) -> Self:
-        """From the fields of a request, where None means nothing was said; arguments are those of the class.
+        """Build the parameters from the fields of a request, where None means that nothing was given.
 
-        `logit_bias` may have texts as keys, and its values are cut to [-100, 100]. What vLLM has and this engine
-        does not is let through as long as it has no value.
+        `logit_bias` may have strings as keys, and its values are cut to [-100, 100]. Names that vLLM has and this
+        engine does not are accepted as long as they have no value.
         """
         offered = {name: value for name, value in fields.items() if value or name not in NOT_OFFERED}
         _refuse_unknown(cls, offered)
@@ -163,7 +320,7 @@ class SamplingParams:
         if self.temperature == 0.0:
             if self.n > 1:
                 raise refuse("n", "must be 1 when using greedy sampling", self.n)
-            # Greedy ignores the filters; saying so here lets equal requests compare equal.
+            # Greedy sampling ignores the filters; neutral values let equal requests compare equal.
             for field, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
                 object.__setattr__(self, field, neutral)
         elif self.temperature < MIN_TEMPERATURE:
@@ -227,16 +384,16 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the most likely token is always taken."""
         return self.temperature == 0.0
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether outputs carry log-probabilities of the answer."""
+        """True if outputs carry log-probabilities of the answer."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Hold token ids against the model's vocabulary.
+        """Check token ids against the model's vocabulary.
 
         Args:
             vocab_size: number of token ids of the model.
@@ -275,3 +432,7 @@ def _refuse_unknown(cls: type[SamplingParams], fields: Mapping[str, object]) -> 
     known = {field.name for field in attrs.fields(cls)}
     if unknown := next((name for name in fields if name not in known), None):
         raise TypeError(f"Unexpected keyword argument {unknown!r}")
+
+
+SAMPLING_PARAMETERS = table_of(SamplingParams)
+"""All fields with their names and documentation; routes, command line, docs and page are derived from it."""

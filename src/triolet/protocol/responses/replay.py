@@ -31,7 +31,7 @@ class ResponseDelta:
 
         Args:
             completion: its answer.
-            num_top: likeliest tokens to tell of at each place; None tells of no log-probabilities.
+            num_top: most likely tokens to report per position, -1 for all; None for no log-probabilities.
         """
         logprobs = Logprobs()
         if completion.logprobs is not None and num_top is not None:
@@ -73,8 +73,9 @@ class ResponseHistory:
 
 def _position(token_id: int, logprobs: dict[int, Logprob], num_top: int) -> dict[str, Any]:
     """One token's log-probability, and those of the likeliest at its place."""
-    likeliest = sorted(logprobs.values(), key=lambda one: -one.logprob)[:num_top]
-    return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, likeliest))}
+    falling = sorted(logprobs.values(), key=lambda one: -one.logprob)
+    top = falling if num_top == -1 else falling[:num_top]
+    return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, top))}
 
 
 def _token(one: Logprob) -> dict[str, Any]:

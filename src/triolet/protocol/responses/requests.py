@@ -11,19 +11,21 @@ from typing import Any
 
 import attrs
 
-from triolet.core.request.params import MIN_TEMPERATURE, RequestOutputKind, SamplingParams
+from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.trace_context import TraceHeaders, pick_trace_headers
 from triolet.core.tools import ToolPlan
 from triolet.errors import InvalidRequest
-from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
+from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, unsupported, wrong
+from triolet.protocol.known_fields import structure_request
 from triolet.protocol.responses.input_items import Input, Message
-from triolet.protocol.structuring import CONVERTER, Wrong, structure
+from triolet.protocol.sampling import check_object_fields, sampling_params
+from triolet.protocol.structuring import CONVERTER, Wrong
 from triolet.protocol.tools import OffersTools
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
-MAX_TOP_LOGPROBS = 20
 MAX_STREAM_ID_CHARS = 256
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = (
@@ -34,43 +36,6 @@ MAX_IDENTIFIER_CHARS = 64  # OpenAI's, of the three below
 _IDENTIFIERS = ("user", "safety_identifier", "prompt_cache_key")
 _METADATA_PREFIX = "ws_request_header_"  # Codex's, for what is a header of each request elsewhere
 _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-
-# Fields that go into `SamplingParams` under their own names.
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-)
-# Known from OpenAI or vLLM, with a meaning that this server can not give them: ignoring them would be a lie.
-_REFUSED = ("prompt", "conversation", "context_management", "lora", "prompt_embeds")
-
-
-@attrs.frozen
-class Strings:
-    """One string or several."""
-
-    values: tuple[str, ...]
-
-
-def _strings(value: Any, _: Any) -> Strings:
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(type(item) is str for item in values):
-        raise Wrong("a string or a list of strings", value)
-    return Strings(tuple(values))
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +100,7 @@ class CreateResponse(OffersTools):
         client: whom the request is counted for.
         cache_salt: prefixes are shared only between requests of the same salt.
         chat_template_kwargs: further values for the chat template.
-        structured_outputs: the form that the answer must have, by vLLM's names.
+        sampling: sampling parameters that the body has, by field of `SamplingParams`.
         client_metadata: what a client says of itself; here only where it carries trace headers, as Codex's does.
         trace_headers: of the trace that it belongs to; by default those of the connection.
     """
@@ -143,11 +108,7 @@ class CreateResponse(OffersTools):
     model: str
     input: Input
     instructions: str | None = None
-    max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int = 0
     include: tuple[str, ...] = ()
     text: TextConfig = TextConfig()
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -174,22 +135,7 @@ class CreateResponse(OffersTools):
     client: str | None = None
     cache_salt: str | None = None
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: Strings | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    include_stop_str_in_output: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Mapping[str, Any] | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: Mapping[str, Any] | None = None
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)
     client_metadata: Any = None
     trace_headers: Mapping[str, str] | None = None
 
@@ -200,10 +146,7 @@ class CreateResponse(OffersTools):
         Raises:
             WireError: names the field, the rule and what came.
         """
-        for name in _REFUSED:
-            if payload.get(name) is not None:
-                raise unsupported(name, f"{name} is not supported by this server")
-        request = structure(payload, cls)
+        request = structure_request(payload, cls, ApiFamily.RESPONSES)
         request._check()
         return request
 
@@ -216,10 +159,8 @@ class CreateResponse(OffersTools):
         return attrs.evolve(self, trace_headers=dict(headers))
 
     def _check(self) -> None:
-        if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise wrong("max_output_tokens", "at least 1", self.max_output_tokens)
-        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise wrong("top_logprobs", f"from 0 to {MAX_TOP_LOGPROBS}", self.top_logprobs)
+        if (max_tokens := self.max_output_tokens) is not None and max_tokens < 1:
+            raise wrong("max_output_tokens", "at least 1", max_tokens)
         if self.truncation not in ("disabled", "auto"):
             raise wrong("truncation", "disabled or auto", self.truncation)
         if self.timeout is not None and self.timeout <= 0:
@@ -259,9 +200,27 @@ class CreateResponse(OffersTools):
         return {"messages": messages, "tools": plan.template_tools, "chat_template_kwargs": values}
 
     @property
+    def max_output_tokens(self) -> int | None:
+        """Most tokens of the answer; None if the client did not say."""
+        return self.sampling.get("max_tokens")
+
+    @property
+    def top_logprobs(self) -> int:
+        """Number of most likely tokens per position."""
+        num_top: int = self.sampling.get("logprobs", 0)
+        return num_top
+
+    @property
     def wants_logprobs(self) -> bool:
-        """Whether deltas carry log-probabilities."""
-        return LOGPROBS in self.include or self.top_logprobs > 0
+        """True if deltas carry log-probabilities."""
+        return self.num_top is not None
+
+    @property
+    def num_top(self) -> int | None:
+        """Entries per position that the answer shows: -1 for all; None for no log-probabilities."""
+        if self.sampling.get("logprob_token_ids"):
+            return -1
+        return self.top_logprobs if LOGPROBS in self.include or self.top_logprobs != 0 else None
 
     def sampling_params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
         """The parameters of this request: what it says, and for the rest the model's own wishes.
@@ -273,21 +232,14 @@ class CreateResponse(OffersTools):
             WireError: a value out of its range.
         """
         given: dict[str, Any] = {} if plan.skip_special_tokens else {"skip_special_tokens": False}
-        given |= {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if self.stop is not None:
-            given["stop"] = self.stop.values
-        if self.logit_bias is not None:
-            given["logit_bias"] = token_biases(self.logit_bias)
-        if self.max_output_tokens is not None:
-            given["max_tokens"] = self.max_output_tokens
-        if self.wants_logprobs:
-            given["logprobs"] = self.top_logprobs
+        given |= self.sampling
+        # Named tokens take the place of the most likely ones, as in vLLM.
+        given["logprobs"] = None if self.sampling.get("logprob_token_ids") else self.num_top
+        given["structured_outputs"] = plan.structured_outputs
         if not self.generate:  # the step that computes the end of the input gives one token in any case
-            given |= {"max_tokens": 1, "min_tokens": 0}
-        elif plan.structured_outputs is not None:
-            given["structured_outputs"] = plan.structured_outputs
+            given |= {"max_tokens": 1, "min_tokens": 0, "structured_outputs": None}
         try:
-            return sampled(defaults, **given, output_kind=RequestOutputKind.DELTA)
+            return sampling_params(defaults, **given, output_kind=RequestOutputKind.DELTA)
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
@@ -299,16 +251,23 @@ class CreateResponse(OffersTools):
             InvalidRequest: it says nothing.
         """
         form = self.text.form()
-        if self.structured_outputs is None:
+        asked = self.sampling.get("structured_outputs")
+        if asked is None:
             return form
         if form is not None:
             rule = "left out beside text.format, which asks for a form of its own"
             raise wrong("structured_outputs", rule, "both")
-        return StructuredOutputsParams(**known_fields(self.structured_outputs))
+        return StructuredOutputsParams(
+            **check_object_fields("structured_outputs", asked, StructuredOutputsParams)
+        )
 
     def refusal(self, error: BaseException) -> WireError:
-        """What the client is told about an exception."""
-        return of_exception(error)
+        """Return the error that the client is told, with the field under the name that the client wrote."""
+        names = dict(FIELD_NAMES[ApiFamily.RESPONSES])
+        if "structured_outputs" not in self.sampling:
+            is_text = self.text.format.get("type", "text") == "text"
+            names["structured_outputs.json"] = "tools" if is_text else "text.format.schema"
+        return of_exception(error, names)
 
 
 @attrs.frozen(kw_only=True)
@@ -361,46 +320,10 @@ def check_stream_id(stream_id: object) -> None:
         raise wrong("stream_id", rule, stream_id, code="invalid_stream_id")
 
 
-def known_fields(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `structured_outputs`, of which each must be one."""
-    known = {field.name for field in attrs.fields(StructuredOutputsParams)}
-    for name in form:
-        if name not in known:
-            raise wrong("structured_outputs", "an object of " + ", ".join(sorted(known)), name)
-    return dict(form)
-
-
-def sampled(defaults: SamplingParams, **fields: Any) -> SamplingParams:
-    """The model's own wishes, and over them what a client wrote.
-
-    A temperature that is too small to divide by is raised here, without the warning that a programmer gets for it: the
-    one who wrote it can not read that.
-
-    Raises:
-        InvalidRequest: a value out of its range.
-    """
-    if 0 < (fields.get("temperature") or 0) < MIN_TEMPERATURE:
-        fields["temperature"] = MIN_TEMPERATURE
-    return attrs.evolve(defaults, **fields)
-
-
-def token_biases(written: Mapping[str, Any]) -> dict[int, float]:
-    """Token ids as JSON writes them, in strings."""
-    biases = {}
-    for token_id, bias in written.items():
-        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 18):
-            raise wrong("logit_bias", "an object with token ids as keys", token_id)
-        if type(bias) not in (int, float):
-            raise wrong(f"logit_bias.{token_id}", "a number", bias)
-        biases[int(token_id)] = bias
-    return biases
-
-
 def _tool_choice(value: Any, _: Any) -> str | Mapping[str, Any]:
     if not isinstance(value, str | dict):
         raise Wrong("a string or an object", value)
     return value
 
 
-CONVERTER.register_structure_hook(Strings, _strings)
 CONVERTER.register_structure_hook_func(lambda kind: kind == str | Mapping[str, Any], _tool_choice)

@@ -123,9 +123,7 @@ class ResponseBuilder:
         if self.survives_restart and completion.finish_reason is FinishReason.SHUTDOWN:
             self.is_handed_over = True
             return []
-        piece = ResponseDelta.of(
-            completion, self.request.top_logprobs if self.request.wants_logprobs else None
-        )
+        piece = ResponseDelta.of(completion, self.request.num_top)
         return self._take(piece, output, completion.finish_reason, now)
 
     def replay(self, history: ResponseHistory) -> None:

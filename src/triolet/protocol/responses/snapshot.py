@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.status import FinishReason, RequestMetrics
 from triolet.errors import InvalidRequest, SnapshotError
 from triolet.protocol.errors import WireError
@@ -24,6 +25,7 @@ from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import NewId
 from triolet.protocol.responses.session import ResponsesContext
+from triolet.protocol.sampling import write_sampling
 from triolet.protocol.structuring import CONVERTER, Wrong, structure
 
 FORMAT: Final = "triolet resumable responses"
@@ -160,7 +162,7 @@ class SavedResponse:
 def _fields(request: CreateResponse) -> dict[str, Any]:
     """A request as a client would write it, for its messages, which a chat has already."""
     fields = attrs.asdict(attrs.evolve(request, input=Input(()), client_metadata=None), recurse=False)
-    fields["stop"] = None if request.stop is None else request.stop.values
+    fields |= write_sampling(fields.pop("sampling"), ApiFamily.RESPONSES)
     for name in ("text", "reasoning"):
         fields[name] = None if fields[name] is None else attrs.asdict(fields[name])
     return {name: value for name, value in fields.items() if name != "input" and value is not None}

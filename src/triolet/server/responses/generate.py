@@ -13,7 +13,7 @@ import trio
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import PromptTooLong
+from triolet.errors import InvalidRequest, PromptTooLong
 from triolet.protocol.access import Access
 from triolet.protocol.json import JsonLimits
 from triolet.protocol.responses.input_items import Message
@@ -82,11 +82,16 @@ async def _generate_once(
         trace_headers=request.trace_headers,
         owner=owner,
     )
-    async with stream:
-        emit(answer.begin())
-        async for output in stream:
-            emit(answer.add(output, int(time.time())))
-            await wait_for_room()
+    try:
+        async with stream:
+            emit(answer.begin())
+            async for output in stream:
+                emit(answer.add(output, int(time.time())))
+                await wait_for_room()
+    except PromptTooLong:  # the caller may leave the oldest messages out
+        raise
+    except InvalidRequest as error:
+        raise request.refusal(error) from error
 
 
 async def continue_response(

@@ -74,7 +74,7 @@ class _Answer(GenerationHandler[ChatRequest]):
 
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:
         self.usage.add_prompt(output)
-        num_top = self.body.num_logprobs()
+        num_top = self.body.num_top
         return [
             ChatChoice(index=index, parser=self.plan.parser(output.prompt), num_top=num_top, new_id=new_id)
             for index in range(self.body.n)

@@ -101,7 +101,7 @@ class _Answer(GenerationHandler[CompletionRequest]):
         if place * n not in self.choices:
             self.usage.add_prompt(output)
             echo = self._prompt_text(output) if self.body.echo else ""
-            num_top = self.body.num_logprobs()
+            num_top = self.body.num_top
             for index in range(place * n, place * n + n):
                 self.choices[index] = TextChoice(index=index, num_top=num_top, echo=echo)
         self.usage.add(output)

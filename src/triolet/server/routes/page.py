@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.params import SAMPLING_PARAMETERS
 
 FILES: Final = {
     "index.html": "text/html; charset=utf-8",
@@ -19,6 +23,9 @@ FILES: Final = {
     "engine.js": "text/javascript; charset=utf-8",
     "settings.js": "text/javascript; charset=utf-8",
 }
+PARAMETERS: Final = "parameters.js"
+"""Made from the table of sampling parameters, so that the page has the controls that the engine has."""
+
 # Only what is in these files runs, and it speaks to nobody but this server.
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -30,13 +37,28 @@ HEADERS: Final = {
 
 
 async def page(request: Request) -> Response:
-    """The page itself."""
+    """Return the page itself."""
     return _file("index.html")
 
 
 async def static(request: Request) -> Response:
-    """What it is made of."""
-    return _file(request.path_params["name"])
+    """Return one of the files that the page loads."""
+    name = request.path_params["name"]
+    if name == PARAMETERS:
+        return Response(parameters_module(), headers={"content-type": FILES["app.js"], **HEADERS})
+    return _file(name)
+
+
+def parameters_module() -> str:
+    """Return a JavaScript module with the controls of the sampling parameters, under their names in Responses."""
+    controls = []
+    for parameter in SAMPLING_PARAMETERS:
+        control, name = parameter.spec.control, parameter.wire_name(ApiFamily.RESPONSES)
+        if control is not None and name is not None:
+            limits = {"min": control.minimum, "max": control.maximum, "step": control.step}
+            given = {key: value for key, value in limits.items() if value is not None}
+            controls.append({"name": name, "label": control.label, "kind": control.kind, **given})
+    return f"export const PARAMETERS = {json.dumps(controls, indent=2)};\n"
 
 
 def _file(name: str) -> Response:

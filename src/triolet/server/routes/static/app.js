@@ -12,6 +12,9 @@ const base = new URL(".", location.href);
 
 let connection = null;
 let lanes = [];
+// Lanes that were closed while an answer was on its way. The server ends it first, then it answers what is asked next on
+// a stream of that name: until its last event has come, events of the stream belong to the closed lane.
+let closing = [];
 const views = new Map();
 
 // ------------------------------------------------------------------------------------------- lanes
@@ -128,8 +131,24 @@ function changed(lane) {
   views.get(lane)?.change();
 }
 
-function closeLane(lane) {
+function discard(lane) {
   lane.stop();
+  if (lane.active) closing.push(lane);
+}
+
+function hear(event) {
+  closing = closing.filter((lane) => lane.active);
+  const isOfStream = (lane) => lane.name === event.stream_id;
+  (closing.find(isOfStream) ?? lanes.find(isOfStream))?.hear(event);
+}
+
+function resume() {
+  closing = closing.filter((lane) => lane.active?.id); // of the others the server knows nothing any more
+  for (const lane of [...closing, ...lanes]) lane.resume();
+}
+
+function closeLane(lane) {
+  discard(lane);
   views.get(lane).root.remove();
   views.delete(lane);
   lanes = lanes.filter((other) => other !== lane);
@@ -150,7 +169,7 @@ function fork(lane, upTo = lane.turns.length) {
 
 function newChat() {
   for (const lane of [...lanes]) {
-    lane.stop();
+    discard(lane);
     views.get(lane).root.remove();
   }
   const options = lanes[0].options;
@@ -302,11 +321,11 @@ async function start() {
   const url = new URL("v1/responses", base);
   url.protocol = base.protocol === "https:" ? "wss:" : "ws:";
   connection = new Connection(url.href, key);
-  connection.addEventListener("event", ({ detail }) => lanes.find((lane) => lane.name === detail.stream_id)?.hear(detail));
+  connection.addEventListener("event", ({ detail }) => hear(detail));
   let wasLost = false;
   connection.addEventListener("state", ({ detail }) => {
     showState(detail);
-    if (detail === "open" && wasLost) for (const lane of lanes) lane.resume();
+    if (detail === "open" && wasLost) resume();
     wasLost = detail === "waiting";
   });
   addLane(new Lane("a", connection, options, changed));

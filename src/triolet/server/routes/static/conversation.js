@@ -78,6 +78,7 @@ export class Lane {
     switch (event.type) {
       case "response.created":
         turn.id = event.response.id;
+        if (turn.isUnwanted) this.stop(); // the first cancel may have come before the response had begun
         break;
       case "response.output_text.delta":
         turn.first ??= performance.now();
@@ -113,6 +114,8 @@ export class Lane {
   }
 
   #refused(turn, error) {
+    // A cancel that came too early or too late; the answer itself goes on, or has ended.
+    if (error.code === "response_not_found" && !this.#isResuming) return;
     if (error.code === "previous_response_not_found" && this.parent) {
       this.parent = null; // the server has forgotten: tell it the whole chat
       return this.#create({ input: this.#history() });
@@ -134,7 +137,7 @@ export class Lane {
   }
 
   #create(fields) {
-    this.#say({ type: "response.create", model: this.options.model, resumable: true, ...this.options.fields(), ...fields });
+    this.#say({ type: "response.create", model: this.options.model, resumable: true, truncation: "auto", ...this.options.fields(), ...fields });
   }
 
   #say(event) {

@@ -1,15 +1,8 @@
 // What an answer is asked with, lane by lane, and the panel where it is changed.
 
-const FIELDS = [
-  { name: "instructions", label: "Instructions", kind: "text" },
-  { name: "temperature", label: "Temperature", kind: "range", min: 0, max: 2, step: 0.05 },
-  { name: "top_p", label: "Top p", kind: "range", min: 0.05, max: 1, step: 0.05 },
-  { name: "top_k", label: "Top k", kind: "number", min: 0, step: 1 },
-  { name: "max_output_tokens", label: "Longest answer, tokens", kind: "number", min: 1, step: 1 },
-  { name: "repetition_penalty", label: "Repetition penalty", kind: "range", min: 0.8, max: 2, step: 0.05 },
-  { name: "seed", label: "Seed", kind: "number", step: 1 },
-  { name: "stop", label: "Stop at", kind: "line" },
-];
+import { PARAMETERS } from "./parameters.js"; // made by the server from its table of sampling parameters
+
+const FIELDS = [{ name: "instructions", label: "Instructions", kind: "text" }, ...PARAMETERS];
 const STORED = "triolet.options";
 
 export class Options {
