@@ -1,16 +1,23 @@
-"""The executor whose model lives in a process of its own: what happens there is, here, at worst an exception.
+"""Executor whose model runs in a process of its own: what happens there is, here, at worst an exception.
 
-Every life has its own process, which loads the weights again: a driver or a library that has broken something is left
-behind with it. The process speaks frames (`ipc`) over its standard input and output; what it writes to standard error
-goes into the log. However it ends, this side knows within milliseconds: from the end of its lifeline (`ipc.lifeline`),
-or from the operating system if something else still holds that pipe. A step that takes too long ends with the process
-killed.
+Every life has its own process, which loads the weights again: what a driver or a library has broken is left behind with
+it. The process speaks frames (`ipc`) over its standard input and output; what it writes to standard error goes into the
+log. However it ends, this side knows within milliseconds: from the end of its lifeline (`ipc.lifeline`), or from the
+operating system if something else still holds that pipe.
+
+A process that hangs is killed: in a step after the time that `core.recovery.hang_limit` has learned, and in a load
+that makes no progress after a multiple of the longest silence of the first load. That one has no limit: it may compile
+kernels, and the operator watches it.
+
+The first life decides how many KV blocks there are. Later ones are asked for as many, whatever memory is free by then:
+requests in flight were admitted for that number. If a load fails so, the next one measures anew, and the scheduler ends
+what no longer fits.
 
     life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
     one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
 
-To give back what a process holds takes the system tens of milliseconds, of memory, and more of a device's. Nobody
-waits for that but the next process, before it loads.
+The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
+waits for that, before it loads.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from triolet.actors.executors.contract import Tell
 from triolet.actors.executors.process_exit import describe_exit, exit_code_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.recovery.hang_limit import HangLimit, step_kind
 from triolet.core.recovery.stderr_tail import StderrTail
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
@@ -46,14 +54,16 @@ WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.runner")
 READ_BYTES = 2**16  # what a pipe holds on Linux
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
+LOAD_SILENCE_FACTOR = 3.0  # times the longest silence of the first load
+MIN_LOAD_SILENCE_S = 10.0  # a later load starts an interpreter, on a machine that may be busy
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
 
 
 class ProcessExecutor:
-    """See `model_runner.Executor`.
+    """Executor in a process.
 
     Args:
-        config: with a `model`; sent to the process as it is, but for secrets.
+        config: with a `model`; sent to the process without secrets.
         command: starts the process.
     """
 
@@ -62,16 +72,19 @@ class ProcessExecutor:
         self._command = tuple(command)
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
-        self._has_loaded = False
+        self._max_load_silence_s: float | None = None  # seconds without progress; None before the first load
+        self._last_info: ModelInfo | None = None  # of the last life, if its load succeeded
+        self._hang_limit = HangLimit(config.step_timeout)
         self._is_running = False
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """The scope of one process, which is gone when it is left, or, if it has died, dying.
+        """Start a process, and end it with the scope.
 
         Raises:
-            RunnerDied: it ended while nobody was asking it anything.
+            RunnerDied: the process ended between two requests.
         """
+        self._hang_limit = HangLimit(self._config.step_timeout)
         try:
             async with RunnerProcess.spawn(self._command).running() as self._process:
                 yield
@@ -79,43 +92,72 @@ class ProcessExecutor:
             self._process, self._former = None, self._process
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
-        """See `Executor`. A load is only reported until one has succeeded; later ones mend something.
+        """Load the model; only the loads up to the first that succeeds are reported.
 
         Raises:
             ConfigError: a field that does not fit the model or the machine.
-            ModelError: the model can not be loaded.
-            RunnerDied: the process ended meanwhile.
+            ModelError: the model cannot be loaded.
+            RunnerDied: the process ended meanwhile, or made no progress for too long.
         """
-        process = self._here()
-        async with process.conversation():
+        process, config = self._here(), self._load_config()
+        self._last_info = None  # until this load succeeds
+        limit_s = self._load_silence_limit_s()
+        late = f"made no progress in loading the model for more than {limit_s} s"
+        silence_s, heard_s = 0.0, trio.current_time()
+        async with process.conversation(limit_s, late):
             if self._former is not None:
-                await self._former.gone()  # it may still hold most of what there is of memory
-            await process.ask(self._config.without_secrets())
+                await self._former.gone()  # it may still hold most of the memory
+            await process.ask(config)
             while isinstance(reply := await process.reply(), LoadProgress):
-                if not self._has_loaded:
+                process.allow(limit_s)
+                silence_s, heard_s = max(silence_s, trio.current_time() - heard_s), trio.current_time()
+                if self._max_load_silence_s is None:
                     on_progress(reply)
             if not isinstance(reply, ModelInfo | Failure):
                 raise FrameError(f"a load must end with a ModelInfo; got a {type(reply).__name__}")
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
-        self._has_loaded = True
+        if self._max_load_silence_s is None:
+            self._max_load_silence_s = max(silence_s, trio.current_time() - heard_s)
+        self._last_info = reply
         return reply
 
+    def _load_config(self) -> EngineConfig:
+        """Return the configuration to load, with the KV cache of the last life if its load succeeded."""
+        config, info = self._config.without_secrets(), self._last_info
+        if info is None:
+            return config
+        return attrs.evolve(
+            config,
+            num_kv_blocks=info.num_kv_blocks,
+            kv_cache_bytes=None,
+            max_model_len=info.max_model_len,
+        )
+
+    def _load_silence_limit_s(self) -> float | None:
+        if self._max_load_silence_s is None or self._config.step_timeout is None:
+            return None
+        return max(MIN_LOAD_SILENCE_S, LOAD_SILENCE_FACTOR * self._max_load_silence_s)
+
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
-        """See `Executor`. Whoever is cancelled meanwhile does not wait for the step: the process is killed.
+        """Compute a plan. A cancelled caller does not wait for the step: the process is killed.
 
         Raises:
-            RunnerDied: the process ended, or a step took longer than `step_timeout`.
+            RunnerDied: the process ended, or hung in a step.
             RunnerFailed: a step raised an exception.
         """
-        process = self._here()
-        async with process.conversation(self._config.step_timeout):
+        process, kind = self._here(), step_kind(plan)
+        limit_s, began_s = self._hang_limit.limit_s(kind), trio.current_time()
+        source = "step_timeout" if limit_s == self._config.step_timeout else "learned from such steps"
+        async with process.conversation(limit_s, f"took more than {limit_s} s for a step ({source})"):
             await process.ask(plan)
             self._is_running = True
             try:
                 while isinstance(reply := await process.reply(), StepResult) and not reply.is_last:
                     _check(reply, plan)
-                    process.allow(self._config.step_timeout)
+                    self._hang_limit.observe(kind, trio.current_time() - began_s)
+                    began_s = trio.current_time()
+                    process.allow(limit_s)
                     tell(reply)
             finally:
                 self._is_running = False
@@ -123,12 +165,12 @@ class ProcessExecutor:
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=RunnerFailed)
         assert isinstance(reply, StepResult)
+        self._hang_limit.observe(kind, trio.current_time() - began_s)
         return reply
 
     def halt(self) -> None:
-        """See `Executor`."""
         if self._is_running and self._process is not None:
-            self._is_running = False  # to say it once is enough
+            self._is_running = False  # once is enough
             self._process.halt()
 
     def _here(self) -> RunnerProcess:
@@ -146,7 +188,7 @@ def _check(reply: Reply, plan: StepPlan) -> None:
 
 @attrs.define(eq=False)
 class RunnerProcess:
-    """One process, with everything that must be closed when it is gone."""
+    """One process, with all descriptors that must be closed after it."""
 
     _popen: subprocess.Popen[bytes]
     _requests: trio.lowlevel.FdStream
@@ -163,11 +205,9 @@ class RunnerProcess:
 
     @classmethod
     def spawn(cls, command: Sequence[str]) -> RunnerProcess:
-        """Start a process; returns when its program has been found.
-
-        Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
-        and the threads in which Trio starts processes end after ten idle seconds.
-        """
+        """Start a process; return when its program has been found."""
+        # Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
+        # and the threads in which Trio starts processes end after ten idle seconds.
         pipes = [os.pipe() for _ in range(4)]
         (requests_end, requests), (replies, replies_end), (errors, errors_end), (life, life_end) = pipes
         try:
@@ -193,9 +233,9 @@ class RunnerProcess:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[RunnerProcess]:
-        """The scope in which the process lives: asked to end when it is left, then killed, and always reaped."""
+        """Enclose the life of the process: when left it is asked to end, then killed, and always reaped."""
         failure: BaseException | None = None
-        trio.lowlevel.spawn_system_task(self._reap)  # which may take longer than anybody here wants to wait
+        trio.lowlevel.spawn_system_task(self._reap)  # may take longer than this scope waits
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._log_errors)
@@ -212,16 +252,15 @@ class RunnerProcess:
         if failure is not None:
             raise failure
 
-    # ------------------------------------------------------------------------------------ questions
-
     @asynccontextmanager
-    async def conversation(self, timeout_s: float | None = None) -> AsyncGenerator[None]:
-        """Around a question and its answer; the process does not survive one that was broken off.
+    async def conversation(self, timeout_s: float | None, late: str) -> AsyncGenerator[None]:
+        """Enclose a request and its reply; a process whose conversation is broken off is killed.
 
         Args:
-            timeout_s: how long it may take, seconds; None is for ever.
+            timeout_s: longest time until the reply, or until `allow`, seconds; None for ever.
+            late: what the process did if it takes longer, for the error.
         Raises:
-            RunnerDied: the process has ended, had to be killed after `timeout_s`, or sent what is no answer.
+            RunnerDied: the process has ended, was killed after `timeout_s`, or sent something that is no reply.
         """
         if self._dying.is_set():
             raise await self._death()
@@ -238,7 +277,6 @@ class RunnerProcess:
             except FrameError as error:
                 raise await self._death(f"and the engine do not understand each other ({error})") from error
             if scope.cancelled_caught:
-                late = f"took more than {timeout_s} s for a step (step_timeout)"
                 raise await self._death(None if self._dying.is_set() else late) from None
         except BaseException:
             self._popen.kill()
@@ -253,27 +291,27 @@ class RunnerProcess:
         await self._requests.send_all(REQUESTS.pack(request))
 
     def allow(self, timeout_s: float | None) -> None:
-        """Give the conversation so long from now on, unless it is being called off."""
+        """Set the deadline of the conversation anew, unless it is being called off; seconds from now."""
         if self._talk is not None and timeout_s is not None and not self._dying.is_set():
             self._talk.deadline = trio.current_time() + timeout_s
 
     def halt(self) -> None:
-        """Send a `Halt`, after a plan. It fits into the pipe, which has been read empty but for one other."""
-        with suppress(OSError):  # whoever reads the replies hears of a death
+        """Send a `Halt`, after a plan."""
+        # It fits into the pipe, which has been read empty but for one other. The reader of the replies learns of a
+        # death.
+        with suppress(OSError):
             os.write(self._requests.fileno(), REQUESTS.pack(Halt()))
 
     async def reply(self) -> Reply:
-        """The next reply, within a conversation."""
+        """Receive the next reply, within a conversation."""
         while (payload := self._reader.next_payload()) is None:
             if not (data := await self._replies.receive_some(READ_BYTES)):
                 raise EOFError
             self._reader.feed(data)
         return REPLIES.unpack(payload)
 
-    # ---------------------------------------------------------------------------------------- death
-
     async def gone(self) -> None:
-        """Wait until the system has taken back what the process held."""
+        """Wait until the system has freed what the process held."""
         await self._exited.wait()
 
     async def _watch(self) -> None:
@@ -283,7 +321,7 @@ class RunnerProcess:
             self._note_death()
 
     async def _reap(self) -> None:
-        """Wait for the end of the process: also when there is nobody any more who wants to hear of it."""
+        """Wait for the end of the process, also after its scope has ended."""
         try:
             await _wait_for_exit(self._popen)
         finally:  # also if all of Trio ends first
@@ -293,7 +331,7 @@ class RunnerProcess:
         self._note_death()
 
     def _note_death(self) -> None:
-        """Call off whoever waits for the process."""
+        """Cancel the task that waits for the process."""
         if self._dying.is_set():
             return
         self._dying.set()
@@ -303,12 +341,12 @@ class RunnerProcess:
             self._talk.deadline = trio.current_time()
 
     async def _death(self, reason: str | None = None) -> RunnerDied:
-        """Make sure that the process is dead; the exception that tells how it died.
+        """Kill the process if it still lives, and return the exception that says how it died.
 
         Args:
             reason: why it is killed, if it still lives.
         """
-        self._popen.kill()  # which changes nothing of how somebody ends who is at it
+        self._popen.kill()  # changes no exit status of a process that is ending already
         await self._dying.wait()
         returncode = self._popen.returncode
         # 0 may be yet to change: descriptors are closed before it is known how a process ends.
@@ -334,8 +372,6 @@ class RunnerProcess:
         trio.lowlevel.notify_closing(self._lifeline)
         os.close(self._lifeline)
 
-    # -------------------------------------------------------------------------------------- its log
-
     async def _log_errors(self) -> None:
         """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
         with suppress(trio.ClosedResourceError):
@@ -343,7 +379,7 @@ class RunnerProcess:
                 self._hear(data)
 
     def _hear_the_rest(self) -> None:
-        """What a dead process has left in the pipe: it may be the reason."""
+        """Log what a dead process has left in the pipe: it may be the reason."""
         with suppress(BlockingIOError):
             while data := os.read(self._errors.fileno(), READ_BYTES):
                 self._hear(data)
@@ -379,7 +415,7 @@ async def _wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This program's, without secrets; and the process must find its modules where this program finds them."""
+    """Return this program's environment without secrets, and with its module search path."""
     secrets = EngineConfig.secret_variables()
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     shared = {name: value for name, value in os.environ.items() if name not in secrets}

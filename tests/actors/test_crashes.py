@@ -36,7 +36,7 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import EngineDead, InvalidPrompt
+from triolet.errors import EngineDead, InvalidPrompt, RequestFailed
 
 
 class Planted(Exception):
@@ -321,6 +321,44 @@ async def test_a_step_that_always_fails_slowly_is_given_up(autojump_clock: MockC
             await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
     assert isinstance(caught.value.__cause__, Planted)
     assert executor.num_lives == 6 + 3
+
+
+# -------------------------------------------------------------------- a later life with less memory
+
+
+async def test_what_does_not_fit_into_a_smaller_second_life_fails_by_name_and_the_others_go_on(
+    autojump_clock: MockClock,
+) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+    errors: dict[str, RequestFailed] = {}
+    answers: dict[str, tuple[int, ...]] = {}
+
+    async def ask(name: str, prompt: list[int], num_tokens: int) -> None:
+        try:
+            output = await engine.complete(
+                prompt, SamplingParams(max_tokens=num_tokens, seed=5), request_id=name
+            )
+            answers[name] = tuple(output.outputs[0].token_ids)
+        except RequestFailed as error:
+            errors[name] = error
+
+    def crash(plan: StepPlan) -> None:
+        if executor.num_lives == 1 and len(executor.plans) == 10:
+            executor.num_blocks = 8  # of four tokens each
+            raise Planted("and the memory is gone")
+
+    executor.before_step = crash
+    async with fake_engine(executor) as engine:
+        with trio.fail_after(60.0):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, "too long already", [1] * 40, 20)
+                nursery.start_soon(ask, "grows too long", [2] * 20, 30)
+                nursery.start_soon(ask, "fits", [3] * 5, 20)
+        assert_all_blocks_back(engine)
+    assert answers == {"fits": answer_of([3] * 5, 5, 20)}
+    assert errors.keys() == {"too long already", "grows too long"}
+    for error in errors.values():
+        assert "since its restart the model runner has 8 KV blocks, and max_model_len is 32" in error.reason
 
 
 # ------------------------------------------------------------------------ while no scheduler lives

@@ -3,7 +3,7 @@
     python -m tests.actors.executors.fake_worker [WHAT WHEN MARK]
 
 WHEN is `load`, the number of a step of its life, `always`, or `poison`: each step that computes a prompt beginning with
-POISON.
+POISON; or `reload`: each load but that of the process which has made the MARK.
 Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
 """
 
@@ -100,6 +100,7 @@ class Misbehaving:
     def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         on_progress(LoadProgress("weights", 0, 2))
         self._misbehave("load")
+        num_blocks = self._num_blocks(config, is_reload=self._is_reload())
         on_progress(LoadProgress("weights", 2, 2))
         return self, ModelInfo(
             folder=str(config.model),
@@ -107,12 +108,29 @@ class Misbehaving:
             backend="native",
             vocab_size=VOCAB,
             max_position=4096,
-            max_model_len=NUM_BLOCKS * BLOCK_SIZE,
-            num_kv_blocks=NUM_BLOCKS,
+            max_model_len=min(config.max_model_len or num_blocks * BLOCK_SIZE, num_blocks * BLOCK_SIZE),
+            num_kv_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             dtype="float32",
             device="cpu",
         )
+
+    def _is_reload(self) -> bool:
+        is_reload = self.when == "reload" and Path(self.mark).exists()
+        if self.when == "reload":
+            Path(self.mark).touch()
+        return is_reload
+
+    def _num_blocks(self, config: EngineConfig, *, is_reload: bool) -> int:
+        if is_reload and self.what == "less_memory":
+            if (config.num_kv_blocks or 0) > NUM_BLOCKS // 2:
+                raise ConfigError("num_kv_blocks", f"at most {NUM_BLOCKS // 2} here", config.num_kv_blocks)
+            return NUM_BLOCKS // 2
+        if is_reload and self.what == "less_free_memory":
+            return config.num_kv_blocks or NUM_BLOCKS // 2
+        if is_reload:
+            MISDEEDS[self.what]()
+        return config.num_kv_blocks or NUM_BLOCKS
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1

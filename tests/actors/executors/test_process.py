@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -25,6 +26,8 @@ from triolet.actors.executors import process as process_runner
 from triolet.actors.executors.process import GRACE_S, MAX_LINE_BYTES, ProcessExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
+from triolet.core.recovery import hang_limit
+from triolet.core.recovery.hang_limit import step_kind
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
 from triolet.engine.engine import Engine
@@ -423,6 +426,107 @@ async def test_a_step_that_hangs_is_killed_after_its_time() -> None:
     assert str(died).startswith("the model runner's process took more than 0.3 s for a step (step_timeout)")
     assert died.signal == signal.SIGKILL
     assert trio.current_time() - began_s < SOON_S
+
+
+async def long_life(executor: ProcessExecutor, num_decodes: int) -> None:
+    """Two plans for many steps, since each plan has the limit of its beginning."""
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+        await executor.execute(run_of(num_decodes, 3), lambda result: None)
+        rest = attrs.evolve(run_of(2, 3 + num_decodes), step_id=3)
+        await executor.execute(
+            attrs.evolve(rest, rows=(attrs.evolve(rest.rows[0], new_block_ids=()),)), lambda result: None
+        )
+
+
+async def test_a_step_that_hangs_after_many_is_killed_long_before_its_longest_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hang_limit, "MIN_STEPS", 4)
+    monkeypatch.setattr(hang_limit, "MIN_LIMIT_S", 0.3)
+    monkeypatch.setattr(process_runner, "step_kind", lambda plan: (1, 1, 1))
+    executor = executor_that("hang", 12, step_timeout=600.0)
+    with trio.fail_after(30.0):
+        with pytest.raises(RunnerDied) as caught:
+            await long_life(executor, 10)
+    assert "took more than 0.3 s for a step (learned from such steps)" in caught.value.reason
+
+
+async def test_what_a_life_has_learned_of_its_steps_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = executor_that()
+    kind = step_kind(run_of(40, 3))
+    await long_life(executor, 40)
+    assert executor._hang_limit.limit_s(kind) == hang_limit.MIN_LIMIT_S
+    await long_life(executor, 2)
+    assert executor._hang_limit.limit_s(kind) == 30.0
+
+
+async def test_a_later_load_that_makes_no_progress_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_runner, "MIN_LOAD_SILENCE_S", 0.5)
+    monkeypatch.setattr(process_runner, "LOAD_SILENCE_FACTOR", 0.0)
+    executor = executor_that("hang", "reload", tmp_path / "mark")
+    await life(executor, first_step())
+    with trio.fail_after(30.0):
+        death = await death_of(executor)
+    assert "made no progress in loading the model for more than 0.5 s" in death.reason
+
+
+async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_runner, "MIN_LOAD_SILENCE_S", 0.5)
+    monkeypatch.setattr(process_runner, "LOAD_SILENCE_FACTOR", 0.0)
+    executor = executor_that()
+    await life(executor, first_step())
+
+    async def stopped_life() -> None:
+        async with executor.running():
+            os.kill(executor._here()._popen.pid, signal.SIGSTOP)
+            await executor.start(ignore)
+
+    with pytest.raises(RunnerDied, match="made no progress"), trio.fail_after(30.0):
+        await stopped_life()
+    monkeypatch.undo()
+    assert await life(executor, first_step())
+
+
+async def test_without_a_step_timeout_a_load_may_take_for_ever() -> None:
+    executor = executor_that(step_timeout=None)
+    await life(executor)
+    assert executor._load_silence_limit_s() is None
+
+
+async def test_the_first_load_has_no_limit_and_later_ones_at_least_ten_seconds() -> None:
+    executor = executor_that()
+    assert executor._load_silence_limit_s() is None
+    await life(executor)
+    limit_s = executor._load_silence_limit_s()
+    assert limit_s is not None and limit_s >= 10.0
+
+
+async def sizes_of(executor: ProcessExecutor) -> tuple[int, int]:
+    async with executor.running():
+        info = await executor.start(ignore)
+    return info.num_kv_blocks, info.max_model_len
+
+
+async def test_a_later_life_has_the_blocks_of_the_first_whatever_memory_is_free(tmp_path: Path) -> None:
+    executor = executor_that("less_free_memory", "reload", tmp_path / "mark")
+    first = await sizes_of(executor)
+    assert [await sizes_of(executor) for _ in range(2)] == [first, first]
+
+
+async def test_where_the_blocks_of_the_first_life_cannot_be_had_the_next_load_measures_anew(
+    tmp_path: Path,
+) -> None:
+    executor = executor_that("less_memory", "reload", tmp_path / "mark")
+    assert (await sizes_of(executor))[0] == NUM_BLOCKS
+    with pytest.raises(ConfigError, match="num_kv_blocks"):
+        await sizes_of(executor)
+    assert [(await sizes_of(executor))[0] for _ in range(2)] == [NUM_BLOCKS // 2] * 2
 
 
 async def test_without_a_step_timeout_a_step_may_take_for_ever() -> None:

@@ -110,6 +110,8 @@ class Scheduler:
         self._deadlines.add(entry.serial, min(entry.request.deadline_s, entry.request.queue_deadline_s))
         if entry.output_token_ids and (ending := ending_of(entry)) is not None:
             self._finish(sequence, *ending)
+        else:
+            self._fail_if_too_long(sequence)
 
     def add_arrivals(self) -> None:
         """Queue what has come into the journal since the last call."""
@@ -130,6 +132,17 @@ class Scheduler:
         entry.finish(reason, stop_reason)
         self._close(entry)
         self._lanes.leave(sequence, self._in_flight.step_id if self._in_flight else None)
+
+    def _fail_if_too_long(self, sequence: Sequence) -> None:
+        """Fail a request that has no room for another token: it was admitted by a runner with a larger KV cache."""
+        config, entry = self.config, sequence.entry
+        num_places = min(config.max_model_len, config.num_blocks * config.block_size)
+        if entry.num_tokens >= num_places:
+            entry.failure = (
+                f"it has {entry.num_tokens} tokens and no room for another: since its restart the model runner has "
+                f"{config.num_blocks} KV blocks, and max_model_len is {num_places}"
+            )
+            self._finish(sequence, FinishReason.ERROR)
 
     def _close(self, entry: JournalEntry) -> None:
         for serial in self.journal.close(entry):
@@ -235,6 +248,8 @@ class Scheduler:
             self._progress[self._lanes.by_epoch[epoch].entry.serial] = None
             if ending is not None:
                 self._finish(self._lanes.by_epoch[epoch], *ending)
+            else:
+                self._fail_if_too_long(self._lanes.by_epoch[epoch])
         for failure in result.failures:
             if (failed := self._lanes.by_epoch.get(failure.epoch)) is not None:
                 failed.entry.failure = failure.reason

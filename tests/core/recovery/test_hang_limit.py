@@ -1,0 +1,88 @@
+"""When a step counts as hung."""
+
+from __future__ import annotations
+
+import pytest
+
+from triolet.core.recovery.hang_limit import (
+    FACTOR,
+    MEMORY_STEPS,
+    MIN_LIMIT_S,
+    MIN_STEPS,
+    HangLimit,
+    StepKind,
+    step_kind,
+)
+from triolet.core.step_plan import PlanRow, StepPlan
+
+DECODE, PROMPT = (1, 1, 5), (1, 9, 9)
+
+
+def plan_of(*rows: tuple[int, int]) -> StepPlan:
+    return StepPlan(
+        1, (), (), tuple(PlanRow(i, start, num, (), sample=True) for i, (start, num) in enumerate(rows))
+    )
+
+
+def taught(elapsed_s: float, *, kind: StepKind = DECODE, num_steps: int = MIN_STEPS) -> HangLimit:
+    limit = HangLimit(60.0)
+    for _ in range(num_steps):
+        limit.observe(kind, elapsed_s)
+    return limit
+
+
+def test_before_enough_steps_of_a_kind_were_seen_the_limit_is_the_longest() -> None:
+    assert HangLimit(60.0).limit_s(DECODE) == 60.0
+    assert taught(1.0, num_steps=MIN_STEPS - 1).limit_s(DECODE) == 60.0
+
+
+def test_the_limit_is_three_times_what_such_steps_take() -> None:
+    assert taught(4.0).limit_s(DECODE) == pytest.approx(FACTOR * 4.0)
+    assert taught(5.0).limit_s(DECODE) == pytest.approx(FACTOR * 5.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("elapsed_s", "limit_s"), [(0.0, MIN_LIMIT_S), (0.001, MIN_LIMIT_S), (50.0, 60.0)])
+def test_the_limit_is_two_seconds_at_least_and_the_step_timeout_at_most(
+    elapsed_s: float, limit_s: float
+) -> None:
+    assert taught(elapsed_s).limit_s(DECODE) == limit_s
+
+
+def test_a_step_timeout_below_two_seconds_holds() -> None:
+    limit = HangLimit(0.5)
+    for _ in range(MIN_STEPS):
+        limit.observe(DECODE, 0.001)
+    assert limit.limit_s(DECODE) == 0.5
+
+
+def test_without_a_step_timeout_there_is_no_limit() -> None:
+    limit = HangLimit(None)
+    limit.observe(DECODE, 1.0)
+    assert limit.limit_s(DECODE) is None
+
+
+def test_short_decodes_say_nothing_of_a_long_prompt() -> None:
+    limit = taught(0.01)
+    assert (limit.limit_s(DECODE), limit.limit_s(PROMPT)) == (MIN_LIMIT_S, 60.0)
+
+
+def test_one_step_in_a_thousand_may_be_late_and_two_raise_the_limit() -> None:
+    limit = taught(1.0, num_steps=1999)
+    limit.observe(DECODE, 8.0)
+    assert limit.limit_s(DECODE) == pytest.approx(FACTOR * 1.0)
+    for _ in range(2):
+        limit.observe(DECODE, 8.0)
+    assert limit.limit_s(DECODE) == pytest.approx(FACTOR * 8.0)
+
+
+def test_slow_steps_of_long_ago_are_forgotten() -> None:
+    limit = taught(16.0, num_steps=MIN_STEPS)
+    for _ in range(20 * MEMORY_STEPS):
+        limit.observe(DECODE, 1.0)
+    assert limit.limit_s(DECODE) == pytest.approx(FACTOR * 1.0)
+
+
+def test_kinds_differ_in_rows_in_tokens_and_in_what_these_attend_to() -> None:
+    kinds = [step_kind(plan_of(*rows)) for rows in ([(7, 1)], [(70, 1)], [(0, 8)], [(3, 1), (3, 1)])]
+    assert len(set(kinds)) == 4
+    assert step_kind(plan_of((4, 1))) == step_kind(plan_of((6, 1)))
