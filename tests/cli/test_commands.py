@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,16 @@ def test_the_model_may_be_named_without_its_flag(
 ) -> None:
     assert run(*command, *model).exit_code == 0
     assert engines[0].config.model == "mine"
+
+
+def test_a_temperature_that_is_raised_is_warned_of_in_one_plain_line(
+    run: RUN, engines: list[FakeEngine]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = run("generate", "-p", "count to 2", "--temperature", "1e-5")
+    assert result.stderr == "triolet: warning: temperature 1e-05 is raised to 0.01\n"
+    assert (result.exit_code, engines[0].params[0].temperature) == (0, 0.01)
 
 
 def test_generate_reads_its_prompt_from_stdin(run: RUN, engines: list[FakeEngine]) -> None:

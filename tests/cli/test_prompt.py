@@ -13,7 +13,16 @@ from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from triolet.cli.prompt import CommandCompleter, Key, Prompt, history_in, is_open, message_of
+from triolet.cli.prompt import (
+    CommandCompleter,
+    Key,
+    Prompt,
+    history_in,
+    is_open,
+    message_of,
+    without_mark,
+)
+from triolet.cli.slash import is_command
 
 
 @pytest.fixture
@@ -82,6 +91,13 @@ def test_three_quotes_leave_a_message_open(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "one", 'one """', '"""one"""', '""""""', '"""\n"""'])
 def test_closed_or_missing_quotes_do_not(text: str) -> None:
     assert not is_open(text)
+
+
+@pytest.mark.parametrize("typed", [" /usr is what", '"""/usr is what"""', '"""\n/usr is what\n"""'])
+def test_a_line_that_begins_with_a_slash_is_a_message_if_it_is_indented_or_quoted(typed: str) -> None:
+    message = message_of(typed)
+    assert not is_command(message)
+    assert without_mark(message) == "/usr is what"
 
 
 def test_bytes_that_are_no_text_become_question_marks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import attrs
@@ -25,19 +26,57 @@ def state() -> ChatState:
     )
 
 
-@pytest.mark.parametrize("text", ["/help", "/set temperature 0", "/nonsense", "/", "/?"])
+@pytest.mark.parametrize("text", ["/help", "/set temperature 0", "/nonsense", "/", "/?", "/Help", "/HELP x"])
 def test_a_word_after_a_slash_is_a_command(text: str) -> None:
     assert slash.is_command(text)
 
 
-@pytest.mark.parametrize("text", ["/usr/bin/env is what?", "either/or", "//", "what is /help?"])
+@pytest.mark.parametrize("text", ["/usr/bin/env is what?", "either/or", "//", "what is /help?", " /usr"])
 def test_other_slashes_are_for_the_model(text: str) -> None:
     assert not slash.is_command(text)
 
 
 def test_an_unknown_command_gets_a_hint(state: ChatState) -> None:
     assert slash.run("/stts", state).complaint == "unknown command /stts; did you mean /stats?"
-    assert slash.run("/zzz", state).complaint == "unknown command /zzz; /help lists what there is"
+    hint = "/help lists the commands; with a space before the / it is a message"
+    assert slash.run("/zzz", state).complaint == f"unknown command /zzz; {hint}"
+    assert slash.run("/usr is what", state).complaint == f"unknown command /usr; {hint}"
+
+
+def test_the_name_of_a_command_may_be_in_upper_case(state: ChatState) -> None:
+    assert slash.run("/Help", state) == slash.run("/help", state)
+    assert slash.run("/SET Temperature\t0.2", state).say == ("  temperature         0.2",)
+    assert slash.run("/Bye", state).next is Next.LEAVE
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("END OF", ("END OF",)),
+        (r"\n\n", ("\n\n",)),
+        ('"a b"', ("a b",)),
+        (r'"###", "\n" "say \"x\""', ("###", "\n", 'say "x"')),
+        (r"C:\\new", (r"C:\new",)),
+    ],
+)
+def test_set_stop_takes_one_text_or_several_in_quotes_with_escapes(
+    state: ChatState, text: str, stop: tuple[str, ...]
+) -> None:
+    assert slash.run(f"/set stop {text}", state).complaint is None
+    assert state.params().stop == stop
+
+
+def test_a_setting_is_shown_as_it_can_be_typed(state: ChatState) -> None:
+    slash.run(r'/set stop "a b" "\n"', state)
+    assert slash.run("/set stop", state).say == (r'  stop                "a b" "\n"',)
+
+
+def test_a_value_that_is_raised_is_told_in_the_chat_and_warned_of_nowhere_else(state: ChatState) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said = slash.run("/set temperature 1e-5", state).say
+        assert state.params().temperature == 0.01
+    assert said == ("  temperature 1e-05 is raised to 0.01", "  temperature         0.01")
 
 
 def test_help_lists_every_command_in_lines_that_fit(state: ChatState) -> None:
@@ -123,6 +162,10 @@ def test_none_lifts_a_limit_that_the_model_has(state: ChatState) -> None:
         ("/set temperature warm", "temperature must be a number; got 'warm'"),
         ("/set max_tokens 1.5", "max_tokens must be a whole number; got '1.5'"),
         ("/set temprature 1", "/set does not know temprature; did you mean temperature?"),
+        (
+            '/set stop "a',
+            'stop must be one text, or several in double quotes, such as "###" "\\n\\n"; got "a',
+        ),
         ("/stats perhaps", "/stats takes on or off; got perhaps"),
     ],
 )

@@ -15,7 +15,7 @@ from triolet.cli.conversation import ChatHistory
 from triolet.cli.failures import INTERRUPTED, one_line
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
-from triolet.cli.prompt import Key, Prompt, history_in
+from triolet.cli.prompt import Key, Prompt, history_in, without_mark
 from triolet.cli.reply import Reply, receive_on
 from triolet.cli.screen import Screen
 from triolet.cli.slash import ChatState, Next
@@ -98,7 +98,7 @@ class Chat:
                 if await self._command(typed) is Next.LEAVE:
                     return
             elif typed:
-                self.state.conversation.ask(typed)
+                self.state.conversation.ask(without_mark(typed))
                 await self._reply()
 
     def _greet(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -83,9 +84,11 @@ def sampling_options(command: Command) -> Command:
         given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
         sampling = {name: value for name, value in given.items() if value not in (None, ())}
         try:
-            SamplingParams(**sampling)
+            sampling, warned = with_sampling_values(SamplingParams(), sampling)
         except InvalidParams as error:
             raise click.UsageError(_naming_flag(error)) from error
+        for sentence in warned:
+            click.echo(f"triolet: warning: {sentence}", err=True)
         return command(sampling=sampling, **values)
 
     decorated: Callable[..., Any] = with_sampling
@@ -101,6 +104,26 @@ def sampling_options(command: Command) -> Command:
             help=option.spec.help + (" May be given several times." if is_list else ""),
         )(decorated)
     return cast(Command, decorated)
+
+
+def with_sampling_values(
+    defaults: SamplingParams, sampling: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Check sampling parameters; return them, and the sentences to show for values that had to be changed.
+
+    Args:
+        defaults: parameters that hold where `sampling` has none.
+        sampling: values by field.
+    Raises:
+        InvalidParams: a wrong value.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        params = attrs.evolve(defaults, **sampling)
+    if not caught:
+        return dict(sampling), ()
+    # the changed value is kept, so that it is not warned of again with the next request
+    return {name: getattr(params, name) for name in sampling}, tuple(str(one.message) for one in caught)
 
 
 def _naming_flag(error: InvalidParams) -> str:

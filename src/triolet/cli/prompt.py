@@ -27,6 +27,7 @@ from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.styles import Style
 
 QUOTES: Final = '"""'
+_NO_COMMAND: Final = " "
 STYLE: Final = Style.from_dict(
     {"prompt": "bold ansicyan", "more": "ansibrightblack", "placeholder": "ansibrightblack"}
 )
@@ -126,7 +127,7 @@ class CommandCompleter(Completer):
         typed = document.text_before_cursor
         if typed.startswith("/"):
             for command in self._commands:
-                if command.startswith(typed) and command != typed:
+                if command.startswith(typed.lower()) and command != typed:
                     yield Completion(command, start_position=-len(typed))
 
 
@@ -137,11 +138,21 @@ def is_open(text: str) -> bool:
 
 
 def message_of(text: str) -> str:
-    """The message inside what was typed; bytes that were no UTF-8 become question marks."""
-    text = text.encode(errors="replace").decode().strip()
+    """Return the message in what was typed; bytes that were no UTF-8 become question marks.
+
+    One space stands before the / of a message that was quoted or indented: it is no command (`without_mark`).
+    """
+    typed = text.encode(errors="replace").decode()
+    text = typed.strip()
     if text.startswith(QUOTES) and not is_open(text):
-        return text[len(QUOTES) : -len(QUOTES)].strip("\n")
-    return text
+        text = text[len(QUOTES) : -len(QUOTES)].strip("\n")
+        return _NO_COMMAND + text if text.startswith("/") else text
+    return _NO_COMMAND + text if typed[:1].isspace() and text.startswith("/") else text
+
+
+def without_mark(message: str) -> str:
+    """Return a message without the space that marks it as no command."""
+    return message[len(_NO_COMMAND) :] if message.startswith(_NO_COMMAND + "/") else message
 
 
 def history_in(state_home: Path | None = None) -> History:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,12 +16,14 @@ import attrs
 import click
 
 from triolet.cli.conversation import ChatHistory
-from triolet.cli.options import SAMPLING_OPTIONS, kind_of, text_or_file
+from triolet.cli.options import SAMPLING_OPTIONS, kind_of, text_or_file, with_sampling_values
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidParams
 
 MAY_BE_NONE: Final = frozenset(option.name for option in SAMPLING_OPTIONS if option.may_be_none)
-_COMMAND: Final = re.compile(r"/[a-z?]*(\s|$)")  # "/usr/bin/env is what?" is a question
+_COMMAND: Final = re.compile(r"/[a-z?]*(\s|$)", re.IGNORECASE)  # "/usr/bin/env is what?" is a question
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+_ESCAPES: Final = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
 class Next(enum.Enum):
@@ -62,18 +65,21 @@ class ChatState:
 
 
 def is_command(text: str) -> bool:
-    """Whether `text` is for the chat rather than for the model."""
+    """Return True if `text` is for the chat rather than for the model: it begins with a / and a word of letters."""
     return _COMMAND.match(text) is not None
 
 
 def run(text: str, state: ChatState) -> Effect:
-    """Carry out one command line."""
-    name, _, argument = text.partition(" ")
+    """Carry out one command line; upper and lower case mean the same in the command's name."""
+    word, argument = [*text.split(maxsplit=1), ""][:2]
+    name = word.lower()
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
+        # not sent to the model, as in other chats at a terminal: it is more often a slip than a sentence
         close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "/help lists what there is"
-        return Effect(complaint=f"unknown command {name}; {hint}")
+        as_text = "/help lists the commands; with a space before the / it is a message"
+        hint = f"did you mean {close[0]}?" if close else as_text
+        return Effect(complaint=f"unknown command {word}; {hint}")
     return command.run(state, argument.strip())
 
 
@@ -85,6 +91,7 @@ def _help(state: ChatState, argument: str) -> Effect:
     lines += [
         ('"""', "begins and ends a message of several lines"),
         ("\\", "at the end of a line: the message goes on in the next"),
+        (" /", "a space before the /: a message, and no command"),
         ("Ctrl-C", "stops the reply, keeping what there is of it"),
         ("Ctrl-D", "leaves"),
     ]
@@ -137,8 +144,8 @@ def _system(state: ChatState, argument: str) -> Effect:
 
 
 def _set(state: ChatState, argument: str) -> Effect:
-    name, _, text = argument.partition(" ")
-    name, text = name.replace("-", "_"), text.strip()
+    word, text = [*argument.split(maxsplit=1), "", ""][:2]
+    name = word.lower().replace("-", "_")
     kinds: dict[str, Callable[[str], Any]] = {option.name: kind_of(option) for option in SAMPLING_OPTIONS}
     if not name:
         return Effect(say=tuple(_setting(state, known) for known in kinds))
@@ -146,22 +153,23 @@ def _set(state: ChatState, argument: str) -> Effect:
         close = difflib.get_close_matches(name, kinds, n=1)
         hint = f"did you mean {close[0]}?" if close else "it knows " + ", ".join(kinds)
         return Effect(complaint=f"/set does not know {name}; {hint}")
+    warned: tuple[str, ...] = ()
     if text:
         try:
-            _change(state, name, text, kinds[name])
+            warned = _change(state, name, text, kinds[name])
         except InvalidParams as error:
             return Effect(complaint=str(error))
         except ValueError:
             kind = "a whole number" if kinds[name] is int else "a number"
             return Effect(complaint=f"{name} must be {kind}; got {text!r}")
-    return Effect(say=(_setting(state, name),))
+    return Effect(say=(*(f"  {sentence}" for sentence in warned), _setting(state, name)))
 
 
 def _stats(state: ChatState, argument: str) -> Effect:
     choices = {"on": True, "off": False, "": not state.stats}
-    if argument not in choices:
+    if argument.lower() not in choices:
         return Effect(complaint=f"/stats takes on or off; got {argument}")
-    state.stats = choices[argument]
+    state.stats = choices[argument.lower()]
     return Effect(say=(f"Timings are {'shown' if state.stats else 'not shown'} after each reply.",))
 
 
@@ -169,24 +177,49 @@ def _exit(state: ChatState, argument: str) -> Effect:
     return Effect(next=Next.LEAVE)
 
 
-def _change(state: ChatState, name: str, text: str, kind: Callable[[str], Any]) -> None:
-    """Set one parameter, or go back to the model's default; an impossible value changes nothing."""
+def _change(state: ChatState, name: str, text: str, kind: Callable[[str], Any]) -> tuple[str, ...]:
+    """Set one parameter, or restore the model's default; return the warnings. A wrong value changes nothing."""
     sampling = {known: value for known, value in state.sampling.items() if known != name}
-    if text == "none" and name in MAY_BE_NONE:
+    if text.lower() == "none" and name in MAY_BE_NONE:
         sampling[name] = None
-    elif text != "default":
-        sampling[name] = kind(text)
-    attrs.evolve(state.defaults, **sampling)
-    state.sampling = sampling
+    elif text.lower() != "default":
+        sampling[name] = _texts(name, text) if kind is str else kind(text)
+    state.sampling, warned = with_sampling_values(state.defaults, sampling)
+    return warned
+
+
+def _texts(name: str, text: str) -> tuple[str, ...]:
+    r"""Read one text as it stands, or several in double quotes; \n, \t and \\ are escapes in both forms.
+
+    Raises:
+        InvalidParams: quotes that are not closed, or text outside of them.
+    """
+    if not text.startswith('"'):
+        return (re.sub(r"\\[nt\\]", lambda match: _ESCAPES[match[0]], text),)
+    try:
+        if _QUOTED.sub("", text).strip(" ,"):
+            raise ValueError
+        return tuple(json.loads(quoted, strict=False) for quoted in _QUOTED.findall(text))
+    except ValueError:
+        rule = 'one text, or several in double quotes, such as "###" "\\n\\n"'
+        raise InvalidParams(f"{name} must be {rule}; got {text}", field=name, got=text) from None
 
 
 def _setting(state: ChatState, name: str) -> str:
     value = getattr(state.params(), name)
     shown = (
-        "none" if value in (None, ()) else ", ".join(map(repr, value)) if isinstance(value, tuple) else value
+        "none"
+        if value in (None, ())
+        else " ".join(map(_quoted, value))
+        if isinstance(value, tuple)
+        else value
     )
-    whose = "" if name in state.sampling else "  (default)"
-    return f"  {name:<18}  {shown}{whose}"
+    origin = "" if name in state.sampling else "  (default)"
+    return f"  {name:<18}  {shown}{origin}"
+
+
+def _quoted(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # as it can be typed
 
 
 def _shortened(text: str, width: int = 60) -> str:
