@@ -40,7 +40,9 @@ MAX_HEAD_BYTES = 2**15
 MAX_REASON_BYTES = 123  # of a close frame
 PING: Final = "\0ping"  # no message begins like this
 POLICY_VIOLATION, TOO_BIG, TRY_AGAIN_LATER = 1008, 1009, 1013
-MAX_WORK_S: Final = 0.003  # between two checkpoints of the reader; a single frame takes 20 us
+MAX_WORK_S: Final = (
+    0.001  # between two checkpoints of the reader; a request passes some ten other tasks on its way
+)
 MAX_PARTS: Final = (
     256  # received parts of a message before they are joined: a part of one character takes 70 bytes
 )

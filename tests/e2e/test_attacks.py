@@ -1,0 +1,77 @@
+"""A few attacks of benchmarks/attacks.py on a real server: what is refused, and that another client notices nothing.
+
+No time decides here; `python benchmarks/attacks.py` measures the delays.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import Server, serve
+from tests.source_tree import ROOT
+
+
+def _load() -> Any:
+    spec = importlib.util.spec_from_file_location("attacks", ROOT / "benchmarks" / "attacks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+attacks = _load()
+ATTACKS = attacks.attacks()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve(
+        "--api-keys", f"{attacks.ATTACKER},{attacks.WITNESS}", "--max-stored-responses", "16"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> str:
+    text: str = attacks.read_chat(attacks.Client(server.port, attacks.WITNESS))
+    assert "1" in text and "20" in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("frames: empty fragments", "closed 1008"),
+        ("frames: pings", "closed 1008"),
+        ("frames: pongs", "closed 1008"),
+        ("body: unknown keys", "413"),
+        ("body: short logit_bias", "400"),
+        ("body: objects", "400"),
+        ("body: deep lists", "400"),
+        ("body: metadata", "400"),
+        ("body: long identifiers", "400"),
+    ],
+)
+def test_an_attack_is_refused_and_the_stream_of_another_client_is_exact(
+    name: str, outcome: str, server: Server, expected: str
+) -> None:
+    attacker = attacks.Client(server.port, attacks.ATTACKER)
+    ATTACKS[name](attacker)
+    assert dict(attacker.seen) == {outcome: 1}
+    assert attacks.read_chat(attacks.Client(server.port, attacks.WITNESS)) == expected
+
+
+def test_responses_of_one_key_do_not_displace_those_of_another(server: Server) -> None:
+    witness = attacks.Client(server.port, attacks.WITNESS)
+    first = json.loads(witness.request("POST", "/v1/responses", attacks.HELLO).partition(b"\r\n\r\n")[2])
+    attacker = attacks.Client(server.port, attacks.ATTACKER)
+    for _ in range(20):
+        attacker.request("POST", "/v1/responses", {**attacks.HELLO, "max_output_tokens": 1})
+    assert attacker.seen == {"200": 20}
+    witness.request("POST", "/v1/responses", {**attacks.HELLO, "previous_response_id": first["id"]})
+    assert witness.seen == {"200": 2}
