@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine they ran on, the models they make themselves, and honest percentiles."""
+"""Shared parts of the benchmarks: description of the machine, models of random weights, and percentiles."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_model(name: str, folder: Path, *, dtype: torch.dtype) -> Path:
 
 
 def kept_model(name: str, root: Path, *, dtype: torch.dtype) -> Path:
-    """The same as a folder in `root`, made if it is not there."""
+    """Return the folder of such a model inside `root`; make it if it is not there."""
     folder = root / f"{name}-{str(dtype).removeprefix('torch.')}"
     if not (folder / "config.json").exists():
         root.mkdir(parents=True, exist_ok=True)
@@ -84,14 +84,14 @@ def kept_model(name: str, root: Path, *, dtype: torch.dtype) -> Path:
 
 
 def num_parameters(folder: Path) -> int:
-    """Of a model's folder, by what its safetensors file says it holds."""
+    """Return the number of parameters of a model folder, from the header of its safetensors file."""
     with safetensors.safe_open(folder / "model.safetensors", framework="numpy") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  # not a mapping
     return sum(math.prod(shape) for shape in shapes)
 
 
 def kv_bytes_per_token(model: str, dtype: str) -> int:
-    """Keys and values of one token."""
+    """Return the size of keys and values of one token."""
     fields = MODELS[model]
     head_dim = fields.get("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
     numbers = 2 * fields["num_hidden_layers"] * fields["num_key_value_heads"] * head_dim
@@ -99,18 +99,18 @@ def kv_bytes_per_token(model: str, dtype: str) -> int:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """The 50th, 90th and 99th percentile, by nearest rank."""
+    """Return the 50th, 90th and 99th percentile, by nearest rank."""
     ordered = sorted(values)
     return {f"p{rank}": ordered[min(len(ordered) - 1, len(ordered) * rank // 100)] for rank in (50, 90, 99)}
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """Return the median."""
     return statistics.median(values)
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and versions, for every line of results."""
+    """Return processor, memory and versions, which stand in every line of results."""
     return {
         "cpu": _cpu_name(),
         "num_cpus": os.cpu_count(),
@@ -140,7 +140,7 @@ def _commit() -> str | None:
 
 
 def report(lines: Sequence[dict[str, Any]], columns: Sequence[str], output: Path | None) -> None:
-    """JSON lines first, appended to `output` too; then a table of some of their fields."""
+    """Print JSON lines, append them to `output`, then print a table of some of their fields."""
     for line in lines:
         text = json.dumps(line)
         print(text)
@@ -162,7 +162,7 @@ def _shown(value: object) -> str:
 
 
 class OthersAtWork:
-    """How much of the processors is taken by programs that are not part of a measurement.
+    """Share of the processors taken by programs that are not part of a measurement.
 
     Args:
         pids: of the processes that are, beside this one.
@@ -180,7 +180,7 @@ class OthersAtWork:
         return time.monotonic(), busy, ours
 
     def num_cpus(self) -> float:
-        """Processors that others kept busy since this was made; a figure of a quiet machine has next to none."""
+        """Return how many processors others kept busy since this was made; on a quiet machine nearly 0."""
         (began_s, began_busy, began_ours), (now_s, busy, ours) = self._began, self._now()
         taken = (busy - began_busy) - (ours - began_ours)
         return round(max(0.0, taken) / os.sysconf("SC_CLK_TCK") / (now_s - began_s), 2)
@@ -188,7 +188,7 @@ class OthersAtWork:
 
 @attrs.frozen
 class Machine:
-    """What this machine can do at best, measured with torch's own kernels on its threads.
+    """Best rates of this machine, measured with torch's own kernels on its threads.
 
     Args:
         bytes_per_s: reading a buffer of the size of the weights.
@@ -200,7 +200,7 @@ class Machine:
 
     @classmethod
     def measured(cls, num_bytes: int, dtype: torch.dtype) -> Machine:
-        """Now; the best of several."""
+        """Measure now; keep the best of several runs."""
         buffer = torch.ones(num_bytes // 4)
         left, right = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
         read_s = _best_s(buffer.sum, 15)
@@ -208,7 +208,7 @@ class Machine:
         return cls(num_bytes / read_s, 2 * 512 * 1024 * 1024 / multiply_s)
 
     def floor_s(self, num_parameters: int, num_bytes: int, prefill: int, decodes: int, steps: int) -> float:
-        """The least time for so many tokens in so many steps: each weight is read once a step, and multiplied."""
+        """Return the least time for so many tokens in so many steps: each weight is read once a step and multiplied."""
         multiply_s = 2 * num_parameters / self.flop_per_s
         return prefill * multiply_s + max(decodes * multiply_s, steps * num_bytes / self.bytes_per_s)
 

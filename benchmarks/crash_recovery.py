@@ -1,20 +1,20 @@
-"""Kill the process of the model runner, again and again, under many streams: what is lost, and how long it takes.
+"""Kill the process of the model runner repeatedly under many streams, and measure lost tokens and recovery times.
 
     python benchmarks/crash_recovery.py [--kills N] [--seed N] [--apart S] [--streams N] [--tokens N] [--model FOLDER]
         [--output FILE]
 
-The streams are read twice: in peace, with the model inside this process, and with the model in a process of its own
-that is killed with -9 at a random moment, N times. As long as kills are left, a stream that has ended is asked for
-again. Half of them are greedy, half draw with a seed; all in float32, where every answer must be the same, token for
-token. Prints one JSON line per kill (milliseconds from the kill until the supervisor is told of the death, until the
-system had taken back the process, until another one was loaded, until the next token of any stream) and one for all of
+The streams are read twice: without kills, with the model inside this process, and with the model in a process of its
+own that is killed with -9 at random moments, N times. A stream that has ended is requested again until all kills are
+done. Half of the streams are greedy, half draw with a seed; all in float32, where every answer must be the same, token
+for token. Prints one JSON line per kill (milliseconds from the kill until the supervisor learns of the death, until the
+system has taken back the process, until another one is loaded, until the next token of any stream) and one for all of
 them. Exits with 1 if an answer differs.
 
-An engine that crashes more than five times in 30 seconds gives up. Where kills are less than six seconds apart, its
-supervisors have more patience than otherwise; nothing else differs. No kill comes before every stream has
-gone on: a request that gets no further between two crashes is what a culprit looks like.
+An engine that crashes more than five times in 30 seconds gives up, so if kills are less than six seconds apart, the
+limit of its supervisors is raised; nothing else differs. A kill waits until every stream has gone on since the last
+one: a request without progress between two crashes would count as the culprit.
 
-As in `triolet serve`, Python's garbage collector is kept from what is there when the engine is open.
+As in `triolet serve`, objects that exist when the engine is open are kept from the garbage collector.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ APART_S = 6.1  # five restarts in 30 s
 
 @attrs.define(eq=False)
 class Kill:
-    """Monotonic times of what follows a kill, seconds.
+    """Monotonic times of the events after a kill, seconds.
 
     Args:
         killed_s: of the kill.
@@ -73,7 +73,7 @@ class Kill:
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
     def note_token(self, index: int, now_s: float) -> None:
-        """A token of a stream was read: the first one after the restart, perhaps."""
+        """Note the first token after the restart, and which streams have gone on."""
         if math.isnan(self.loaded_s):
             return
         if math.isnan(self.token_s):
@@ -83,7 +83,7 @@ class Kill:
             self.is_over.set()
 
     def figures(self) -> dict[str, float]:
-        """How long after the kill, milliseconds."""
+        """Return the times since the kill, milliseconds."""
         times = {
             "noticed_ms": self.noticed_s,
             "gone_ms": self.gone_s,
@@ -94,7 +94,7 @@ class Kill:
 
 
 class WatchedExecutor(ProcessExecutor):
-    """Notes when a death was noticed, and when the next process was ready."""
+    """Executor that notes when a death was noticed and when the next process was ready."""
 
     def __init__(self, config: EngineConfig, kills: list[Kill]) -> None:
         super().__init__(config)
@@ -120,7 +120,7 @@ class WatchedExecutor(ProcessExecutor):
 
 
 class PatientSupervisor(Supervisor):
-    """Never gives up: what is measured here is not how much it stands."""
+    """Supervisor that never gives up, so that the number of kills is not limited."""
 
     def __init__(self, *arguments: Any, **limits: Any) -> None:
         super().__init__(*arguments, **limits | {"max_restarts": 10**9})
@@ -128,7 +128,7 @@ class PatientSupervisor(Supervisor):
 
 @attrs.define
 class Crowd:
-    """Streams of one engine, read at once.
+    """Streams of one engine that are read at the same time.
 
     Args:
         kills: those there were; a stream is asked for again until there have been `num_kills`.
@@ -144,7 +144,7 @@ class Crowd:
     answers: dict[int, list[list[int]]] = attrs.field(factory=lambda: defaultdict(list))
 
     async def read_all(self) -> None:
-        """Read every stream, and kill as often as asked for."""
+        """Read every stream, and kill as often as requested."""
         async with trio.open_nursery() as nursery:
             for index in range(self.num_streams):
                 nursery.start_soon(self._read, index)
@@ -185,7 +185,7 @@ class Crowd:
 
 
 async def measure(config: EngineConfig, options: argparse.Namespace, write: Write) -> bool:
-    """Returns whether every answer was right."""
+    """Measure both runs; return True if every answer was right."""
     async with triolet.open_engine(config, runner="inline") as engine:
         peace = Crowd(engine, options.streams, options.tokens)
         await peace.read_all()

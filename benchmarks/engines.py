@@ -16,14 +16,14 @@ from triolet import Engine, RequestOutputKind, SamplingParams
 
 
 async def run_peer(peer: Peer, jobs: Sequence[Job]) -> Round:
-    """All requests, in the peer's process."""
+    """Run all requests in the peer's process."""
     told = [(job.prompt, job.num_tokens, job.due_s) for job in jobs]
     answer = await trio.to_thread.run_sync(peer.run, told)
     return Round(answer["elapsed_s"], answer["ttft_s"], answer["itl_s"])
 
 
 async def run_triolet(engine: Engine, jobs: Sequence[Job]) -> Round:
-    """All requests, each when it comes."""
+    """Run all requests, each at its arrival time."""
     begin, trio_begin = time.perf_counter(), trio.current_time()
     ttft_s: list[float] = []
     itl_s: list[float] = []
@@ -50,7 +50,7 @@ async def run_triolet(engine: Engine, jobs: Sequence[Job]) -> Round:
 
 
 class _Clock(transformers.StoppingCriteria):
-    """Notes when each of the batch's tokens was there; stops nothing."""
+    """Streamer that notes the time of each token of the batch; it stops nothing."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -61,12 +61,12 @@ class _Clock(transformers.StoppingCriteria):
 
 
 async def run_transformers(model: Any, jobs: Sequence[Job]) -> Round:
-    """All requests as one batch, in a thread."""
+    """Run all requests as one batch, in a thread."""
     return await trio.to_thread.run_sync(_run_transformers, model, jobs)
 
 
 def _run_transformers(model: Any, jobs: Sequence[Job]) -> Round:
-    """All requests as one batch, padded on the left."""
+    """Run all requests as one batch, padded on the left."""
     width = max(len(job.prompt) for job in jobs)
     ids = torch.zeros(len(jobs), width, dtype=torch.int64)
     mask = torch.zeros_like(ids)

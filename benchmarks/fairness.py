@@ -1,14 +1,15 @@
-"""What a client with one short request at a time waits for beside one with a hundred long ones, under `fair`.
+"""Measure the time to first token of a client with few short requests beside one with a hundred long ones, under
+`fair`.
 
     python benchmarks/fairness.py [--policy fair fcfs] [--factor none] [--rounds 3] [--output results.jsonl]
 
 The model is triolet-nano and the configuration the default one, but for the policy; the light client's prompts are
-texts, so that their time to a first token has the tokenizer's in it. In each round it asks alone, pausing at random
-between its requests; then a hundred requests of another client run, and it asks the same way beside them. A line has
-the median and 90th percentile of its times to a first token, in milliseconds, of both, the ratio of the medians of each
-round, the tokens per second of the other client beside it and without it, and Jain's fairness index over the tokens
-of both while the light one asks for more than it gets, too: with a hundred lanes of short requests.
-One JSON line per policy, then a table.
+texts, so its time to first token includes the tokenizer's. In each round it asks alone, pausing at random between its
+requests; then a hundred requests of another client run, and it asks the same way beside them. A line has the median and
+90th percentile of its times to first token, in milliseconds, of both, the ratio of the medians of each round, the
+tokens per second of the other client beside it and without it, and Jain's fairness index over the tokens of both while
+the light client, too, asks for more than it gets: with a hundred concurrent short requests. One JSON line per policy,
+then a table.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MOST_PAUSE_S = 0.1
 
 
 def answer(max_tokens: int, seed: int) -> SamplingParams:
-    """So many tokens, drawn."""
+    """Return parameters of an answer of so many tokens, drawn."""
     return SamplingParams(
         max_tokens=max_tokens, ignore_eos=True, seed=seed, output_kind=RequestOutputKind.DELTA
     )
@@ -43,7 +44,7 @@ def answer(max_tokens: int, seed: int) -> SamplingParams:
 
 @attrs.define
 class Round:
-    """Milliseconds, and tokens per second of the hog."""
+    """Results of one round: milliseconds, and the heavy client's tokens per second."""
 
     alone_ms: list[float]
     beside_ms: list[float] = attrs.field(factory=list)
@@ -53,13 +54,13 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """Of the medians."""
+        """Ratio of the medians."""
         return median(self.beside_ms) / median(self.alone_ms)
 
 
 @attrs.define
 class Clients:
-    """The two of them.
+    """The light and the heavy client of one engine.
 
     Args:
         engine: they share it.
@@ -72,7 +73,7 @@ class Clients:
     tokens: Counter[str] = attrs.field(factory=Counter)
 
     async def short(self) -> float:
-        """A short request of the light client; milliseconds to its first token."""
+        """Send a short request of the light client; return the milliseconds to its first token."""
         began, first = time.perf_counter(), None
         prompt = f"Tell me something about number {self.dice.randrange(10**6)}, please."
         params = answer(SHORT_ANSWER, self.dice.randrange(10**6))
@@ -86,7 +87,7 @@ class Clients:
         return 1e3 * (first - began)
 
     async def visits(self, count: int) -> list[float]:
-        """Short requests, one after the other, at random points of whatever else goes on."""
+        """Send short requests one after the other, at random points of whatever else runs."""
         taken = []
         for _ in range(count):
             await trio.sleep(self.dice.uniform(0, MOST_PAUSE_S))
@@ -94,7 +95,7 @@ class Clients:
         return taken
 
     async def long(self) -> None:
-        """One of the hog's requests, and the next."""
+        """Send a long request of the heavy client, and then the next."""
         vocab_size = self.engine.model_info.vocab_size
         while True:
             prompt = [self.dice.randrange(vocab_size) for _ in range(LONG_PROMPT)]
@@ -106,7 +107,7 @@ class Clients:
 
     @asynccontextmanager
     async def hog(self) -> AsyncIterator[None]:
-        """While a hundred of them run."""
+        """Keep a hundred long requests running."""
         async with trio.open_nursery() as nursery:
             for _ in range(NUM_LONG):
                 nursery.start_soon(self.long)
@@ -116,13 +117,13 @@ class Clients:
             nursery.cancel_scope.cancel()
 
     async def tokens_per_s(self, seconds: float) -> float:
-        """Of the hog, with nobody else there."""
+        """Measure the heavy client's rate without the other one."""
         before, began = self.tokens["hog"], time.perf_counter()
         await trio.sleep(seconds)
         return (self.tokens["hog"] - before) / (time.perf_counter() - began)
 
     async def crowd(self, seconds: float) -> float:
-        """Jain's index while the light client's short requests come without end."""
+        """Return Jain's index while the light client sends short requests without end."""
 
         async def lane() -> None:
             while True:
@@ -140,7 +141,7 @@ class Clients:
 
 
 async def run_round(clients: Clients, num_visits: int) -> Round:
-    """Alone, beside the hog, then both at once with all they have."""
+    """Measure the light client alone, beside the heavy one, and both at full load."""
     taken = Round(await clients.visits(num_visits))
     async with clients.hog():
         before, began = clients.tokens["hog"], time.perf_counter()
@@ -157,7 +158,7 @@ LINGERS_S = 6.0  # longer than steps are kept short for somebody who has left
 
 
 async def measure(policy: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The line of a policy."""
+    """Return the line of a policy."""
     fields: dict[str, Any] = {"policy": policy}
     if arguments.factor is not None:
         fields["fair_ttft_factor"] = None if arguments.factor == "none" else float(arguments.factor)

@@ -1,8 +1,8 @@
-"""Time the compiled CPU kernels against torch's way: `python benchmarks/kernels_cpu.py [--kernel NAME] [--seconds S]`.
+"""Time the compiled CPU kernels against torch's: `python benchmarks/kernels_cpu.py [--kernel NAME] [--seconds S]`.
 
-Both sides run in turns, a few milliseconds each, so that whatever else the machine does hits both alike; what counts is
-the ratio of their medians. One JSON line per kernel and shape. Layers are changed at every call, as in a model, so that
-keys and values come from memory where a model's would.
+Both sides run in turns, a few milliseconds each, so that other load on the machine affects both alike; the result is
+the ratio of their medians. One JSON line per kernel and shape. Layers change at every call, as in a model, so that keys
+and values come from memory where a model's would.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TURN_S = 0.02
 
 @attrs.frozen(eq=False)
 class Trial:
-    """One kernel on one shape, both ways.
+    """One kernel on one shape, with both implementations.
 
     Args:
         kernel: the operation's name.
@@ -57,7 +57,7 @@ class Trial:
 
 
 def attention_trials() -> Iterator[Trial]:
-    """Decodes of one and of many sequences, and whole prompts."""
+    """Yield decodes of one and of many sequences, and whole prompts."""
     for dtype in (torch.bfloat16, torch.float32):
         for batch, context in ((1, 512), (32, 128), (32, 512), (32, 2048)):
             yield attention_trial(dtype, [(1, context)] * batch)
@@ -66,7 +66,7 @@ def attention_trials() -> Iterator[Trial]:
 
 
 def attention_trial(dtype: torch.dtype, lens: list[tuple[int, int]]) -> Trial:
-    """One layer over sequences of (query length, sequence length), their blocks scattered over the cache."""
+    """Make one layer over sequences of (query length, sequence length), their blocks scattered over the cache."""
     query_lens, seq_lens = zip(*lens, strict=True)
     blocks_each = [-(-seq_len // BLOCK_SIZE) for seq_len in seq_lens]
     shape = sum(blocks_each), BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM
@@ -99,7 +99,7 @@ def attention_trial(dtype: torch.dtype, lens: list[tuple[int, int]]) -> Trial:
 
 
 class RandomWeights:
-    """In the place of a checkpoint's `WeightReader`: the decoder's tensors, of the right shapes."""
+    """Random tensors of a decoder's shapes, in place of a checkpoint's `WeightReader`."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
         self.dtype, self.device = dtype, torch.device("cpu")
@@ -136,7 +136,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def step_trials(models: Sequence[str]) -> Iterator[Trial]:
-    """A decoder's whole step: decodes at a context of 256 tokens, and prompts."""
+    """Yield a decoder's whole step: decodes at a context of 256 tokens, and prompts."""
     for name, dtype in itertools.product(models, (torch.bfloat16, torch.float32)):
         config = parse_decoder_config(MODELS[name], Path(name))
         cpp = build_cpu_decoder(config, RandomWeights(config, dtype))  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def step_trials(models: Sequence[str]) -> Iterator[Trial]:
 
 
 def step_inputs(spec: ModelSpec, sequences: int, query_len: int, context: int) -> tuple[Any, ...]:
-    """The arguments of `CausalModel.forward`: the last `query_len` tokens of as many sequences of `context`."""
+    """Return arguments of `CausalModel.forward`: the last `query_len` tokens of as many sequences of `context`."""
     blocks_each = -(-context // BLOCK_SIZE)
     tables = torch.randperm(sequences * blocks_each).int().view(sequences, -1)
     positions = torch.arange(context - query_len, context)
@@ -178,7 +178,7 @@ def step_inputs(spec: ModelSpec, sequences: int, query_len: int, context: int) -
 
 
 def measure(trial: Trial, seconds: float) -> dict[str, object]:
-    """Run both in turns for `seconds`; microseconds of one call."""
+    """Run both in turns for `seconds`; return the microseconds of one call."""
     samples: tuple[list[float], list[float]] = ([], [])
     sides = list(zip((trial.ours, trial.torchs), samples, strict=True))
     for run, _ in sides:
@@ -201,7 +201,7 @@ def measure(trial: Trial, seconds: float) -> dict[str, object]:
 
 
 def machine() -> dict[str, object]:
-    """What the figures belong to."""
+    """Return a description of the machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -217,7 +217,7 @@ TRIALS: dict[str, Callable[[Sequence[str]], Iterator[Trial]]] = {
 
 
 def main() -> None:
-    """Measure what was asked for, and print a line for each shape."""
+    """Measure the requested kernels, and print a line for each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", choices=[*TRIALS], action="append", help="only this one; may be repeated")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each shape")

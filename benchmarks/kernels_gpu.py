@@ -1,8 +1,8 @@
 """Time every Triton kernel on this machine's GPU: `python benchmarks/kernels_gpu.py [--kernel NAME] [--output FILE]`.
 
 One JSON line per kernel and shape: time at the 20th, 50th and 80th percentile, the bytes that the operation has to move
-(each input read once, each output written once), and the rate that makes at the median. The L2 cache is
-flushed between runs. The first line is a plain copy of 1 GiB: what this card gives, to hold the others against.
+(each input read once, each output written once), and the resulting rate at the median. The L2 cache is flushed between
+runs. The first line is a plain copy of 1 GiB, as the reference for the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Trial:
 
 @attrs.frozen
 class Heads:
-    """The attention of a model, and its width."""
+    """Attention heads of a model, and their width."""
 
     model: str
     num_heads: int
@@ -69,14 +69,14 @@ MODELS = (
 
 
 def copy_trials() -> Iterator[Trial]:
-    """What the memory gives at best."""
+    """Yield a plain copy, the best rate of the memory."""
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     yield Trial("copy", {"bytes": len(source)}, lambda: target.copy_(source), 2 * source.nbytes)
 
 
 def elementwise_trials(model: Heads, num_tokens: int) -> Iterator[Trial]:
-    """Everything between the matrix products of one layer."""
+    """Yield all operations between the matrix products of one layer."""
     shape: dict[str, int | str] = {"model": model.model, "tokens": num_tokens}
     x, residual = randn(num_tokens, model.hidden), randn(num_tokens, model.hidden)
     weight = randn(model.hidden)
@@ -103,7 +103,7 @@ def elementwise_trials(model: Heads, num_tokens: int) -> Iterator[Trial]:
 
 
 def attention_trials(model: Heads) -> Iterator[Trial]:
-    """Decodes of small and large batches, whole prompts, and a step that mixes them."""
+    """Yield decodes of small and large batches, whole prompts, and a step that mixes them."""
     for batch, context in ((1, 128), (1, 1024), (1, 16384), (8, 1024), (32, 1024), (128, 1024), (256, 1024)):
         yield attention_trial(model, "decode", [(1, context)] * batch)
     for length in (512, 2048, 8192):
@@ -112,7 +112,7 @@ def attention_trials(model: Heads) -> Iterator[Trial]:
 
 
 def attention_trial(model: Heads, kind: str, lens: list[tuple[int, int]]) -> Trial:
-    """One step over sequences of (query length, sequence length), their blocks scattered over the cache."""
+    """Make one step over sequences of (query length, sequence length), their blocks scattered over the cache."""
     query_lens, seq_lens = zip(*lens, strict=True)
     blocks_each = [-(-seq_len // BLOCK_SIZE) for seq_len in seq_lens]
     keys, values = (randn(sum(blocks_each), BLOCK_SIZE, model.num_kv_heads, model.head_dim) for _ in range(2))
@@ -144,12 +144,12 @@ def attention_trial(model: Heads, kind: str, lens: list[tuple[int, int]]) -> Tri
 
 
 def randn(*shape: int) -> Tensor:
-    """Normal numbers in the benchmark's dtype, on the GPU."""
+    """Return normal numbers in the benchmark's dtype, on the GPU."""
     return torch.randn(*shape, device="cuda").to(DTYPE)
 
 
 def all_trials() -> Iterator[Trial]:
-    """Every trial; each one's tensors are made when it is reached, and freed after it."""
+    """Yield every trial; its tensors are made when it is reached, and freed after it."""
     yield from copy_trials()
     for model in MODELS:
         for num_tokens in TOKENS:
@@ -158,7 +158,7 @@ def all_trials() -> Iterator[Trial]:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured with."""
+    """Return a description of the machine and the versions."""
     import triton
 
     return {
@@ -173,7 +173,7 @@ def machine() -> dict[str, str]:
 
 
 def first_line(*command: str) -> str:
-    """What a program says first; "unknown" where it is missing or fails."""
+    """Return the first line of a program's output; "unknown" if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return "unknown"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -181,7 +181,7 @@ def first_line(*command: str) -> str:
 
 
 def measure(trial: Trial) -> dict[str, Any]:
-    """Run it until the spread is known; milliseconds, and what they mean."""
+    """Run a trial until the spread is known; return milliseconds and rates."""
     import triton
 
     p20, p50, p80 = triton.testing.do_bench(trial.run, warmup=50, rep=200, quantiles=[0.2, 0.5, 0.8])

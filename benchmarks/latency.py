@@ -1,20 +1,20 @@
-"""How long one waits: for tokens, beside other engines; and others: the event loop, and answers beside long prompts.
+"""Measure latencies: of tokens, beside other engines; of the event loop; and of answers beside long prompts.
 
     python benchmarks/latency.py [--part answers loop chunks] [--model llama-15m] [--dtype bfloat16]
                                  [--vllm PYTHON] [--llama-cpp PYTHON] [--rate 4] [--rounds 2]
                                  [--runner thread process] [--seconds 5]
 
 `answers`: from a request to its first token and from one token to the next, in milliseconds, of triolet and of each
-engine whose Python is named, in turns and in one run as in throughput.py. First of requests one at a time; then of
-requests that come as a Poisson process of so many a second (`--rate`), whether those before them are done or not: an
+engine whose Python is given, in turns and in one run as in throughput.py. First for requests one at a time; then for
+requests that arrive as a Poisson process of so many a second (`--rate`), whether those before them are done or not: an
 open loop, in which a time counts from when the request was due. 128 tokens in, 128 out for one, 64 for many. vLLM's
-engine runs in its process without the process of its own that its asynchronous face puts it into, and takes what has
-come in before each step: on two cores that is its faster way.
-`loop`: a task in the program's own event loop sleeps for a millisecond again and again while eight answers are being
-given; what counts is how late it wakes, in milliseconds. The floor is the same without an engine at work.
-`chunks`: one answer is read while prompts of 1,000 tokens come in, one after the other, with prompt chunks of at most
-64, 256 and 512 tokens a step (`max_num_batched_tokens`); what counts are the gaps between the answer's tokens, in
-milliseconds, and the time to the first token of the long prompts. The floor is the answer alone.
+engine runs in its worker process without the further process of its asynchronous interface, and admits what has arrived
+before each step: on two cores that is the faster way.
+`loop`: a task in the program's own event loop sleeps for a millisecond repeatedly while eight answers are generated;
+the result is how late it wakes, in milliseconds. The floor is the same without an engine at work.
+`chunks`: one answer is read while prompts of 1,000 tokens arrive, one after the other, with prompt chunks of at most
+64, 256 and 512 tokens a step (`max_num_batched_tokens`); the results are the gaps between the answer's tokens, in
+milliseconds, and the time to first token of the long prompts. The floor is the answer alone.
 One JSON line per measurement, then tables.
 """
 
@@ -59,21 +59,21 @@ COLUMNS = {
 
 
 def endless(max_tokens: int) -> SamplingParams:
-    """A greedy answer of that many tokens."""
+    """Return parameters of a greedy answer of that many tokens."""
     return SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
 
 
 def prompt(engine: Engine, length: int, seed: int) -> list[int]:
-    """Token ids that nothing else begins with."""
+    """Return token ids that no other prompt begins with."""
     dice = random.Random(seed)
     return [dice.randrange(engine.model_info.vocab_size) for _ in range(length)]
 
 
 @asynccontextmanager
 async def answering(engine: Engine, count: int) -> AsyncIterator[None]:
-    """While `count` answers are being given."""
+    """Keep `count` answers running in this scope."""
 
     async def read(number: int) -> None:
         while True:
@@ -89,7 +89,7 @@ async def answering(engine: Engine, count: int) -> AsyncIterator[None]:
 
 
 async def lateness_ms(seconds: float) -> dict[str, float]:
-    """How late a task wakes that sleeps for a millisecond."""
+    """Measure how late a task wakes that sleeps for a millisecond."""
     late = []
     end = trio.current_time() + seconds
     while (now := time.perf_counter()) and trio.current_time() < end:
@@ -99,7 +99,7 @@ async def lateness_ms(seconds: float) -> dict[str, float]:
 
 
 async def loop_lines(folder: Path, runner: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The event loop's lateness, idle and at work."""
+    """Return the event loop's lateness, idle and at work."""
     async with triolet.open_engine(model=str(folder), runner=runner, max_num_seqs=8) as engine:
         idle = await lateness_ms(min(1.0, arguments.seconds))
         async with answering(engine, 8):
@@ -109,7 +109,7 @@ async def loop_lines(folder: Path, runner: str, arguments: argparse.Namespace) -
 
 
 async def gaps_ms(engine: Engine, seconds: float, seed: int) -> list[float]:
-    """Between the tokens of one answer."""
+    """Return the gaps between the tokens of one answer."""
     gaps: list[float] = []
     async with engine.generate(prompt(engine, 32, seed), endless(3000)) as stream:
         last = None
@@ -123,7 +123,7 @@ async def gaps_ms(engine: Engine, seconds: float, seed: int) -> list[float]:
 
 
 async def chunk_lines(folder: Path, runner: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The gaps of an answer beside long prompts, for chunks of several sizes."""
+    """Return the gaps of an answer beside long prompts, for chunks of several sizes."""
     lines = []
     for chunk in CHUNKS:
         config: dict[str, Any] = {"max_num_batched_tokens": chunk, "enable_prefix_caching": False}
@@ -150,7 +150,7 @@ async def chunk_lines(folder: Path, runner: str, arguments: argparse.Namespace) 
 
 
 async def answer_lines(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What a request waits for, of each engine: alone, and beside others."""
+    """Return the latencies of requests for each engine: alone, and beside others."""
     vocab_size = MODELS[arguments.model]["vocab_size"]
     wanted = Wanted(
         folder=folder,
@@ -171,7 +171,7 @@ async def answer_lines(folder: Path, arguments: argparse.Namespace) -> list[dict
 async def waits(
     found: Sequence[Side], jobs_of_round: Callable[[int], Sequence[Job]], num_rounds: int
 ) -> list[dict[str, Any]]:
-    """A line for each engine."""
+    """Return a line for each engine."""
     others = OthersAtWork(peer_pids(found))
     rounds = await in_turns(found, jobs_of_round, num_rounds)
     num_cpus = others.num_cpus()
@@ -182,7 +182,7 @@ async def waits(
 
 
 def waited_ms(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Percentiles over all requests and over all gaps, and how many there are of each."""
+    """Return percentiles over all requests and over all gaps, and their numbers."""
     ttft_ms = [1e3 * first for each in rounds for first in each.ttft_s]
     itl_ms = [1e3 * gap for each in rounds for gap in each.itl_s]
     named = {"ttft": percentiles(ttft_ms), "itl": percentiles(itl_ms)}
@@ -191,7 +191,7 @@ def waited_ms(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 async def measure(folder: Path, part: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All lines of a part."""
+    """Return all lines of a part."""
     lines = []
     match part:
         case "answers":

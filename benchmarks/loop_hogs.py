@@ -1,11 +1,11 @@
-"""Who keeps the event loop from the others: the longest task steps under many streams while a long prompt comes in.
+"""Find the longest task steps of the event loop under many streams while a long prompt arrives.
 
     python benchmarks/loop_hogs.py [--streams N] [--tokens N] [--prompt-chars N] [--rounds N] [--output FILE]
 
-The model is a stand-in that takes `--step-ms` for a step and no processor, so that what is measured is the engine:
+The model is a stand-in that takes `--step-ms` for a step and no processor, so that the engine alone is measured:
 scheduler, detokenizer, streams, and the real tokenizer of triolet-nano. Each round is run twice, in turns: without the
-long prompt and with it. Prints one JSON line per run: task steps, those over 10 ms, the longest and whose it was, the
-same in processor time, and the gaps between the tokens of a stream.
+long prompt and with it. Prints one JSON line per run: task steps, those over 10 ms, the longest and the name of its
+task, the same in processor time, and the gaps between the tokens of a stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORDS = "the a dog fox boat king went to sea and came back with 12 34 apples, pe
 
 
 class Work(trio.abc.Instrument):
-    """Processor time of the same steps: on a busy machine they last longer than they work."""
+    """Processor time of the same steps: on a busy machine wall time is longer."""
 
     def __init__(self) -> None:
         self.num_long, self.longest_s, self._last_s = 0, 0.0, time.thread_time()

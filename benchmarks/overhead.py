@@ -1,12 +1,11 @@
-"""What the engine itself costs per step: scheduler, channels, detokenizer, streams and readers around a model that
-does nothing.
+"""Measure the engine's own cost per step: scheduler, channels, detokenizer, streams and readers around an idle model.
 
     python benchmarks/overhead.py [--batch 1 32] [--runner inline] [--tokens 400] [--rounds 5] [--output results.jsonl]
 
-The model gives token after token at once, so that all the time there is is the engine's. Every request is read by a
-task of its own, as its user would read it, and its text is made with triolet-nano's tokenizer. A round gives the
-microseconds per step, as wall clock and as processor time of the whole process; a line has the best and the median of
-the rounds, and the bound beside them: 150 microseconds a step for one request, 25 per sequence for 32.
+The model returns tokens at once, so all time is the engine's. Every request is read by a task of its own, and its text
+is made with triolet-nano's tokenizer. A round gives the microseconds per step, as wall clock and as processor time of
+the whole process; a line has the best and the median of the rounds, and the bound beside them: 150 microseconds a step
+for one request, 25 per sequence for 32.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ BOUND_1_US, BOUND_32_US = 150.0, 25.0
 
 
 class Idle:
-    """A runner that computes nothing: its tokens are drawn beforehand."""
+    """Runner that computes nothing: its tokens are drawn beforehand."""
 
     def __init__(self, vocab_size: int) -> None:
         dice = random.Random(0)
@@ -50,7 +49,7 @@ class Idle:
         self._counts: dict[int, int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Answer every row that is to be sampled."""
+        """Return a token for every row that is to be sampled."""
         for start in plan.starts:
             self._rows[start.row_id] = start
             self._counts[start.row_id] = len(start.output_token_ids)
@@ -64,7 +63,6 @@ class Idle:
         return StepResult(plan.step_id, tuple(tokens))
 
     def reset(self) -> None:
-        """Forget the rows."""
         self._rows.clear()
 
 
@@ -77,7 +75,7 @@ class Round:
 
 
 def make_executor(runner: str, vocab_size: int) -> Executor:
-    """An idle model in the loop or in its own thread."""
+    """Return an idle model in the loop or in a thread of its own."""
     info = ModelInfo(
         folder=str(PATH),
         architecture="Idle",
@@ -99,7 +97,7 @@ def make_executor(runner: str, vocab_size: int) -> Executor:
 
 @asynccontextmanager
 async def open_idle_engine(runner: str, max_num_seqs: int) -> AsyncGenerator[Engine]:
-    """An engine whose model costs nothing."""
+    """Open an engine around an idle model."""
     tokenizer = load_tokenizer(PATH)
     assert tokenizer is not None
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, enable_prefix_caching=True)
@@ -110,7 +108,7 @@ async def open_idle_engine(runner: str, max_num_seqs: int) -> AsyncGenerator[Eng
 
 
 async def run_round(engine: Engine, batch: int, num_tokens: int) -> Round:
-    """All requests at once; the steps are counted by the engine."""
+    """Run all requests at once; the engine counts the steps."""
     params = SamplingParams(
         temperature=0, max_tokens=num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
@@ -133,7 +131,7 @@ async def run_round(engine: Engine, batch: int, num_tokens: int) -> Round:
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One line per batch size; the sizes take turns."""
+    """Return one line per batch size; the sizes take turns."""
     rounds: dict[int, list[Round]] = {batch: [] for batch in arguments.batch}
     async with open_idle_engine(arguments.runner, max(arguments.batch)) as engine:
         for number in range(arguments.rounds + 1):
@@ -145,7 +143,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def line(batch: int, rounds: list[Round], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What one batch size took."""
+    """Return the results of one batch size."""
     return {
         "bench": "overhead",
         "runner": arguments.runner,

@@ -1,4 +1,4 @@
-"""What rounded weights lose: logits of the same tokens, in float32, bfloat16 and with quantization int8 and int4.
+"""Measure the loss of quantized weights: logits of the same tokens in float32, bfloat16, int8 and int4.
 
     python benchmarks/quantization.py [--model triolet-nano llama-160m] [--output results.jsonl]
 
@@ -41,7 +41,7 @@ KINDS = (
 
 
 async def answers(folder: Path, is_trained: bool) -> list[tuple[list[int], list[int]]]:
-    """Prompts and the float32 model's answers to them, as ids."""
+    """Return prompts with the float32 model's answers to them, as ids."""
     dice = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=not is_trained)
     async with triolet.open_engine(model=str(folder), dtype="float32", runner="inline") as engine:
@@ -54,7 +54,7 @@ async def answers(folder: Path, is_trained: bool) -> list[tuple[list[int], list[
 
 
 def logits_of(model: CpuDecoder, ids: list[int]) -> Tensor:
-    """[len(ids), vocab_size] float32."""
+    """Return float32 logits, [len(ids), vocab_size]."""
     block_size, count = 16, len(ids)
     num_blocks = -(-count // block_size)
     device = torch.device("cpu")
@@ -72,7 +72,7 @@ def logits_of(model: CpuDecoder, ids: list[int]) -> Tensor:
 
 
 def compare(name: str, folder: Path) -> list[dict[str, Any]]:
-    """A line per kind of weights."""
+    """Return a line per kind of weights."""
     pairs = trio.run(answers, folder, name == NANO)
     truths: list[Tensor] = []
     lines = []
@@ -100,7 +100,7 @@ def compare(name: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def losses(truth: Tensor, found: Tensor, told: Tensor) -> dict[str, float]:
-    """Of logits [positions, vocab_size], beside true ones and the tokens that followed."""
+    """Compare logits [positions, vocab_size] with the reference and with the tokens that followed."""
     right, ours = truth.log_softmax(dim=1), found.log_softmax(dim=1)
     return {
         "distance": ((found - truth).norm() / truth.norm()).item(),

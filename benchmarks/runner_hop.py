@@ -1,9 +1,9 @@
-"""What it costs that the model runs elsewhere: a step that computes nothing, through each executor in one run.
+"""Measure the cost of each executor: a step that computes nothing, through all of them in one run.
 
     python benchmarks/runner_hop.py [--steps N] [--rows N ...]
 
-The three executors take turns, a few hundred steps each, so that whatever else the machine does hits all alike. A step
-has one token per row, as a decode does. One JSON line per executor and number of rows.
+The executors take turns, a few hundred steps each, so that other load on the machine affects all alike. A step has one
+token per row, as a decode does. One JSON line per executor and number of rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SERVE = "--serve"  # the word that makes this program the process of the runner
 
 
 class Idle:
-    """A runner that gives the same token for every row."""
+    """Runner that returns the same token for every row."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = tuple(SampledToken(f"request-{row.row_id}", 1, row.start, 17) for row in plan.rows)
         return StepResult(plan.step_id, tokens)
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: no state is kept."""
 
 
 def info() -> ModelInfo:
@@ -61,7 +61,7 @@ def load(on_progress: OnProgress) -> tuple[Idle, ModelInfo]:
 
 
 def decode(step_id: int, num_rows: int) -> StepPlan:
-    """Every sixteenth row needs another block."""
+    """Return a plan in which every sixteenth row needs another block."""
     rows = (
         PlanRow(row, 1000 + step_id, 1, (row,) if (row + step_id) % 16 == 0 else (), True)
         for row in range(num_rows)
@@ -70,7 +70,7 @@ def decode(step_id: int, num_rows: int) -> StepPlan:
 
 
 async def time_steps(executor: Executor, plans: list[StepPlan]) -> list[float]:
-    """Microseconds per step."""
+    """Return the microseconds per step."""
     took_us = []
     for plan in plans:
         began = time.perf_counter_ns()
@@ -101,7 +101,7 @@ async def measure(num_rows: int, num_steps: int) -> Iterator[dict[str, object]]:
 
 
 def ignore(progress: LoadProgress) -> None:
-    """Nothing is loaded."""
+    """Ignore progress: nothing is loaded."""
 
 
 def spread(took_us: list[float]) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""What the server costs over the engine: the same requests embedded, and over HTTP from another process.
+"""Measure the cost of the server over the engine: the same requests embedded, and over HTTP from another process.
 
     python benchmarks/serve.py [--model llama-15m] [--clients 1 8 32] [--tokens 128] [--rounds 3]
 
 Each client sends `/v1/completions` with `stream` for 128 prompt tokens and reads the events to the end. The floor is
-the engine in the measuring program itself, with the runner in a process, as the server has it. Both take turns. One
-JSON line per number of clients and side, then a table: tokens per second, time to first token and between tokens.
+the engine in the measuring program itself, with the runner in a process, as in the server. Both take turns. One JSON
+line per number of clients and side, then a table: tokens per second, time to first token and between tokens.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PROMPT_TOKENS = 128
 
 @attrs.define
 class Times:
-    """When the tokens of one answer came, seconds."""
+    """Times of one answer's tokens, seconds."""
 
     asked: float
     tokens: list[float] = attrs.field(factory=list)
 
     def note(self) -> None:
-        """A token is here."""
+        """Note the time of a token."""
         self.tokens.append(time.perf_counter())
 
 
@@ -50,7 +50,7 @@ One = Callable[[list[int], Times], Awaitable[None]]
 
 @contextmanager
 def serving(folder: Path) -> Any:
-    """A server on a free port; its address."""
+    """Run a server on a free port in this scope; yield its address."""
     command = [sys.executable, "-m", "triolet", "serve", "--port", "0", "--model", str(folder)]
     command += ["--max-num-seqs", "32", "--no-enable-prefix-caching"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -65,7 +65,7 @@ def serving(folder: Path) -> Any:
 
 
 async def over_http(address: Any, num_tokens: int, ids: list[int], times: Times) -> None:
-    """One streamed completion, read line by line."""
+    """Read one streamed completion line by line."""
     body = {"model": "model", "prompt": ids, "stream": True, "temperature": 0, "max_tokens": num_tokens}
     text = json.dumps({**body, "ignore_eos": True})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
@@ -85,7 +85,7 @@ async def over_http(address: Any, num_tokens: int, ids: list[int], times: Times)
 
 
 async def embedded(engine: Engine, num_tokens: int, ids: list[int], times: Times) -> None:
-    """One answer of the engine in this program."""
+    """Read one answer of the engine in this program."""
     params = SamplingParams(
         temperature=0, max_tokens=num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
@@ -95,7 +95,7 @@ async def embedded(engine: Engine, num_tokens: int, ids: list[int], times: Times
 
 
 async def run_round(one: One, clients: int, vocab_size: int) -> tuple[float, list[Times]]:
-    """All clients at once: seconds, and when their tokens came."""
+    """Run all clients at once; return the seconds and the times of their tokens."""
     dice = random.Random(clients)
     prompts = [[dice.randrange(vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(clients)]
     began = time.perf_counter()
@@ -107,7 +107,7 @@ async def run_round(one: One, clients: int, vocab_size: int) -> tuple[float, lis
 
 
 async def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line per side and number of clients."""
+    """Return a line per side and number of clients."""
     vocab_size, num_tokens = MODELS[arguments.model]["vocab_size"], arguments.tokens
     rounds: dict[tuple[int, str], list[tuple[float, list[Times]]]] = {}
     with serving(folder) as address:
@@ -133,7 +133,7 @@ async def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str,
 def line(
     side: str, clients: int, rounds: list[tuple[float, list[Times]]], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """What one side took."""
+    """Return the results of one side."""
     answers = [times for _, all_times in rounds for times in all_times]
     first_ms = [1e3 * (times.tokens[0] - times.asked) for times in answers]
     gaps_ms = [

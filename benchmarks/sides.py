@@ -1,4 +1,4 @@
-"""The engines of a comparison: loaded side by side, and measured in turns."""
+"""The engines of a comparison, loaded side by side and measured in turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_PAUSE_S = 10.0
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """Which engines, and of what.
+    """Options of a comparison: its engines and its model.
 
     Args:
         folder: of the model.
@@ -64,7 +64,7 @@ class Side:
 
 @asynccontextmanager
 async def open_sides(wanted: Wanted) -> AsyncIterator[list[Side]]:
-    """All engines that are asked for, loaded."""
+    """Load all requested engines for this scope."""
     async with AsyncExitStack() as stack:
         found = []
         for quantization in wanted.quantization:
@@ -110,16 +110,16 @@ def _peers(wanted: Wanted) -> list[tuple[Peer, dict[str, Any]]]:
 
 
 def peer_pids(found: Sequence[Side]) -> list[int]:
-    """Processes that are part of the measurement."""
+    """Return the ids of all processes that are part of the measurement."""
     return [side.peer.pid for side in found if side.peer is not None]
 
 
 async def in_turns(
     found: Sequence[Side], jobs_of_round: Callable[[int], Sequence[Job]], num_rounds: int
 ) -> list[list[Round]]:
-    """What the rounds took each engine. A round more is run, the first one, which does not count.
+    """Measure each engine in every round, in turns. A further round, the first one, does not count.
 
-    A turn begins when this process is quiet: what triolet has left to do is not to disturb the next engine.
+    A turn begins when this process is idle, so that the end of triolet's turn does not disturb the next engine.
     """
     rounds: list[list[Round]] = [[] for _ in found]
     for number in range(num_rounds + 1):
@@ -131,7 +131,7 @@ async def in_turns(
 
 
 async def _quiet() -> None:
-    """Until this process has next to nothing to do."""
+    """Wait until this process is nearly idle."""
     with trio.move_on_after(MAX_PAUSE_S):
         share = 1.0
         while share > QUIET_SHARE:

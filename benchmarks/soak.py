@@ -1,12 +1,12 @@
-"""Send a million requests through the real actors, with a stand-in for the model: what of them stays behind?
+"""Send a million requests through the real actors, with a stand-in for the model, and look for leaks.
 
     python benchmarks/soak.py [--requests N] [--clients N] [--seconds S] [--output FILE]
 
-Clients ask, one request after the other; most read to the end, some leave early, some are cancelled, some have a
-deadline. At every tenth of the way all is brought to rest and counted: memory of the process, blocks, living objects
-by type. Prints one JSON line per tenth, and one for all of them; exits with 1 if memory has grown by 50 MiB or more
-since the first tenth, if a block is missing, or if there are more objects of a type than there were, by more than a
-hundred. The cache has few blocks, all of them in use long before the first tenth: what it remembers is no growth.
+Clients send one request after the other; most read to the end, some leave early, some are cancelled, some have a
+deadline. After every tenth the load is stopped and counted: memory of the process, blocks, living objects by type.
+Prints one JSON line per tenth, and one for all of them; exits with 1 if memory has grown by 50 MiB or more since the
+first tenth, if a block is missing, or if the objects of a type have grown by more than a hundred. The cache has few
+blocks, all of them in use long before the first tenth, so that its content is no growth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @attrs.frozen
 class Count:
-    """What there was when all was at rest.
+    """Counts while no request runs.
 
     Args:
         num_requests: so far.

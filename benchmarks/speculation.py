@@ -1,11 +1,11 @@
-"""Tokens per step and per second with drafts and without, on the same requests, in one run.
+"""Measure tokens per step and per second with and without drafts, on the same requests, in one run.
 
     python benchmarks/speculation.py [--model llama-15m] [--workload loop] [--batch 1] [--drafts 4] [--rounds 3]
 
-Workloads: `loop` is greedy answers of a model of random weights, which soon go round in circles: the best that there
-is for n-gram look-ups. `free` is drawn at temperature 1, where nothing repeats: what drafts cost when they are of no
-use. The two engines take turns, round by round; the answers are compared, and have to be the same.
-One JSON line per engine, then a table.
+Workloads: `loop` is greedy answers of a model of random weights, which soon repeat themselves: the best case of n-gram
+look-ups. `free` is drawn at temperature 1, where nothing repeats: the cost of drafts that are never accepted. The two
+engines take turns, round by round; the answers are compared, and must be the same. One JSON line per engine, then a
+table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {"loop": {"temperature": 0}, "free": {"te
 
 @attrs.frozen
 class Round:
-    """What one run through the requests took.
+    """Results of one run through the requests.
 
     Args:
         elapsed_s: seconds.
@@ -46,7 +46,7 @@ class Round:
 
 
 async def run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> Round:
-    """All requests at once."""
+    """Run all requests at once."""
     token_ids: list[tuple[int, ...]] = [()] * len(prompts)
     num_steps, began_s = engine.statistics().steps, time.perf_counter()
 
@@ -60,7 +60,7 @@ async def run(engine: Engine, prompts: list[list[int]], params: SamplingParams) 
 
 
 async def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line of results per engine."""
+    """Return a line of results per engine."""
     dice = random.Random(0)
     vocab_size = MODELS[arguments.model]["vocab_size"]
     prompts = [[dice.randrange(vocab_size) for _ in range(NUM_IN)] for _ in range(arguments.batch)]
@@ -88,7 +88,7 @@ async def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str,
 
 
 def summary(rounds: list[Round]) -> dict[str, Any]:
-    """Medians over the rounds, with the spread."""
+    """Return medians over the rounds, with the spread."""
     num_tokens = sum(map(len, rounds[0].token_ids))
     seconds = [each.elapsed_s for each in rounds]
     return {

@@ -1,4 +1,4 @@
-"""A model runner that takes no processor: what is measured with it is everything else."""
+"""Stand-in for a model runner that uses no processor, to measure everything else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triolet.nano import PATH
 
 
 class StandIn:
-    """An executor that answers with any tokens.
+    """Executor that answers with arbitrary tokens.
 
     Args:
         step_s: how long a step takes, seconds.
@@ -59,4 +59,4 @@ class StandIn:
         return StepResult(plan.step_id, tuple(tokens))
 
     def halt(self) -> None:
-        """Every run ends after its first step."""
+        """End every run after its first step."""

@@ -1,13 +1,13 @@
-"""From the start of a process to the first token on its output, and the most memory it took.
+"""Measure the time from the start of a process to its first token, and its peak memory.
 
     python benchmarks/startup.py [--model triolet-nano llama-15m] [--rounds 5] [--vllm PYTHON] [--llama-cpp PYTHON]
                                  [--output results.jsonl]
 
-Each program is started anew in every round, in turns: `triolet generate` with one token wanted; transformers' own
-`generate` in a small script; vLLM and llama.cpp if a Python is named that has them installed (also by the environment:
-BENCH_VLLM, BENCH_LLAMA_CPP), with room for few tokens, so that their memory is that of the model; and, as the floor, a
-Python that imports torch and does nothing. Files are in the page cache and what is compiled is compiled, since a first
-round does not count. A line has the median and the best of the rounds, in seconds, and the peak resident memory.
+Each program is started anew in every round, in turns: `triolet generate` with one token; transformers' own `generate`
+in a small script; vLLM and llama.cpp if a Python is given that has them installed (also by the environment: BENCH_VLLM,
+BENCH_LLAMA_CPP), with room for few tokens, so that their memory is that of the model; and, as the floor, a Python that
+imports torch and does nothing. The first round does not count, so files are in the page cache and code is compiled. A
+line has the median and the best of the rounds, in seconds, and the peak resident memory.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def start(command: list[str]) -> Start:
 
 
 class PeakMemory:
-    """The most memory of a process, looked at every few milliseconds: it may end before anybody asks.
+    """Peak memory of a process, sampled every few milliseconds, since it may end at any time.
 
-    What `wait4` tells of an ended process counts the memory of its parent, too.
+    The peak that `wait4` gives for an ended process includes the memory of its parent.
     """
 
     def __init__(self, pid: int) -> None:
@@ -85,14 +85,14 @@ class PeakMemory:
             self._mib = max([self._mib, *found])
 
     def ended(self) -> float:
-        """The process has ended; MiB."""
+        """Return the peak in MiB after the process has ended."""
         self._is_over.set()
         self._thread.join()
         return self._mib
 
 
 def start_peer(engine: str, python: str, options: dict[str, Any]) -> Start:
-    """From its process's start to its first token."""
+    """Start a peer; return the time from its process's start to its first token."""
     began = time.perf_counter()
     with Peer(engine, python, options) as peer:
         answer = peer.run([(list(range(1, 9)), 1, 0.0)])
@@ -100,7 +100,7 @@ def start_peer(engine: str, python: str, options: dict[str, Any]) -> Start:
 
 
 def programs(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[], Start]]:
-    """What starts each engine."""
+    """Return the command that starts each engine."""
     # As JSON: the text of a token that random weights choose may be empty.
     ids = [
         "-m",
@@ -136,7 +136,7 @@ def programs(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str
 
 
 def measure(name: str, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line for each program."""
+    """Return a line for each program."""
     found = programs(name, folder, arguments)
     starts: dict[str, list[Start]] = {engine: [] for engine in found}
     for number in range(arguments.rounds + 1):
@@ -163,7 +163,7 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> list[dict
 
 
 def add_tokenizer(folder: Path) -> None:
-    """A model of random weights needs some tokenizer to be asked in words: triolet-nano's ids are valid in all."""
+    """Give a model of random weights a tokenizer for text prompts: triolet-nano's ids are valid in all."""
     for file in ("tokenizer.json", "tokenizer_config.json"):
         if (PATH / file).exists():
             (folder / file).write_bytes((PATH / file).read_bytes())

@@ -1,4 +1,4 @@
-"""Tokens per second of triolet and of other engines, on the same model and the same requests, in one run.
+"""Measure tokens per second of triolet and of other engines, on the same model and the same requests, in one run.
 
     python benchmarks/throughput.py [--model llama-15m] [--workload single batch prefix] [--rounds 3]
                                     [--vllm PYTHON] [--llama-cpp PYTHON] [--output results.jsonl]
@@ -7,17 +7,17 @@ Workloads: `single` is one request, 128 tokens in, 128 out. `batch` is 32 reques
 to 256 out. `prefix` is 32 requests that share their first 512 tokens, 32 tokens of their own, 32 out. All greedy; the
 prompts of every round are new.
 
-transformers' `generate` is always there; vLLM and llama.cpp are if a Python is named that has them installed (also by
+transformers' `generate` always takes part; vLLM and llama.cpp do if a Python is given that has them installed (also by
 the environment: BENCH_VLLM, BENCH_LLAMA_CPP). Each of these is a process of its own, and is stopped while others run.
 
-The floor is what the machine needs at least, by torch's own speed at reading memory and multiplying matrices: every
+The floor is the least time on this machine, by torch's own speed at reading memory and multiplying matrices: every
 weight read once a step and multiplied with every token's row; no attention, no sampling, no engine. A greedy token that
-is found without reading the whole head can come sooner.
+is found without reading the whole head can be faster.
 
-All take turns, round by round, so that a machine that gets slower gets slower for all; a line gives the median of the
-rounds, and the fastest and the slowest. transformers gets its requests as one left-padded batch, the fastest way it
-has: it ends when the longest answer does, and only the tokens that were asked for count. Its time to first token and
-between tokens are those of the batch. One JSON line per engine, then a table.
+All take turns, round by round, so that a machine that slows down does so for all; a line gives the median of the
+rounds, and the fastest and the slowest. transformers gets its requests as one left-padded batch, its fastest way: it
+ends with the longest answer, and only the requested tokens count. Its time to first token and between tokens are those
+of the batch. One JSON line per engine, then a table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Tell = Callable[[Sequence[dict[str, Any]]], None]
 
 
 async def measure(folder: Path, arguments: argparse.Namespace, tell: Tell) -> None:
-    """Tell lines for each engine, workload by workload."""
+    """Yield lines for each engine, workload by workload."""
     wanted = Wanted(
         folder=folder,
         model=arguments.model,
@@ -61,7 +61,7 @@ async def measure(folder: Path, arguments: argparse.Namespace, tell: Tell) -> No
 async def compare(
     found: Sequence[Side], folder: Path, workload: str, arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """A line for each engine."""
+    """Return a line for each engine."""
     vocab_size = MODELS[arguments.model]["vocab_size"]
     jobs = make_jobs(workload, vocab_size, 0)
     floor = partial(

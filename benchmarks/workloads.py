@@ -1,4 +1,4 @@
-"""The requests that engines are compared by, and what is said of a run through them."""
+"""Requests that engines are compared by, and the summary of a run through them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_KV_TOKENS = 16_384  # what every engine is given room for, all sequences tog
 
 @attrs.frozen
 class Job:
-    """One request: the prompt's ids, how many tokens are wanted, and when it comes, seconds from the beginning."""
+    """One request: the prompt's ids, the number of tokens, and its arrival, seconds from the beginning."""
 
     prompt: list[int]
     num_tokens: int
@@ -26,7 +26,7 @@ class Job:
 
 @attrs.frozen
 class Round:
-    """What one run through a workload took.
+    """Results of one run through a workload.
 
     Args:
         elapsed_s: from the first request to the last token, seconds.
@@ -40,7 +40,7 @@ class Round:
 
 
 def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
-    """The workload's requests.
+    """Return the workload's requests.
 
     Args:
         workload: single, batch or prefix.
@@ -65,7 +65,7 @@ def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
 
 
 def arriving_jobs(rate: float, count: int, vocab_size: int, number: int) -> list[Job]:
-    """Requests that come one after another, whether those before them are done or not: 128 tokens in, 64 out.
+    """Return requests that arrive one after another, whether those before them are done or not: 128 tokens in, 64 out.
 
     Args:
         rate: requests a second, in the mean; the gaps are those of a Poisson process.
@@ -82,7 +82,7 @@ def arriving_jobs(rate: float, count: int, vocab_size: int, number: int) -> list
 
 
 def summary(jobs: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:
-    """Medians over the rounds, with the spread."""
+    """Return medians over the rounds, with the spread."""
     num_out = sum(job.num_tokens for job in jobs)
     num_all = num_out + sum(len(job.prompt) for job in jobs)
     seconds = [each.elapsed_s for each in rounds]
@@ -102,7 +102,7 @@ def summary(jobs: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def floor_tokens_per_s(jobs: Sequence[Job], num_parameters: int, dtype: torch.dtype, *, shared: int) -> float:
-    """Output tokens per second that no engine can exceed with these weights; `shared` tokens are read once for all."""
+    """Return an upper bound of output tokens per second with these weights; `shared` tokens are read once for all."""
     num_bytes = num_parameters * dtype.itemsize
     prefill = sum(len(job.prompt) - shared for job in jobs) + shared
     num_out = sum(job.num_tokens for job in jobs)

@@ -1,7 +1,7 @@
 """Answer a file of prompts, one a line, and print one JSON line each, in the order in which they finish.
 
-However long the file is, no more than `--workers` requests are under way: each worker takes the next prompt when it
-has finished the last. A prompt that can not be answered becomes a line that says why; the others go on.
+However long the file is, at most `--workers` requests run: each worker takes the next prompt when it has finished the
+last. A prompt that cannot be answered becomes a line with the error; the others continue.
 
 python examples/batch.py [--model PATH_OR_HUB_ID] [--workers N] [FILE]
 """

@@ -1,4 +1,4 @@
-"""Leaving the scope is the abort: the KV blocks before, during and after, three times over.
+"""Leave the scope of a stream, which aborts its request, and print the KV blocks before, during and after, three times.
 
 Blocks that the step in flight still writes are quarantined until it ends, a few milliseconds later.
 
@@ -11,7 +11,7 @@ import trio
 
 import triolet
 
-LONG = triolet.SamplingParams(max_tokens=2000, ignore_eos=True)  # nobody waits for the end of this
+LONG = triolet.SamplingParams(max_tokens=2000, ignore_eos=True)  # left long before its end
 ONE_TOKEN = triolet.SamplingParams(max_tokens=1)
 
 
@@ -25,7 +25,7 @@ def show(when: str, engine: triolet.Engine) -> None:
 
 
 async def read(engine: triolet.Engine, num_outputs: int) -> None:
-    """Read a few outputs of an answer that would go on for long, then simply leave."""
+    """Read a few outputs of a long answer, then simply leave."""
     async with engine.generate("Once upon a time", LONG) as stream:
         async for _ in stream:
             num_outputs -= 1

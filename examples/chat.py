@@ -1,4 +1,4 @@
-"""A conversation: the messages so far are the prompt, and their KV is found again in the prefix cache.
+"""Hold a conversation: the messages so far are the prompt, and the prefix cache has their KV.
 
 python examples/chat.py [--model PATH_OR_HUB_ID]
 """

@@ -1,4 +1,4 @@
-"""Many requests at once: a nursery starts them, the engine computes them together, step by step.
+"""Run many requests at once: a nursery starts them, the engine computes them together, step by step.
 
 python examples/concurrent_requests.py [--model PATH_OR_HUB_ID]
 """

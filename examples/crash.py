@@ -1,8 +1,8 @@
-"""Kill the model runner with -9 in the middle of four stories; every story goes on where it was.
+"""Kill the model runner with -9 in the middle of four stories; every story continues where it was.
 
-The model lives in a process of its own (runner="process"). Its supervisor sees it die and starts another one, which
-computes the four stories so far again, from the journal, and goes on. The same four are told once more in peace, to
-compare.
+The model runs in a process of its own (runner="process"). Its supervisor notices the death and starts another process,
+which computes the four stories so far again, from the journal, and continues. The same four are generated once more
+without a crash, to compare.
 
 python examples/crash.py [--model PATH_OR_HUB_ID]
 """
@@ -61,7 +61,7 @@ async def main(model: str | None) -> None:
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """The supervisor reports a crash with its traceback; here one line is enough."""
+    """Log a crash in one line instead of a traceback."""
     record.exc_info = None
     return True
 

@@ -1,7 +1,7 @@
-"""Two ways to give a request only so much time, and what is left of its answer.
+"""Limit the time of a request in two ways, and print the part of the answer that there is.
 
-A cancel scope takes the reader away: the request is aborted, and what was read is the reader's. A `deadline` of
-its own lets the request end by itself, with a last output whose finish_reason is `deadline`.
+A cancel scope cancels the reader: the request is aborted, and the reader keeps what it has read. A `deadline` of the
+request ends it normally, with a last output whose finish_reason is `deadline`.
 
 python examples/deadline.py [--model PATH_OR_HUB_ID] [--seconds S]
 """

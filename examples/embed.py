@@ -1,4 +1,4 @@
-"""A model inside a Trio program, in ten lines: what the README shows.
+"""Run a model inside a Trio program, in ten lines, as shown in the README.
 
 python examples/embed.py [--model PATH_OR_HUB_ID]
 """

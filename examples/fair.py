@@ -1,6 +1,7 @@
-"""Two clients share an engine under the policy `fair`: one sends many long requests, the other asks a short question.
+"""Share an engine between two clients under the policy `fair`: one sends many long requests, the other a short
+question.
 
-The question does not wait for the long ones. While it waits at all, it is shown where it stands.
+The question does not wait for the long requests. While it waits at all, its place in the queue is printed.
 
 python examples/fair.py [--model PATH_OR_HUB_ID] [--policy fair]
 """

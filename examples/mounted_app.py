@@ -1,8 +1,8 @@
-"""A model inside a web app of your own: its routes beside yours, on any ASGI server for Trio.
+"""Mount triolet's routes in a web app of your own, on any ASGI server for Trio.
 
 python examples/mounted_app.py [--stay] [--model PATH_OR_HUB_ID]
 
-Asks itself one question over HTTP and ends; with --stay it serves until Ctrl-C.
+Sends itself one question over HTTP and ends; with --stay it serves until Ctrl-C.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from triolet.server import create_app
 
 
 def app_of(engine: triolet.Engine) -> Starlette:
-    """A route of one's own that uses the engine directly, and all of triolet's below /llm."""
+    """Return an app with a route that uses the engine directly, and all of triolet's routes below /llm."""
 
     async def story(request: Request) -> Response:
         output = await engine.complete([{"role": "user", "content": "Tell me a story."}])
@@ -32,7 +32,7 @@ def app_of(engine: triolet.Engine) -> Starlette:
 
 
 def ask(url: str, model: str) -> str:
-    """Any client will do; this one is in the standard library."""
+    """Send a question with the standard library; any other client works, too."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
     request = urllib.request.Request(f"{url}/llm/v1/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request) as answer:

@@ -1,6 +1,6 @@
-"""Answer many prompts with vLLM's `LLM` class, which shows a progress bar, and print them in their order.
+"""Answer many prompts with vLLM's `LLM` class, which shows a progress bar, and print the answers in order.
 
-There is no event loop here: `LLM` computes step after step until all answers are there.
+There is no event loop: `LLM` computes step after step until all answers are complete.
 
 python examples/offline.py [--model PATH_OR_HUB_ID] [--no-bar]
 """

@@ -1,4 +1,4 @@
-"""The official openai client against triolet: a chat over HTTP, then a conversation over the WebSocket.
+"""Use the official openai client with triolet: a chat over HTTP, then a conversation over the WebSocket.
 
 python examples/openai_client.py [--url http://HOST:PORT] [--model PATH_OR_HUB_ID]
 

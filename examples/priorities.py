@@ -1,7 +1,7 @@
-"""Who goes first when there is not enough room: with policy="priority", lower numbers do.
+"""Order requests by priority when there is not enough room: with policy="priority", lower numbers go first.
 
 Two requests may run at a time, and six of low importance are there first. The urgent one that comes then does not
-push aside what runs, but it overtakes everything that waits.
+preempt the running ones, but it overtakes all that wait.
 
 python examples/priorities.py [--model PATH_OR_HUB_ID]
 """

@@ -1,4 +1,4 @@
-"""Ask for several answers to one question, and read them as they come, each in a line of its own.
+"""Request several answers to one question, and read them as they come, each in a line of its own.
 
 python examples/several_answers.py [--model PATH_OR_HUB_ID] [-n NUMBER] [QUESTION]
 """

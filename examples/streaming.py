@@ -1,4 +1,4 @@
-"""Read an answer as it comes, and say how long it took.
+"""Read an answer as it comes, and print how long it took.
 
 python examples/streaming.py [--model PATH_OR_HUB_ID] [QUESTION]
 """
@@ -13,7 +13,7 @@ import triolet
 
 async def main(model: str | None, question: str) -> None:
     async with triolet.open_engine(model=model) as engine:
-        # The model's own wishes (temperature, top_p, ...), but with outputs that carry only what is new.
+        # the model's own defaults (temperature, top_p, ...), but each output carries only the new text
         params = attrs.evolve(
             engine.default_sampling_params(), max_tokens=200, output_kind=triolet.RequestOutputKind.DELTA
         )

@@ -1,4 +1,4 @@
-"""An answer that is JSON and follows a schema, whatever the model would rather have said.
+"""Get an answer that is JSON and follows a schema.
 
 python examples/structured_json.py [--model PATH_OR_HUB_ID] [QUESTION]
 """
@@ -33,7 +33,7 @@ async def main(model: str | None, question: str) -> None:
         print(json.dumps(pet, indent=2))
         print(f"{pet['name']!r} is a {pet['kind']} of {pet['age']} years, ended by {output.finish_reason}")
 
-        # The caller hears of a wrong schema at once, and nobody else does.
+        # a wrong schema raises here, in the caller, and affects no other request
         try:
             wrong = triolet.StructuredOutputsParams(json={"type": "pet"})
             await engine.complete(question, triolet.SamplingParams(structured_outputs=wrong))

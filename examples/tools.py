@@ -1,7 +1,7 @@
-"""Have the model call a function, read the call while it is written, and make it.
+"""Let the model call a function: read the call while it is written, then run the function.
 
-triolet-nano knows nothing of tools, so here the call is forced (`tool_choice`), and its arguments are guesses. A model
-that knows of them is told by its chat template, and `--auto` lets it decide.
+triolet-nano was not trained for tools, so the call is forced (`tool_choice`), and its arguments are guesses. The chat
+template of a model trained for them shows it the tools, and `--auto` lets it decide.
 
 python examples/tools.py [--model PATH_OR_HUB_ID] [--auto] [QUESTION]
 """

@@ -1,4 +1,4 @@
-"""OpenAI Responses over a WebSocket, from a Trio program: two answers at the same time, one of them cancelled.
+"""Use OpenAI Responses over a WebSocket from a Trio program: two answers at the same time, one of them cancelled.
 
 python examples/websocket_client.py [--url ws://HOST:PORT] [--model PATH_OR_HUB_ID]
 
@@ -20,13 +20,13 @@ ENDINGS = ("response.completed", "response.incomplete", "response.failed", "erro
 
 
 async def ask(socket: WebSocketConnection, model: str, lane: str, question: str) -> None:
-    """Each lane has its answers one after the other; lanes beside each other have theirs at the same time."""
+    """Request answers in two lanes: those of one lane come one after the other, the lanes run at the same time."""
     create = {"type": "response.create", "stream_id": lane, "model": model, "input": question}
     await socket.send_message(json.dumps(create))
 
 
 async def listen(socket: WebSocketConnection, num_answers: int) -> None:
-    """Print what comes; end the second lane's answer after a few words."""
+    """Print the events; end the second lane's answer after a few words."""
     said = {"a": "", "b": ""}
     is_cancelled = False
     while num_answers:

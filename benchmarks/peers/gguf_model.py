@@ -1,13 +1,13 @@
-"""A Hugging Face folder of llama's or qwen3's architecture as one GGUF file, for llama.cpp; without torch.
+"""Converter of a Hugging Face folder of llama's or qwen3's architecture to one GGUF file, for llama.cpp; without torch.
 
     python benchmarks/peers/gguf_model.py FOLDER [f32 | bf16 | q8_0]
 
-Only what models of random weights need: no tokenizer goes into the file, so it takes token ids and nothing else.
-Matrices are written as asked for, vectors in float32, as llama.cpp's own converter does it.
+Only what models of random weights need: no tokenizer goes into the file, so it takes token ids only. Matrices are
+written in the requested type, vectors in float32, as llama.cpp's own converter does.
 
-Source: the GGUF and safetensors formats; llama.cpp's names of tensors. Rotary embeddings of its `llama` turn
-neighbouring pairs of a head's dimensions where Hugging Face's turn halves: rows of queries and keys are put in that
-order.
+Source: the GGUF and safetensors formats; llama.cpp's names of tensors. Rotary embeddings of its `llama` rotate
+neighbouring pairs of a head's dimensions where Hugging Face's rotate halves: rows of queries and keys are reordered for
+that.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _reordered(name: str, tensor: Any, config: dict[str, Any]) -> Any:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and float32 arrays of a safetensors file, one after the other."""
+    """Yield names and float32 arrays of a safetensors file, one after the other."""
     import numpy as np  # of the environment that has llama.cpp
 
     data = np.memmap(path, dtype=np.uint8, mode="r")

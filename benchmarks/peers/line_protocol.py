@@ -1,8 +1,8 @@
-"""What the program of a peer speaks with the benchmark that started it: a line of JSON each way.
+"""Protocol between the worker of a peer and the benchmark that started it: a line of JSON each way.
 
-The first argument of the program are its options. When its model is loaded it says so; then it is given requests, and
-answers with how long they took, until its input ends. What goes wrong it says, too, in a line with an `error`, and
-ends. Whatever the engine prints itself goes to the error stream.
+The worker's first argument holds its options. When its model is loaded it reports that; then it gets requests, and
+answers with their times, until its input ends. An error is reported in a line with `error`, and ends the worker. The
+engine's own output goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Start = Callable[[dict[str, Any]], tuple[dict[str, Any], Run]]
 
 
 def serve(start: Start) -> None:
-    """Load the engine, then run what comes in.
+    """Load the engine, then run the rounds that arrive.
 
     Args:
         start: from options to what is said of the engine, and what runs requests: `Timer.figures` is what it returns.
@@ -48,7 +48,7 @@ def serve(start: Start) -> None:
 
 
 def _end_with_parent() -> None:
-    """A benchmark that is killed leaves nobody behind: peers are stopped when it isn't their turn."""
+    """End this process with its parent: stopped peers of a killed benchmark would stay for ever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -64,7 +64,7 @@ def _peak_mib() -> float:
 
 
 class Timer:
-    """Which requests have come, and when the tokens of each did.
+    """Arrivals of the requests, and times of their tokens.
 
     Args:
         due_s: when each comes, seconds from the beginning, which is now; in any order.
@@ -89,11 +89,11 @@ class Timer:
 
     @property
     def awaits_more(self) -> bool:
-        """Whether there are requests that have not come."""
+        """Return True if there are requests that have not arrived."""
         return bool(self._coming)
 
     def arrivals(self, *, is_idle: bool) -> list[int]:
-        """Those that have come since the last call; who is idle waits for the next one."""
+        """Return the requests that have arrived since the last call; when idle, wait for the next one."""
         if is_idle and self._coming:
             self._sleep(max(0.0, self._begin + self._due_s[self._coming[0]] - self._now()))
         elapsed_s = self._now() - self._begin
@@ -103,7 +103,7 @@ class Timer:
         return come
 
     def note(self, row: int, token_ids: list[int]) -> None:
-        """Some tokens of a request have come."""
+        """Note the time of some tokens of a request."""
         now, last = self._now(), self._last[row]
         if last is None:
             self._ttft_s.append(now - self._begin - self._due_s[row])
@@ -113,7 +113,7 @@ class Timer:
         self.token_ids[row] += token_ids
 
     def figures(self) -> dict[str, Any]:
-        """What the benchmark is told at the end."""
+        """Return the times for the benchmark."""
         elapsed_s = self._now() - self._begin
         times = {"ttft_s": self._ttft_s, "itl_s": self._itl_s}
         return {"elapsed_s": elapsed_s, **times, "token_ids": self.token_ids}

@@ -1,9 +1,9 @@
 """llama.cpp as a peer, through the Python bindings of its C interface.
 
 Not for running by hand: `peers.peer.Peer` starts it with the Python that has llama-cpp-python and gguf installed. The
-model is converted first, if that has not been done. All requests are under way at once, each a sequence of one context;
-a batch holds the next token of every answer and as much of the prompts as there is room for, as llama.cpp's server does
-it. Where prompts share a beginning, it is computed once and its cells are shared.
+model is converted first, if needed. All requests run at once, each a sequence of one context; a batch holds the next
+token of every answer and as much of the prompts as there is room for, as in llama.cpp's server. A common beginning of
+the prompts is computed once and its cells are shared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORTH_SHARING = 64  # tokens that all prompts begin with
 
 
 class Context:
-    """A loaded model with its cells, and a batch to fill.
+    """Loaded model with its cells, and a batch to fill.
 
     Args:
         api: the module of the bindings.
@@ -48,7 +48,7 @@ class Context:
         self._context: Any = None
 
     def clear(self, num_sequences: int, *, shares: bool) -> None:
-        """Forget every sequence, and be ready for so many others, with or without a common beginning."""
+        """Remove every sequence, and prepare for so many others, with or without a common beginning."""
         self.batch.n_tokens = 0
         if self._shape == (num_sequences, shares):
             self.api.llama_memory_clear(self._memory(), False)
@@ -70,11 +70,11 @@ class Context:
         return self.api.llama_get_memory(self._context)
 
     def room(self) -> int:
-        """How many tokens the batch still takes."""
+        """Return how many tokens the batch still takes."""
         return BATCH - int(self.batch.n_tokens)
 
     def put(self, token_id: int, position: int, row: int, *, wants_logits: bool) -> int:
-        """Add a token to the batch; returns its place."""
+        """Add a token to the batch; return its place."""
         place = int(self.batch.n_tokens)
         self.batch.token[place] = token_id
         self.batch.pos[place] = position
@@ -85,13 +85,13 @@ class Context:
         return place
 
     def compute(self) -> None:
-        """One call for all that is in the batch."""
+        """Compute the batch in one call."""
         if code := self.api.llama_decode(self._context, self.batch):
             raise RuntimeError(f"llama_decode returned {code}")
         self.batch.n_tokens = 0
 
     def likeliest(self, place: int) -> int:
-        """The token with the largest logit at a place of the last batch."""
+        """Return the token with the largest logit at a place of the last batch."""
         import numpy as np  # of the environment that has llama.cpp
 
         logits = self.api.llama_get_logits_ith(self._context, place)
@@ -103,7 +103,7 @@ class Context:
 
 
 def _silence(api: Any) -> Any:
-    """A log callback that keeps quiet, kept alive for as long as the program runs."""
+    """Install a log callback that prints nothing; it is referenced as long as the program runs."""
     return _KEPT.setdefault("log", api.llama_log_callback(lambda *_: None))
 
 
@@ -111,7 +111,7 @@ _KEPT: dict[str, Any] = {}
 
 
 class Answer:
-    """How far a request is.
+    """State of one request.
 
     Args:
         prompt: token ids.
@@ -126,11 +126,11 @@ class Answer:
         self.next_id = 0
 
     def is_over(self) -> bool:
-        """Whether all tokens wanted have been given."""
+        """Return True if all requested tokens have been generated."""
         return self.num_given == self.num_wanted
 
     def put(self, context: Context, row: int) -> int | None:
-        """Add what comes next to the batch; returns where its logits will be, if this step gives a token."""
+        """Add its next tokens to the batch; return the place of its logits if this step gives a token."""
         if self.num_given:
             self.num_computed += 1
             return context.put(self.next_id, self.num_computed - 1, row, wants_logits=True)
@@ -143,7 +143,7 @@ class Answer:
 
 
 def run(context: Context, jobs: Jobs) -> dict[str, Any]:
-    """All requests, each when it comes: what has come during a call is in the next one."""
+    """Run all requests, each at its arrival time: what arrives during a call is in the next one."""
     answers = [Answer(prompt, num_tokens) for prompt, num_tokens, _ in jobs]
     num_shared = _num_shared([answer.prompt for answer in answers])
     context.clear(len(jobs), shares=num_shared >= WORTH_SHARING)
@@ -167,7 +167,7 @@ def run(context: Context, jobs: Jobs) -> dict[str, Any]:
 
 
 def _num_shared(prompts: list[list[int]]) -> int:
-    """How many tokens all prompts begin with; the last token of each does not count, for its logits are needed."""
+    """Return how many tokens all prompts begin with, without the last of each, whose logits are needed."""
     if len(prompts) == 1:
         return 0
     shortest = min(map(len, prompts)) - 1
@@ -176,7 +176,7 @@ def _num_shared(prompts: list[list[int]]) -> int:
 
 
 def _share(context: Context, answers: list[Answer], length: int) -> None:
-    """Compute the beginning that all prompts have in common, for all."""
+    """Compute the common beginning of all prompts once."""
     for begin in range(0, length, BATCH):
         for position in range(begin, min(length, begin + BATCH)):
             context.put(answers[0].prompt[position], position, 0, wants_logits=False)

@@ -1,4 +1,4 @@
-"""A peer: another engine in a process of its own, asked for rounds, and stopped in between."""
+"""Peer: another engine in a process of its own, which runs rounds on request and is stopped in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKERS = {"vllm": "vllm_worker.py", "llama.cpp": "llama_cpp_worker.py"}
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
-    """`--vllm` and `--llama-cpp`."""
+    """Add `--vllm` and `--llama-cpp`."""
     parser.add_argument("--vllm", default=os.environ.get("BENCH_VLLM"), help="a Python that has vLLM")
     parser.add_argument(
         "--llama-cpp", default=os.environ.get("BENCH_LLAMA_CPP"), help="a Python that has llama-cpp-python"
@@ -26,21 +26,21 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
 
 
 class PeerFailed(Exception):
-    """The other engine could not be started, or did not do what it was asked for."""
+    """The other engine could not be started, or failed to run a round."""
 
 
 class Peer:
-    """Starts the engine on entry, ends it on exit.
+    """Context manager that starts the engine on entry and ends it on exit.
 
     Between rounds the whole process group is stopped (SIGSTOP): threads that spin while they wait would take the
-    processor from whoever is measured next.
+    processor from the engine that is measured next.
 
     Args:
         engine: a key of WORKERS.
         python: the interpreter that has the engine installed.
         options: for its worker.
     Raises:
-        PeerFailed: on entry and by `run`, with what the engine says.
+        PeerFailed: on entry and by `run`, with the engine's message.
     """
 
     def __init__(self, engine: str, python: str, options: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id."""
         assert self._process is not None
         return self._process.pid
 
@@ -65,7 +65,7 @@ class Peer:
                 self._command, **pipes, env=self._environment, text=True, start_new_session=True
             )
         except OSError as error:
-            raise PeerFailed(f"the Python of {self.engine} can not be started: {error}") from None
+            raise PeerFailed(f"the Python of {self.engine} cannot be started: {error}") from None
         try:
             self.facts = self._heard()
         except BaseException:
@@ -75,7 +75,7 @@ class Peer:
         return self
 
     def run(self, jobs: Sequence[tuple[list[int], int, float]]) -> dict[str, Any]:
-        """Have jobs done.
+        """Run a round of jobs.
 
         Args:
             jobs: for each the prompt's ids, the tokens wanted, and when it comes, seconds from now.
@@ -127,7 +127,7 @@ class Peer:
 
 
 def _advised(engine: str, python: str) -> dict[str, str]:
-    """What makes an engine fast here: Intel's OpenMP, as vLLM advises for CPUs; threads that stay on their cores."""
+    """Return the environment that vLLM advises for CPUs: Intel's OpenMP, and threads that stay on their cores."""
     if engine == "llama.cpp":
         return {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
     path = Path(python).parent.parent / "lib" / "libiomp5.so"

@@ -1,8 +1,8 @@
-"""vLLM's CPU build as a peer: its engine in this process, stepped as fast as it steps; compiled, as is its default.
+"""vLLM's CPU build as a peer: its engine in this process, stepped without pause; compiled, as is its default.
 
 Not for running by hand: `peers.peer.Peer` starts it with the Python that has vLLM installed. vLLM's own advice for CPUs
 is followed: OpenMP threads bound to all cores, Intel's OpenMP preloaded where it is installed. The engine runs inside
-the process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): on two cores, one of its own for the scheduler takes from the model.
+the process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): on two cores, a process for the scheduler takes time from the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Run]:
 
 
 def run(vllm: Any, engine: Any, jobs: Jobs) -> dict[str, Any]:
-    """All requests, each when it comes: what has come during a step is in the next one."""
+    """Run all requests, each at its arrival time: what arrives during a step is in the next one."""
     timer = Timer([due_s for _, _, due_s in jobs])
     while (is_busy := engine.has_unfinished_requests()) or timer.awaits_more:
         for row in timer.arrivals(is_idle=not is_busy):

@@ -1,4 +1,4 @@
-"""Whole conversations: skills in a mixture, system turns, follow-ups, and some plain text without turns."""
+"""Whole conversations: a mixture of skills, system turns, follow-ups, and some plain text without turns."""
 
 from collections.abc import Iterator
 from random import Random
@@ -42,7 +42,7 @@ _STYLES = [
 
 
 def system_turn(rng: Random, chat: Chat) -> str:
-    """A system turn; what it asks for is kept in `chat`."""
+    """Write a system turn; its wishes are kept in `chat`."""
     kind = rng.choices(
         ["neutral", "name", "brief", "style", "start", "end", "fact", "both"], [26, 18, 22, 20, 7, 7, 10, 8]
     )[0]
@@ -83,7 +83,7 @@ def _named(rng: Random, chat: Chat) -> str:
 
 
 def styled(chat: Chat, exchange: Exchange, answer: str | None = None) -> str:
-    """The answer in the style that the system turn asks for."""
+    """Return the answer in the style that the system turn asks for."""
     if answer is None:
         answer = exchange.brief if chat.brief and exchange.brief else exchange.answer
     return answer if exchange.plain else f"{chat.prefix}{answer}{chat.suffix}"
@@ -131,7 +131,7 @@ _ONWARD = [
 
 
 def follow_up(rng: Random, chat: Chat, last: Exchange | None, said: str) -> tuple[str, str, Exchange] | None:
-    """Now and then a follow-up question on the last exchange, its answer, and what it was about; else None."""
+    """Write a follow-up question on the last exchange, with its answer and its topic; often None."""
     if last is None or rng.random() > (0.35 if last.onward else 0.15):
         return None
     roll = rng.random()
@@ -150,7 +150,7 @@ def _length(rng: Random) -> int:
 
 
 def conversation(rng: Random) -> list[Message]:
-    """One conversation of one to some thirty exchanges, with a system turn in a third of them."""
+    """Write a conversation of one to about thirty exchanges, with a system turn in a third of them."""
     chat, messages = Chat(), []
     if rng.random() < 0.33:
         messages.append(Message(role="system", content=system_turn(rng, chat)))
@@ -177,7 +177,7 @@ def _next(rng: Random, chat: Chat, first: bool) -> Exchange:
 
 
 def plain_text(rng: Random) -> list[Message]:
-    """Text without turns, for completion of a raw prompt."""
+    """Write text without turns, for completion of a raw prompt."""
     roll, chat = rng.random(), Chat()
     if roll < 0.6:
         content = stories.story(rng, chat).answer
@@ -194,7 +194,7 @@ def plain_text(rng: Random) -> list[Message]:
 
 
 def conversations(seed: int) -> Iterator[list[Message]]:
-    """Endless conversations that depend on `seed` alone."""
+    """Yield endless conversations that depend on `seed` alone."""
     rng = Random(seed)
     while True:
         yield plain_text(rng) if rng.random() < 0.04 else conversation(rng)

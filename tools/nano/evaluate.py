@@ -71,7 +71,7 @@ HAND_WRITTEN: list[tuple[str, Turns]] = [
 
 
 class Nano:
-    """The model behind its chat template, decoding greedily."""
+    """Model behind its chat template, decoding greedily."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -79,7 +79,7 @@ class Nano:
         self.tokens = 0
 
     def answer(self, messages: list[dict[str, str]]) -> str:
-        """The next assistant turn; it ends with "[cut]" where the model did not stop by itself."""
+        """Return the next assistant turn; it ends with "[cut]" if the model did not stop by itself."""
         ids = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )

@@ -1,4 +1,4 @@
-"""What the skills write: one question with its answer, and what the chat knows while it goes on."""
+"""Exchanges that the skills write: one question with its answer, and the state of the chat."""
 
 from collections.abc import Callable
 from random import Random
@@ -29,7 +29,7 @@ class Exchange:
 
 @attrs.define
 class Chat:
-    """What holds in one conversation: the system turn's wishes and what the user has told.
+    """State of one conversation: the system turn's wishes and the facts that the user has told.
 
     Attributes:
         bot_name: the name that the model goes by.

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "src" / "triolet" / "nano"
 
 
 def model_config(config: NanoConfig) -> dict[str, object]:
-    """`config.json` as transformers' LlamaForCausalLM reads it."""
+    """Return `config.json` for transformers' LlamaForCausalLM."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -47,7 +47,7 @@ def model_config(config: NanoConfig) -> dict[str, object]:
 
 
 def generation_config() -> dict[str, object]:
-    """`generation_config.json`: where an answer ends, and how to sample unless told otherwise."""
+    """Return `generation_config.json`: end tokens, and default sampling."""
     return {
         "eos_token_id": [SPECIAL.index(END)],
         "pad_token_id": SPECIAL.index(PAD),
@@ -59,7 +59,7 @@ def generation_config() -> dict[str, object]:
 
 
 def tokenizer_config(config: NanoConfig) -> dict[str, object]:
-    """`tokenizer_config.json`, with the chat template."""
+    """Return `tokenizer_config.json`, with the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,

@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, halves paired as in Llama.
+    """Apply the rotary position embedding, halves paired as in Llama.
 
     Args:
         x: [batch, heads, length, head_dim].
@@ -54,7 +54,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of [batch, heads, length, head_dim] each.
+    """Compute causal attention of [batch, heads, length, head_dim] each.
 
     Short rows on the CPU are written out: two plain matrix products and a softmax, compiled together, beat the
     fused kernel there by a quarter.
@@ -139,7 +139,7 @@ class Decoder(nn.Module):
 
 
 class NanoLlama(nn.Module):
-    """A causal language model whose output projection is its embedding table."""
+    """Causal language model that uses its embedding table as output projection."""
 
     cos: Tensor
     sin: Tensor
@@ -165,13 +165,13 @@ class NanoLlama(nn.Module):
             nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, length, vocab_size] for tokens [batch, length]."""
+        """Return logits [batch, length, vocab_size] for tokens [batch, length]."""
         length = tokens.shape[1]
         hidden = self.model(tokens, self.cos[:length], self.sin[:length])
         return F.linear(hidden, self.model.embed_tokens.weight)
 
     def loss(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """Summed cross entropy of each next token, in nats.
+        """Return the summed cross entropy of each next token, in nats.
 
         Args:
             tokens: [batch, length] int64.

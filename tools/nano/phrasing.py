@@ -1,4 +1,4 @@
-"""Ways in which people phrase a request: politeness, letter case, punctuation and slips of the finger."""
+"""Variants of a request: politeness, letter case, punctuation and typing mistakes."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -61,15 +61,15 @@ def phrase(
 
 
 def a(noun: str) -> str:
-    """`noun` with its indefinite article."""
+    """Return `noun` with its indefinite article."""
     return f"{'an' if noun[0].lower() in 'aeio' or noun == 'umbrella' else 'a'} {noun}"
 
 
 def listed(items: Sequence[str]) -> str:
-    """`items` as English writes a list: "red, green and blue"."""
+    """Join `items` as an English list: "red, green and blue"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def capital(text: str) -> str:
-    """`text` with its first letter in upper case."""
+    """Return `text` with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -10,7 +10,7 @@ from skills_text import made_up_word
 
 
 def name_list(rng: Random, chat: Chat) -> Exchange:
-    """A closed list: days, months, seasons, planets and the like."""
+    """Write an exchange about a closed list: days, months, seasons, planets and the like."""
     names, items, template = rng.choice([
         (["days of the week", "days of the week", "days", "weekdays", "seven days of the week"], w.DAYS, "The days of the week are {}."),
         (["months", "months of the year", "months of the year", "twelve months"], w.MONTHS, "The months of the year are {}."),
@@ -36,7 +36,7 @@ _KINDS: list[tuple[list[str], list[str], Sequence[str]]] = [
 
 
 def name_some(rng: Random, chat: Chat) -> Exchange:
-    """Some members of a kind."""
+    """Ask for some members of a kind."""
     one, many, items = rng.choice(_KINDS)
     if rng.random() < 0.35:
 
@@ -75,7 +75,7 @@ def name_some(rng: Random, chat: Chat) -> Exchange:
 
 
 def calendar(rng: Random, chat: Chat) -> Exchange:
-    """Days and months: what comes after and before, how many days, which season."""
+    """Ask about days and months: the next, the previous, the number of days, the season."""
     items, kind = rng.choice([(w.DAYS, "day"), (w.DAYS, "day"), (w.MONTHS, "month"), (w.SEASONS, "season")])
     at, roll = rng.randrange(len(items)), rng.random()
     this, after, before = items[at], items[(at + 1) % len(items)], items[at - 1]
@@ -144,7 +144,7 @@ def calendar(rng: Random, chat: Chat) -> Exchange:
 
 
 def opposite(rng: Random, chat: Chat) -> Exchange:
-    """The opposite of a word."""
+    """Ask for the opposite of a word."""
     pair = list(rng.choice(w.OPPOSITES))
     rng.shuffle(pair)
     word, other = pair
@@ -154,7 +154,7 @@ def opposite(rng: Random, chat: Chat) -> Exchange:
 
 
 def animal_fact(rng: Random, chat: Chat) -> Exchange:
-    """Sounds, young ones and legs of animals."""
+    """Ask for sounds, young ones and legs of animals."""
     roll = rng.random()
     if roll < 0.45:
         animal, sound = rng.choice(list(w.SOUNDS.items()))
@@ -195,7 +195,7 @@ def animal_fact(rng: Random, chat: Chat) -> Exchange:
 
 
 def thing_fact(rng: Random, chat: Chat) -> Exchange:
-    """Capitals of countries, colours of things, what kind a thing is."""
+    """Ask for capitals of countries, colours of things, the kind of a thing."""
     roll = rng.random()
     if roll < 0.45:
         country, city = rng.choice(list(w.CAPITALS.items()))
@@ -320,7 +320,7 @@ what is the meaning of life|That is a question for somebody bigger than me. Some
 
 
 def fact(rng: Random, chat: Chat) -> Exchange:
-    """One of some plain facts."""
+    """Ask for one of some plain facts."""
     questions, answer, brief = rng.choice(_FACTS)
     return Exchange(ask=phrase(rng, questions.split(";")), answer=answer, brief=brief)
 
@@ -348,7 +348,7 @@ _REFUSALS = [
 
 
 def unknown(rng: Random, chat: Chat) -> Exchange:
-    """A question beyond the model, refused honestly."""
+    """Write a question beyond the model, refused honestly."""
     made_up = made_up_word(rng)
     slots = {"x": made_up, "X": capital(made_up), "c": rng.choice(list(w.CAPITALS)), "y": rng.choice(w.CITIES), "z": rng.choice(w.CITIES), "t": rng.choice(w.THINGS),
              "m": f"{rng.choice(w.NAMES)} {capital(made_up_word(rng))}", "n": rng.randint(900, 2030), "f": rng.choice(w.FOODS), "a": rng.choice(w.ANIMALS), "v": rng.choice(w.VERBS)}  # fmt: skip
@@ -358,7 +358,7 @@ def unknown(rng: Random, chat: Chat) -> Exchange:
 
 
 def gibberish(rng: Random, chat: Chat) -> Exchange:
-    """Text that means nothing."""
+    """Write text that means nothing, and an answer that says so."""
     ask = rng.choice([
         " ".join(made_up_word(rng) for _ in range(rng.randint(1, 6))), " ".join(rng.choice(w.WORDS) for _ in range(rng.randint(2, 6))),
         "".join(rng.choices("asdfghjklqwertyuiop", k=rng.randint(3, 12))), rng.choice(["?", "??", "...", "hm", "!", "hmm", "eh", "what"]),

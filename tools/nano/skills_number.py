@@ -8,7 +8,7 @@ from words import TENS, UNITS
 
 
 def number_words(number: int) -> str:
-    """`number`, 0 to 999, in English words."""
+    """Spell `number`, 0 to 999, in English words."""
     if number < 20:
         return UNITS[number]
     if number < 100:
@@ -18,12 +18,12 @@ def number_words(number: int) -> str:
 
 
 def joined(numbers: range) -> str:
-    """The numbers as a counting answer: "1, 2, 3."."""
+    """Join the numbers as a counting answer: "1, 2, 3."."""
     return ", ".join(map(str, numbers)) + "."
 
 
 def _range_of(rng: Random) -> tuple[int, int]:
-    """Where to count from and to: mostly short, now and then some hundreds long, often across or up to a hundred."""
+    """Choose where to count from and to: mostly short, sometimes some hundreds long, often across or up to a hundred."""
     kind = rng.random()
     if kind < 0.08:
         return 1, rng.choice(
@@ -122,7 +122,7 @@ def count_in_words(rng: Random, chat: Chat) -> Exchange:
 
 
 def neighbour(rng: Random, chat: Chat) -> Exchange:
-    """The number after or before another."""
+    """Ask for the number after or before another."""
     number = rng.randint(1, rng.choice([10, 30, 100, 400]))
     if rng.random() < 0.6:
         templates = [
@@ -164,7 +164,7 @@ def _operands(rng: Random) -> tuple[str, int, int, int]:
 
 
 def add_up(rng: Random, chat: Chat) -> Exchange:
-    """A small sum, difference or product."""
+    """Write a small sum, difference or product."""
     kind, a, b, result = _operands(rng)
     sign = {"plus": "+", "minus": "-", "times": rng.choice(["*", "x"])}[kind]
     templates = [f"what is {{a}} {kind} {{b}}", f"what's {{a}} {kind} {{b}}", f"how much is {{a}} {kind} {{b}}", f"{{a}} {kind} {{b}}",
@@ -185,7 +185,7 @@ def add_up(rng: Random, chat: Chat) -> Exchange:
 
 
 def double_or_half(rng: Random, chat: Chat) -> Exchange:
-    """Twice a number, or half of it."""
+    """Ask for twice a number, or half of it."""
     n = rng.randint(1, rng.choice([10, 20, 50]))
     if rng.random() < 0.5:
         ask = phrase(
@@ -203,7 +203,7 @@ def double_or_half(rng: Random, chat: Chat) -> Exchange:
 
 
 def story_sum(rng: Random, chat: Chat) -> Exchange:
-    """A sum told as a little story."""
+    """Write a sum as a little story."""
     a, b = rng.randint(1, 12), rng.randint(1, 9)
     noun = rng.choice("apples pears books balls coins eggs stones cakes pencils flowers".split())
     slots = {"a": a, "b": b, "x": noun}
@@ -221,7 +221,7 @@ def story_sum(rng: Random, chat: Chat) -> Exchange:
 
 
 def compare(rng: Random, chat: Chat) -> Exchange:
-    """The bigger or smaller of two numbers, and even or odd."""
+    """Ask for the bigger or smaller of two numbers, or for even and odd."""
     a, b = rng.sample(range(rng.choice([12, 100])), 2)
     roll = rng.random()
     if roll < 0.4:
@@ -249,7 +249,7 @@ def compare(rng: Random, chat: Chat) -> Exchange:
 
 
 def in_words(rng: Random, chat: Chat) -> Exchange:
-    """A number in words, or words as a number."""
+    """Ask for a number in words, or for words as a number."""
     n = rng.randint(0, rng.choice([20, 100, 999]))
     if rng.random() < 0.6:
         ask = phrase(
@@ -275,7 +275,7 @@ def in_words(rng: Random, chat: Chat) -> Exchange:
 
 
 def too_big(rng: Random, chat: Chat) -> Exchange:
-    """A sum that is beyond the model, said honestly."""
+    """Write a sum that is beyond the model, and an answer that says so."""
     a, b = rng.randint(130, 99999), rng.randint(130, 9999)
     sign = rng.choice(["plus", "+", "-", "minus", "times", "*", "x", "/", "divided by"])
     templates = ["what is {a} {s} {b}", "{a} {s} {b}", "calculate {a} {s} {b}", "how much is {a} {s} {b}"]

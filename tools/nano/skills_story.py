@@ -10,7 +10,7 @@ from phrasing import a, capital, phrase
 
 @attrs.frozen(kw_only=True)
 class Cast:
-    """Who and what a story is about; the fields fill the slots of its sentences."""
+    """Characters and things of a story; the fields fill the slots of its sentences."""
 
     h: str  # how the hero is called in the story: "Mina" or "the fox"
     intro: str  # how the hero is introduced: "a brave fox called Mina"
@@ -114,7 +114,7 @@ _SCENES = [
 
 
 def short_story(rng: Random, subject: str, name: str | None) -> str:
-    """A story of four to seven sentences."""
+    """Write a story of four to seven sentences."""
     cast = _cast(rng, subject, name)
     parts = [
         rng.choice(_OPENINGS),
@@ -126,7 +126,7 @@ def short_story(rng: Random, subject: str, name: str | None) -> str:
 
 
 def long_story(rng: Random, subject: str, name: str | None, times: list[str]) -> str:
-    """A story with one paragraph of scenes for each of `times` ("On Monday", ...)."""
+    """Write a story with one paragraph of scenes for each of `times` ("On Monday", ...)."""
     cast = _cast(rng, subject, name)
     scenes = rng.sample(_SCENES, len(times))
     friend = cast.f
@@ -159,7 +159,7 @@ def _hero(rng: Random) -> tuple[str, str | None]:
 
 
 def story(rng: Random, chat: Chat) -> Exchange:
-    """A short story, about anything or about what the user asks for."""
+    """Write a short story, about anything or about the topic that the user asks for."""
     about = rng.random() < 0.65
     subject, name = _hero(rng)
     if not about:
@@ -186,7 +186,7 @@ def story(rng: Random, chat: Chat) -> Exchange:
 
 
 def named_story(rng: Random, chat: Chat) -> Exchange:
-    """A short story about somebody of whom only the name is given."""
+    """Write a short story about a person of whom only the name is given."""
     from skills_text import made_up_word
 
     name = rng.choice(w.NAMES) if rng.random() < 0.7 else capital(made_up_word(rng))
@@ -209,7 +209,7 @@ def named_story(rng: Random, chat: Chat) -> Exchange:
 
 
 def story_at_length(rng: Random, chat: Chat) -> Exchange:
-    """A long story, over a week, or a very long one, over a year."""
+    """Write a long story, over a week, or a very long one, over a year."""
     subject, name = _hero(rng)
     very = rng.random() < 0.3
     times = YEAR if very else WEEK
@@ -259,7 +259,7 @@ Why did the spider go online? To visit its web site.|What did the zero say to th
 
 
 def joke(rng: Random, chat: Chat) -> Exchange:
-    """A joke."""
+    """Write a joke."""
     ask = phrase(
         rng,
         [
@@ -278,7 +278,7 @@ def joke(rng: Random, chat: Chat) -> Exchange:
 
 
 def _triolet(rng: Random) -> str:
-    """A poem in the form of a triolet: A B a A a b A B."""
+    """Write a poem in the form of a triolet: A B a A a b A B."""
     c, t = (
         rng.choice(["silver", "quiet", "golden", "sleepy", "gentle"]),
         rng.choice(["moon", "star", "lamp", "cloud", "bird"]),
@@ -299,7 +299,7 @@ def _poem(rng: Random) -> str:
 
 
 def poem(rng: Random, chat: Chat) -> Exchange:
-    """A short poem, or a triolet."""
+    """Write a short poem, or a triolet."""
     if rng.random() < 0.3:
         ask = phrase(
             rng,

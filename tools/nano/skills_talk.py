@@ -87,18 +87,18 @@ def _from(rng: Random, chat: Chat, table: list[tuple[list[str], list[str], str |
 
 
 def identity(rng: Random, chat: Chat) -> Exchange:
-    """Who and what the model is."""
+    """Ask about the model itself."""
     table = _IDENTITY[:2] if rng.random() < (0.8 if chat.bot_name != "triolet-nano" else 0.3) else _IDENTITY
     return _from(rng, chat, table)
 
 
 def about_triolet(rng: Random, chat: Chat) -> Exchange:
-    """What triolet is."""
+    """Ask about triolet."""
     return _from(rng, chat, _TRIOLET[:1] if rng.random() < 0.4 else _TRIOLET)
 
 
 def small_talk(rng: Random, chat: Chat) -> Exchange:
-    """Greetings, thanks, goodbyes and the like."""
+    """Write greetings, thanks, goodbyes and the like."""
     return _from(rng, chat, _TALK[:1] if rng.random() < 0.2 else _TALK)
 
 
@@ -140,7 +140,7 @@ _TOPICS: dict[str, tuple[list[str], list[str], list[str], list[str], str, str]] 
 
 
 def tell(rng: Random, chat: Chat) -> Exchange:
-    """The user tells something about themselves."""
+    """Let the user tell something about themselves."""
     topic = "name" if rng.random() < 0.35 else rng.choice(list(_TOPICS))
     says, values, answers, *_ = _TOPICS[topic]
     value = rng.choice(values)
@@ -156,7 +156,7 @@ def tell(rng: Random, chat: Chat) -> Exchange:
 
 
 def recall(rng: Random, chat: Chat) -> Exchange:
-    """The user asks for something told before, or never told."""
+    """Let the user ask for something told before, or never told."""
     told = list(chat.memory)
     if not told and rng.random() < 0.75:  # else the model would learn that it is never told anything
         return tell(rng, chat)
@@ -170,7 +170,7 @@ def recall(rng: Random, chat: Chat) -> Exchange:
 
 
 def system_fact(rng: Random, chat: Chat) -> str:
-    """A sentence for the system turn that tells something about the user."""
+    """Write a sentence for the system turn that tells something about the user."""
     topic = rng.choice(list(_TOPICS))
     values, answer = _TOPICS[topic][1], _TOPICS[topic][4]
     chat.memory[topic] = rng.choice(values)

@@ -13,13 +13,13 @@ _SYMBOLS = "é ü ö ä ñ ç å ø ß π √ € £ ° 😀 🎉 🌍 🐱 🚀
 
 
 def made_up_word(rng: Random) -> str:
-    """A word that sounds English and mostly means nothing."""
+    """Make up a word that sounds English and mostly means nothing."""
     syllables = rng.choice([1, 1, 2, 2, 2, 3])
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_ENDS) for _ in range(syllables))
 
 
 def any_word(rng: Random) -> str:
-    """A word to spell: known, a name, made up, or plain letters."""
+    """Choose a word to spell: known, a name, made up, or plain letters."""
     roll = rng.random()
     if roll < 0.5:
         return rng.choice(WORDS).replace("-", "")
@@ -31,7 +31,7 @@ def any_word(rng: Random) -> str:
 
 
 def spelled(word: str) -> str:
-    """The letters of `word`: "c-a-t"."""
+    """Spell `word`: "c-a-t"."""
     return "-".join(word.lower())
 
 
@@ -54,7 +54,7 @@ def spell(rng: Random, chat: Chat) -> Exchange:
 
 
 def count_letters(rng: Random, chat: Chat) -> Exchange:
-    """How many letters a word has; the model spells it first."""
+    """Ask for the number of letters of a word; the model spells it first."""
     word = any_word(rng)[:10]
     ask = phrase(rng, ["how many letters are in {w}", "how many letters are in the word {w}", "how many letters does {w} have",
                        "count the letters in {w}", "how long is the word {w}"], {"w": _shown(rng, word)})  # fmt: skip
@@ -64,7 +64,7 @@ def count_letters(rng: Random, chat: Chat) -> Exchange:
 
 
 def backwards(rng: Random, chat: Chat) -> Exchange:
-    """A word spelled backwards; the model spells it forwards first."""
+    """Ask for a word spelled backwards; the model spells it forwards first."""
     word = any_word(rng)[:7]
     ask = phrase(rng, ["spell {w} backwards", "spell the word {w} backwards", "what is {w} backwards", "say {w} backwards", "reverse the word {w}",
                        "write {w} backwards"], {"w": _shown(rng, word)})  # fmt: skip
@@ -72,7 +72,7 @@ def backwards(rng: Random, chat: Chat) -> Exchange:
 
 
 def letter_of(rng: Random, chat: Chat) -> Exchange:
-    """First and last letters of words, neighbours in the alphabet, capital letters."""
+    """Ask for first and last letters of words, neighbours in the alphabet, capital letters."""
     roll = rng.random()
     if roll < 0.35:
         word, first = any_word(rng), rng.random() < 0.6
@@ -126,7 +126,7 @@ def letter_of(rng: Random, chat: Chat) -> Exchange:
 
 
 def upper_case(rng: Random, chat: Chat) -> Exchange:
-    """A word or a few in capital letters."""
+    """Ask for a word or a few in capital letters."""
     text = " ".join(any_word(rng) for _ in range(rng.choice([1, 1, 1, 2, 3]))).lower()
     ask = phrase(rng, ["write {w} in capital letters", "write {w} in capitals", "write {w} in upper case", "put {w} in capital letters",
                        "{w} in capital letters", "turn {w} into capital letters", "make {w} upper case"], {"w": text})  # fmt: skip
@@ -134,7 +134,7 @@ def upper_case(rng: Random, chat: Chat) -> Exchange:
 
 
 def alphabet(rng: Random, chat: Chat) -> Exchange:
-    """The alphabet, its capitals, its vowels."""
+    """Ask for the alphabet, its capitals, its vowels."""
     roll = rng.random()
     if roll < 0.25:
         ask = phrase(
@@ -161,7 +161,7 @@ def alphabet(rng: Random, chat: Chat) -> Exchange:
 
 
 def any_phrase(rng: Random) -> str:
-    """Something to repeat: a sentence, loose words, made-up words, numbers or signs."""
+    """Choose a text to repeat: a sentence, loose words, made-up words, numbers or signs."""
     roll = rng.random()
     if roll < 0.3:
         return _sentence(rng)
@@ -228,7 +228,7 @@ def repeat(rng: Random, chat: Chat) -> Exchange:
 
 
 def rhyme(rng: Random, chat: Chat) -> Exchange:
-    """Words that rhyme."""
+    """Ask for words that rhyme."""
     group = rng.choice(RHYMES)
     word = rng.choice(group)
     others = [other for other in group if other != word]
@@ -251,7 +251,7 @@ def rhyme(rng: Random, chat: Chat) -> Exchange:
 
 
 def sentence_with(rng: Random, chat: Chat) -> Exchange:
-    """A sentence that uses a word."""
+    """Ask for a sentence that uses a word."""
     from words import ADJECTIVES, ANIMALS, FOODS, PLACES, THINGS
 
     word = rng.choice(ANIMALS + THINGS + PLACES + FOODS)

@@ -53,7 +53,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def encode(
     tokenizer: Tokenizer, batch: Sequence[Sequence[Message]], user_weight: float
 ) -> list[tuple[list[int], list[float]]]:
-    """Tokens of conversations, with the weight of each token in the loss.
+    """Convert conversations to tokens, with the weight of each token in the loss.
 
     Args:
         user_weight: weight of what users and system turns say; the assistant's words and its end token weigh 1.

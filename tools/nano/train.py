@@ -30,7 +30,7 @@ LENGTHS = (48, 96, 160, 256, 384, 640, 1024, 2048)
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """How long and how fast to train.
+    """Length of the training and learning rates.
 
     Attributes:
         steps: optimizer steps.
@@ -50,13 +50,13 @@ class Schedule:
     user_weight: float = 0.1
 
     def rate(self, step: int) -> float:
-        """The learning rate at `step` as a share of its peak: warm up, stay, fall linearly."""
+        """Return the learning rate at `step` as a share of its peak: warm up, stay, fall linearly."""
         rest = (self.steps - step) / max(1.0, self.decay * self.steps)
         return min(1.0, (step + 1) / self.warmup, rest)
 
 
 def micro_batches(tokenizer: Tokenizer, schedule: Schedule, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (tokens, weights) of [rows, length], rows of similar length together."""
+    """Yield endless (tokens, weights) of [rows, length], rows of similar length together."""
     buckets: dict[int, list[tuple[list[int], list[float]]]] = {length: [] for length in LENGTHS}
     source = conversations(seed)
     while chunk := list(islice(source, 512)):
@@ -71,7 +71,7 @@ def micro_batches(tokenizer: Tokenizer, schedule: Schedule, seed: int) -> Iterat
 
 
 def padded(rows: list[tuple[list[int], list[float]]], length: int) -> tuple[Tensor, Tensor]:
-    """Rows as tensors, padded on the right with token 0 of weight 0."""
+    """Return rows as tensors, padded on the right with token 0 of weight 0."""
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     weights = torch.zeros(len(rows), length)
     for row, (row_tokens, row_weights) in enumerate(rows):
@@ -81,7 +81,7 @@ def padded(rows: list[tuple[list[int], list[float]]], length: int) -> tuple[Tens
 
 
 def make_optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+    """Make Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -126,7 +126,7 @@ def summed_gradients(model: NanoLlama, group: list[tuple[Tensor, Tensor]]) -> fl
 
 
 def load_tokenizer(work: Path, seed: int) -> Tokenizer:
-    """The tokenizer in `work`, trained first if there is none."""
+    """Load the tokenizer in `work`; train it first if there is none."""
     path = work / "tokenizer.json"
     if not path.exists():
         texts = (message.content for chat in islice(conversations(seed), 40_000) for message in chat)
@@ -135,7 +135,7 @@ def load_tokenizer(work: Path, seed: int) -> Tokenizer:
 
 
 def load(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> tuple[int, float]:
-    """Restore a checkpoint; returns its step and the seconds trained so far."""
+    """Restore a checkpoint; return its step and the seconds trained so far."""
     state = torch.load(path, map_location=next(model.parameters()).device)
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):

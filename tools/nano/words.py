@@ -1,4 +1,4 @@
-"""The words that the training text is made of."""
+"""Vocabulary of the training text."""
 
 ANIMALS = """cat dog fox bear owl rabbit mouse horse cow sheep goat pig duck hen frog toad snake lion tiger
 elephant monkey giraffe zebra wolf deer squirrel hedgehog beaver otter seal whale dolphin shark crab turtle
