@@ -358,7 +358,7 @@ async def test_what_does_not_fit_into_a_smaller_second_life_fails_by_name_and_th
     assert answers == {"fits": answer_of([3] * 5, 5, 20)}
     assert errors.keys() == {"too long already", "grows too long"}
     for error in errors.values():
-        assert "since its restart the model runner has 8 KV blocks, and max_model_len is 32" in error.reason
+        assert "the model runner has now 8 KV blocks, and max_model_len is 32" in error.reason
 
 
 # ------------------------------------------------------------------------ while no scheduler lives

@@ -190,7 +190,7 @@ class Client:
             case InvalidRequest(field="n"):
                 return ask.num_answers > engine._core.admission.max_live_requests
             case PromptTooLong():
-                return len(ask.prompt) > world.story.max_model_len
+                return len(ask.prompt) >= min(world.max_model_len, world.story.max_model_len + 1)
             case InvalidPrompt():
                 num_struck = sum(world.fired[point] for point in (*TOKENIZER_POINTS, "tokenizer.hang"))
                 return ask.prompt == "panic" or (isinstance(ask.prompt, str) and num_struck >= 2)
@@ -202,6 +202,8 @@ class Client:
                 return world.story.mood == "deadly" and is_planted_cause(error)
             case RequestFailed(reason=reason) if "crashes the model runner" in reason:
                 return world.may_be_blamed(ask) and is_planted_cause(error)
+            case RequestFailed(reason=reason) if "the model runner has now" in reason:
+                return world.max_model_len < world.story.max_model_len
             case RequestFailed(reason=reason) if "there is no memory" in reason:
                 return bool(world.fired["runner.out_of_memory"])
             case RequestFailed(reason=reason) if "its grammar failed" in reason:

@@ -61,8 +61,9 @@ class FaultyExecutor(FakeExecutor):
         if world.num_lives > 1:
             await trio.sleep(world.story.restart_s)
             world.reach("runner.start")
+            self.num_blocks = world.num_blocks
         await super().start(on_progress)
-        world.note("runner started")
+        world.note(f"runner started with {self.num_blocks} blocks")
         return attrs.evolve(
             model_info(self.num_blocks, self.block_size),
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),

@@ -57,6 +57,11 @@ def _misfits_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "apply", mutated)
 
 
+@mutant("what does not fit into a smaller later life waits for ever")
+def _misfits_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_fail_if_too_long", lambda self, sequence: None)
+
+
 @mutant("after a step without memory the same one is tried again")
 def _never_smaller(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OomBackoff, "step_did_not_fit", lambda self, row_tokens: 0)

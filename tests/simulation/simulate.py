@@ -165,7 +165,7 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
 
 async def _must_serve(world: World, engine: Engine) -> None:
     """One more request, as long as the cache is large: it needs every block there is."""
-    prompt = [7] * (world.story.max_model_len - 1)
+    prompt = [7] * (world.max_model_len - 1)
     tokens_s = 3 * MAX_STEP_S * len(prompt)
     with trio.move_on_after(tokens_s):
         output = await engine.complete(prompt, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))

@@ -152,6 +152,7 @@ class Story:
         block_size: tokens.
         eos_token_ids: of the model.
         restart_s: what a runner's restart takes.
+        later_num_blocks: of the KV cache after a restart, where there is less memory then.
         memory_tokens: a step with more tokens finds no memory.
         hang_s: how long an actor does nothing when it hangs; often longer than its watchdog lets it.
         costs_s: what a step says it took: any step, a row, a further token; None if it does not say.
@@ -168,6 +169,7 @@ class Story:
     block_size: int
     eos_token_ids: tuple[int, ...]
     restart_s: float
+    later_num_blocks: int | None = None
     memory_tokens: int | None = None
     hang_s: float = 0.0
     costs_s: tuple[float, float, float] | None = None
@@ -227,6 +229,7 @@ def _draw_without_forms(seed: int) -> Story:
         block_size=block_size,
         eos_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
         restart_s=rng.choice((0.0, 0.0, 0.1)),
+        later_num_blocks=_draw_later_blocks(random.Random(f"memory {seed}"), num_blocks),
         memory_tokens=_sometimes(rng, 0.1, rng.randint(3, 12)),
         hang_s=_draw_hang(random.Random(f"hang {seed}"), mood, rng.choice((0.01, 0.2))),
         costs_s=costs_s,
@@ -248,6 +251,10 @@ def _draw_limits(rng: random.Random, *, is_famine: bool) -> dict[str, Any]:
         "enable_prefix_caching": rng.random() < 0.8,
         "step_timeout": rng.choice((0.05, 0.3)),
     }
+
+
+def _draw_later_blocks(rng: random.Random, num_blocks: int) -> int | None:
+    return rng.randint(max(2, num_blocks // 4), num_blocks) if rng.random() < 0.25 else None
 
 
 def _draw_guesses(rng: random.Random) -> dict[str, Any]:

@@ -160,6 +160,17 @@ class World:
                 raise Planted("poison")
 
     @property
+    def num_blocks(self) -> int:
+        """Of the KV cache, in the present life of the runner."""
+        later = self.story.later_num_blocks
+        return self.story.num_blocks if later is None or self.num_lives <= 1 else later
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in the present life of the runner, tokens."""
+        return self.num_blocks * self.story.block_size
+
+    @property
     def lateness_s(self) -> float:
         """How late the scheduler may be for a deadline: while a runner starts again there is none."""
         restart_s = self.story.restart_s + MAX_STEP_S  # the step that a runner must do to be trusted

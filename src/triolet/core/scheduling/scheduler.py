@@ -139,7 +139,7 @@ class Scheduler:
         num_places = min(config.max_model_len, config.num_blocks * config.block_size)
         if entry.num_tokens >= num_places:
             entry.failure = (
-                f"it has {entry.num_tokens} tokens and no room for another: since its restart the model runner has "
+                f"it has {entry.num_tokens} tokens and no room for another: the model runner has now "
                 f"{config.num_blocks} KV blocks, and max_model_len is {num_places}"
             )
             self._finish(sequence, FinishReason.ERROR)
