@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +62,58 @@ def test_the_helper_for_streams_is_satisfied(client: Any) -> None:
         final = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
     assert final.choices[0].message.content
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_prompt_is_scored_as_evaluations_by_log_likelihood_ask_for_it(client: Any, max_tokens: int) -> None:
+    prompts = [[72, 101, 108, 108, 111], [104, 105]]  # lm-eval sends token ids, several prompts at once
+    answer = client.completions.create(
+        model=MODEL, prompt=prompts, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0, seed=1234
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        logprobs = choice.logprobs
+        num_tokens = len(prompt) + max_tokens
+        assert {len(column) for column in vars(logprobs).values()} == {num_tokens}
+        assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+        for value, top in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True):
+            assert value <= max(top.values()) <= 0
+        if max_tokens:  # the greedy answer is the most likely token
+            assert logprobs.token_logprobs[-1] == max(logprobs.top_logprobs[-1].values())
+        assert choice.finish_reason in ("length", "stop") if max_tokens else choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == max_tokens * len(prompts)
+
+
+def test_an_echoed_prompt_is_scored_in_a_stream_too(client: Any) -> None:
+    wish = {"model": MODEL, "prompt": "Hello there", "echo": True, "logprobs": 2, "temperature": 0}
+    whole = client.completions.create(**wish, max_tokens=3)
+    chunks = list(client.completions.create(**wish, max_tokens=3, stream=True))
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        streamed = [one for chunk in chunks for one in getattr(chunk.choices[0].logprobs, name)]
+        assert streamed == getattr(whole.choices[0].logprobs, name)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
+def test_more_likely_tokens_than_the_engine_allows_are_refused_with_its_limit(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=21)
+    assert error.value.param == "top_logprobs"
+    assert "max allowed: 20 (max_logprobs)" in error.value.message
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_look_for(client: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: client.completions.create(model=MODEL, prompt=[5] * 3000),
+        lambda: client.chat.completions.create(
+            model=MODEL, messages=[{**HELLO[0], "content": "a b " * 3000}]
+        ),
+        lambda: client.responses.create(model=MODEL, input="a b " * 3000),
+    ]
+    for call in calls:
+        with pytest.raises(openai.BadRequestError) as error:
+            call()
+        assert error.value.code == "context_length_exceeded"
+        assert "This model's maximum context length is 2048 tokens. However, " in error.value.message
 
 
 def test_several_answers_and_a_stop(client: Any) -> None:

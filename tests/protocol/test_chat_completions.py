@@ -257,6 +257,26 @@ def test_reasoning_is_told_apart() -> None:
     assert message["content"].strip() == "Yes"
 
 
+def test_reasoning_can_be_left_out() -> None:
+    plan = plan_tools(reasoning_parser="qwen3")
+    choice = ChatChoice(
+        index=0, parser=plan.parser(), num_top=None, new_id=lambda prefix: prefix, includes_reasoning=False
+    )
+    text = "<think>hm</think>yes"
+    completion = CompletionOutput(index=0, text=text, token_ids=(1, 2), finish_reason=FinishReason.STOP)
+    pieces = choice.add(completion)
+    assert "reasoning_content" not in str(pieces)
+    assert choice.whole()["message"] == {"role": "assistant", "content": "yes", "refusal": None}
+    assert choice.num_reasoning_tokens == 2
+
+
+def test_the_template_gets_no_special_tokens_unless_they_are_asked_for() -> None:
+    plan = plan_tools()
+    assert ChatRequest.of(body()).prompt(plan)["add_special_tokens"] is False
+    assert ChatRequest.of(body(add_special_tokens=False)).prompt(plan)["add_special_tokens"] is False
+    assert ChatRequest.of(body(add_special_tokens=True)).prompt(plan)["add_special_tokens"] is True
+
+
 def test_log_probabilities_of_held_back_tokens_come_with_the_next_piece() -> None:
     answer = choice(num_top=1)
     at = {1: Logprob(-0.5, 2, "é"), 2: Logprob(-0.1, 1, "a")}

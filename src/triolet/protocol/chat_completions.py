@@ -76,6 +76,8 @@ class ChatRequest(OffersTools, GenerationRequest):
         chat_template_kwargs: further values for the chat template.
         add_generation_prompt: whether the answer is a new message of the assistant.
         continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
+        add_special_tokens: add the special tokens of the tokenizer to those of the chat template.
+        include_reasoning: send the reasoning of the model with the answer.
     """
 
     FAMILY = ApiFamily.CHAT
@@ -90,6 +92,8 @@ class ChatRequest(OffersTools, GenerationRequest):
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool = False
+    include_reasoning: bool = True
 
     def check(self) -> None:
         """See `GenerationRequest`."""
@@ -118,6 +122,7 @@ class ChatRequest(OffersTools, GenerationRequest):
             "chat_template_kwargs": values,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
+            "add_special_tokens": self.add_special_tokens,
         }
 
     def params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
@@ -150,6 +155,7 @@ class ChatChoice:
         parser: tells text, reasoning and calls of tools apart.
         num_top: likeliest tokens at each place; None for no log-probabilities.
         new_id: names calls.
+        includes_reasoning: False leaves the reasoning out.
         num_reasoning_tokens: of the outputs that brought reasoning, so far.
     """
 
@@ -157,6 +163,7 @@ class ChatChoice:
     parser: AnswerParser
     num_top: int | None
     new_id: Callable[[str], str]
+    includes_reasoning: bool = True
     num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _text: list[str] = attrs.field(factory=list, init=False)
     _reasoning: list[str] = attrs.field(factory=list, init=False)
@@ -218,6 +225,8 @@ class ChatChoice:
             case TextPiece(text=text):
                 self._text.append(text)
                 return {"content": text}
+            case ReasoningPiece() if not self.includes_reasoning:
+                return None
             case ReasoningPiece(text=text):
                 self._reasoning.append(text)
                 return {"reasoning_content": text}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from triolet.core.output.outputs import CompletionOutput
+from triolet.core.output.logprobs import Logprob
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidRequest
-from triolet.protocol.errors import unsupported
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
 from triolet.protocol.structuring import CONVERTER, Wrong
 
@@ -52,7 +52,7 @@ class CompletionRequest(GenerationRequest):
 
     Args:
         prompt: what is to be continued.
-        echo: begin each answer with its prompt.
+        echo: begin each answer with its prompt; with `logprobs`, also with those of its tokens.
     """
 
     FAMILY = ApiFamily.COMPLETIONS
@@ -60,71 +60,134 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
 
-    def check(self) -> None:
-        """See `GenerationRequest`."""
-        super().check()
-        if self.echo and self.num_logprobs() is not None:
-            raise unsupported("logprobs", "logprobs of an echoed prompt are not supported by this server")
-
     def num_logprobs(self) -> int | None:
         """See `GenerationRequest`."""
         return self.sampling.get("logprobs")
 
+    @property
+    def generates(self) -> bool:
+        """False if only the prompt is wanted back: `echo` with `max_tokens` 0."""
+        return not (self.echo and self.sampling.get("max_tokens") == 0)
+
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """See `GenerationRequest.sampling_params`."""
         defaults = attrs.evolve(defaults, max_tokens=DEFAULT_MAX_TOKENS, min_tokens=0)
+        chosen: dict[str, Any] = {}
+        if self.echo:
+            chosen["prompt_logprobs"] = self.num_logprobs()
+        if not self.generates:
+            # The step that computes the log-probabilities of the prompt samples a token in any case.
+            chosen |= {"max_tokens": 1, "min_tokens": 0}
         try:
-            return self.sampling_params(defaults, structured_outputs=self.form())
+            return self.sampling_params(defaults, structured_outputs=self.form(), **chosen)
         except InvalidRequest as error:
             raise self.refusal(error) from None
 
 
+@attrs.frozen(kw_only=True)
+class Echo:
+    """Prompt at the beginning of an answer.
+
+    Args:
+        text: of the prompt.
+        tokens: text of each token.
+        logprobs: per token, the first of which has None; None if they were not asked for.
+    """
+
+    text: str = ""
+    tokens: tuple[str, ...] = ()
+    logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
+
+    @classmethod
+    def of(cls, output: RequestOutput, decode: Callable[[Sequence[int]], str]) -> Echo:
+        """Return the echo of a prompt.
+
+        Args:
+            output: first one of the answer, with the log-probabilities of the prompt if they were asked for.
+            decode: returns the text of token ids, special tokens included.
+        """
+        text = decode(output.prompt_token_ids) if output.prompt is None else output.prompt
+        if output.prompt_logprobs is None:
+            return cls(text=text)
+        positions: Sequence[Mapping[int, Logprob] | None] = output.prompt_logprobs
+        tokens = [
+            decode([token_id]) if position is None else position[token_id].decoded_token or ""
+            for token_id, position in zip(output.prompt_token_ids, positions, strict=True)
+        ]
+        return cls(text=text, tokens=tuple(tokens), logprobs=positions)
+
+
 @attrs.define(eq=False, kw_only=True)
 class TextChoice:
-    """One of the answers on its way: outputs of the engine in, choices out.
+    """Builder of one entry of `choices` from the outputs of the engine.
 
     Args:
         index: among the answers to all prompts.
-        num_top: likeliest tokens at each place; None for no log-probabilities.
-        echo: what it begins with.
+        num_top: most likely tokens per position, -1 for all; None for no log-probabilities.
+        echo: prompt that the answer begins with.
+        generates: False if the answer is nothing but the prompt.
     """
 
     index: int
     num_top: int | None
-    echo: str = ""
+    echo: Echo = Echo()
+    generates: bool = True
     _num_chars: int = attrs.field(default=0, init=False)
 
     def add(self, completion: CompletionOutput) -> Choice:
-        """The engine has something new: of kind DELTA, or all at once.
+        """Return the entry for an output, of kind DELTA or the only one.
 
         Raises:
-            WireError: it could not be finished.
+            WireError: the answer could not be finished.
         """
-        text, self.echo = self.echo + completion.text, ""
+        echo, self.echo = self.echo, Echo()
         reason, detail = (None, None) if completion.finish_reason is None else finish_reason(completion)
+        if not self.generates:
+            completion = attrs.evolve(completion, text="", token_ids=(), logprobs=())
+            reason, detail = reason and "length", None
         return {
             "index": self.index,
-            "text": text,
-            "logprobs": None if self.num_top is None else self._logprobs(completion, self.num_top),
+            "text": echo.text + completion.text,
+            "logprobs": None if self.num_top is None else self._logprobs(echo, completion, self.num_top),
             "finish_reason": reason,
             "stop_reason": detail,
         }
 
-    def _logprobs(self, completion: CompletionOutput, num_top: int) -> dict[str, list[Any]]:
-        tokens, offsets = [], []
-        for token_id, at in zip(completion.token_ids, completion.logprobs or (), strict=False):
-            tokens.append(at[token_id])
-            offsets.append(self._num_chars)
-            self._num_chars += len(at[token_id].decoded_token or "")
+    def _logprobs(self, echo: Echo, completion: CompletionOutput, num_top: int) -> dict[str, list[Any]]:
+        tokens = list(echo.tokens)
+        positions = [(None if one is None else next(iter(one.values())), one) for one in echo.logprobs or ()]
+        for token_id, position in zip(completion.token_ids, completion.logprobs or (), strict=False):
+            tokens.append(position[token_id].decoded_token or "")
+            positions.append((position[token_id], position))
         return {
-            "tokens": [one.decoded_token or "" for one in tokens],
-            "token_logprobs": [finite(one.logprob) for one in tokens],
+            "tokens": tokens,
+            "token_logprobs": [None if one is None else finite(one.logprob) for one, _ in positions],
             "top_logprobs": [
-                {one.decoded_token or "": finite(one.logprob) for one in likeliest(at, num_top)}
-                for at in completion.logprobs or ()
+                one and _top_logprobs(one, position or {}, num_top) for one, position in positions
             ],
-            "text_offset": offsets,
+            "text_offset": self._offsets(tokens, echo.text),
         }
+
+    def _offsets(self, tokens: Sequence[str], text: str) -> list[int]:
+        """Return where each token begins in the whole text, characters."""
+        offsets = []
+        for place, token in enumerate(tokens):
+            offsets.append(self._num_chars)
+            # A token that begins every prompt, such as <s>, is not part of a text that the client wrote.
+            if place > 0 or not text or text.startswith(token):
+                self._num_chars += len(token)
+        return offsets
+
+
+def _top_logprobs(chosen: Logprob, position: Mapping[int, Logprob], num_top: int) -> dict[str, float]:
+    """Return the most likely tokens of a position by their text, and the chosen one beside them, as OpenAI does."""
+    top: dict[str, float] = {}
+    for one in (
+        *likeliest(position, num_top),
+        chosen,
+    ):  # of tokens with the same text the most likely one stays
+        top.setdefault(one.decoded_token or "", finite(one.logprob))
+    return top
 
 
 def text_completion(

@@ -30,10 +30,14 @@ class StreamOptions:
     """How a stream is to be.
 
     Args:
-        include_usage: one more chunk at the end, with the counts of tokens.
+        include_usage: send one more chunk at the end, with the counts of tokens.
+        continuous_usage_stats: with `include_usage`, send the counts so far with every chunk.
+        include_obfuscation: OpenAI's padding of chunks against eavesdroppers, which is not added here.
     """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -129,6 +133,12 @@ class GenerationRequest:
     def includes_usage(self) -> bool:
         """Whether a stream ends with the counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def includes_usage_in_chunks(self) -> bool:
+        """True if every chunk of a stream carries the counts of tokens so far, as in vLLM."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     @property
     def n(self) -> int:

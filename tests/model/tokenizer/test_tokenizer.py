@@ -40,6 +40,14 @@ def test_text_and_conversations_become_the_ids_that_transformers_gives(folder: P
     assert list(answer.token_ids) == expected
 
 
+def test_special_tokens_are_added_to_those_of_a_template_if_they_are_asked_for(folder: Path) -> None:
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+    for adds in (False, True):
+        chat = ChatPrompt.parse({"messages": MESSAGES, "add_special_tokens": adds})
+        answer = ours.tokenize(Tokenize(chat))
+        assert list(answer.token_ids) == theirs(answer.text, add_special_tokens=adds)["input_ids"]
+
+
 def test_a_conversation_says_how_it_is_written(folder: Path) -> None:
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
     half = [*MESSAGES, {"role": "assistant", "content": "Once upon "}]

@@ -51,6 +51,32 @@ async def test_a_stream_says_the_same_as_the_whole(autojump_clock: trio.testing.
     assert {chunk["id"] for chunk in streamed.events} == {first["id"]}
 
 
+@pytest.mark.parametrize(("path", "wish"), [(CHAT, HELLO), (TEXT, PROMPT)])
+async def test_every_chunk_has_the_counts_so_far_if_they_are_asked_for(
+    path: str, wish: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving() as scene:
+        streamed = await scene.post(
+            path, {**wish, "max_tokens": 3, "stream": True, "stream_options": options}
+        )
+        without = await scene.post(path, {**wish, "max_tokens": 3, "stream": True})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in streamed.events]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in streamed.events} == {5}
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
+    assert not any("usage" in chunk for chunk in without.events)
+
+
+@pytest.mark.parametrize("value", [False, True, None])
+async def test_special_tokens_may_be_added_to_those_of_the_template(
+    value: bool | None, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene:
+        answer = await scene.post(CHAT, {**HELLO, "max_tokens": 1, "add_special_tokens": value})
+    assert answer.status == 200
+
+
 async def test_several_answers_are_told_apart_by_their_index(autojump_clock: trio.testing.MockClock) -> None:
     wish = {**HELLO, "max_tokens": 5, "seed": 3, "n": 3}
     async with serving() as scene:

@@ -13,7 +13,7 @@ from triolet.errors import InvalidPrompt, PromptTooLong, shown
 # A chat as a prompt, with the tools that its model may call.
 
 
-FLAGS = ("add_generation_prompt", "continue_final_message")
+FLAGS = ("add_generation_prompt", "continue_final_message", "add_special_tokens")
 FIELDS = ("messages", "tools", "chat_template", "chat_template_kwargs", *FLAGS)
 
 
@@ -28,6 +28,8 @@ class ChatPrompt:
         chat_template_kwargs: further values for the template, by name; only such as it reads.
         add_generation_prompt: end with what an answer begins with.
         continue_final_message: end with the last message, as if it were not over; not beside the one before.
+        add_special_tokens: add the special tokens that the tokenizer puts around a text, such as its first token; most
+            templates write them themselves.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -36,6 +38,7 @@ class ChatPrompt:
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool = False
 
     @classmethod
     def parse(cls, prompt: Mapping[str, Any]) -> ChatPrompt:

@@ -109,7 +109,8 @@ class TextTokenizer:
             case messages:
                 text = self.render(messages)
                 _check_unicode("prompt", text)
-                token_ids = self.encode(text, add_special_tokens=False)
+                adds = isinstance(messages, ChatPrompt) and messages.add_special_tokens
+                token_ids = self.encode(text, add_special_tokens=adds)
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
         return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words), marks)
 

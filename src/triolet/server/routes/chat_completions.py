@@ -58,11 +58,12 @@ class _Answer(GenerationHandler[ChatRequest]):
             async for output in stream:
                 if not choices:
                     choices = self._choices(output)
-                    await events.send(self._chunk([choice.begin() for choice in choices]))
+                    begun = [choice.begin() for choice in choices]
+                    await events.send(self._chunk(begun, self._usage_so_far(choices)))
                 for piece in self._add(choices, output):
-                    await events.send(self._chunk([piece]))
+                    await events.send(self._chunk([piece], self._usage_so_far(choices)))
         if self.body.includes_usage:
-            await events.send({**self._chunk([]), "usage": self._usage(choices)})
+            await events.send(self._chunk([], self._usage(choices)))
 
     @asynccontextmanager
     async def _answered(self) -> AsyncGenerator[TokenStream]:
@@ -76,7 +77,13 @@ class _Answer(GenerationHandler[ChatRequest]):
         self.usage.add_prompt(output)
         num_top = self.body.num_top
         return [
-            ChatChoice(index=index, parser=self.plan.parser(output.prompt), num_top=num_top, new_id=new_id)
+            ChatChoice(
+                index=index,
+                parser=self.plan.parser(output.prompt),
+                num_top=num_top,
+                new_id=new_id,
+                includes_reasoning=self.body.include_reasoning,
+            )
             for index in range(self.body.n)
         ]
 
@@ -91,5 +98,8 @@ class _Answer(GenerationHandler[ChatRequest]):
             "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         }
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return chat_chunk(**self.frame, choices=choices)
+    def _usage_so_far(self, choices: list[ChatChoice]) -> dict[str, Any] | None:
+        return self._usage(choices) if self.body.includes_usage_in_chunks else None
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        return chat_chunk(**self.frame, choices=choices, usage=usage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from triolet.core.output.outputs import RequestOutput
 from triolet.engine.token_stream import TokenStream
-from triolet.protocol.completions import CompletionRequest, TextChoice, text_completion
+from triolet.protocol.completions import CompletionRequest, Echo, TextChoice, text_completion
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import refusals
 from triolet.server.routes.generation_route import GenerationHandler
@@ -93,22 +94,23 @@ class _Answer(GenerationHandler[CompletionRequest]):
 
     async def _send(self, events: EventSender, place: int, output: RequestOutput) -> None:
         for choice in self._add(place, output):
-            await events.send(text_completion(**self.frame, choices=[choice]))
+            usage = self.usage.body() if self.body.includes_usage_in_chunks else None
+            await events.send(text_completion(**self.frame, choices=[choice], usage=usage))
 
     def _add(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
         """The choices that have something new."""
         n = self.body.n
         if place * n not in self.choices:
             self.usage.add_prompt(output)
-            echo = self._prompt_text(output) if self.body.echo else ""
-            num_top = self.body.num_top
+            echo = Echo.of(output, self._decode) if self.body.echo else Echo()
             for index in range(place * n, place * n + n):
-                self.choices[index] = TextChoice(index=index, num_top=num_top, echo=echo)
-        self.usage.add(output)
+                self.choices[index] = TextChoice(
+                    index=index, num_top=self.body.num_top, echo=echo, generates=self.body.generates
+                )
+        if self.body.generates:
+            self.usage.add(output)
         return [self.choices[place * n + completion.index].add(completion) for completion in output.outputs]
 
-    def _prompt_text(self, output: RequestOutput) -> str:
+    def _decode(self, token_ids: Sequence[int]) -> str:
         tokenizer = self.context.engine.tokenizer
-        if output.prompt is not None or tokenizer is None:
-            return output.prompt or ""
-        return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+        return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -24,7 +24,6 @@ from triolet.server.routes.request_body import read_json
 MAX_THREADS = 2  # of one app: however many ask, the engine's own work goes on
 ENCODINGS = ("float", "base64")
 _NOT_OFFERED: Mapping[str, Any] = {
-    "add_special_tokens": True,
     "chat_template": None,
     "mm_processor_kwargs": None,
 }
@@ -41,6 +40,7 @@ class TokenizeRequest:
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
     @classmethod
@@ -53,7 +53,10 @@ class TokenizeRequest:
         for name, harmless in _NOT_OFFERED.items():
             if payload.get(name) not in (None, harmless):
                 raise unsupported(name, f"{name} is not supported by this server")
-        return structure(payload, cls)
+        request = structure(payload, cls)
+        if request.prompt is not None and request.add_special_tokens is False:
+            raise unsupported("add_special_tokens", "add_special_tokens must be true beside a prompt")
+        return request
 
     def content(self) -> str | ChatPrompt:
         """What the tokenizer is asked.
@@ -71,6 +74,7 @@ class TokenizeRequest:
             "chat_template_kwargs": self.chat_template_kwargs,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
+            "add_special_tokens": bool(self.add_special_tokens),
         }
         try:
             return ChatPrompt.parse(chat)
