@@ -46,8 +46,6 @@ async def scheduler_actor(
     core.new_scheduler(config)
     with core.scheduling(), channels.scheduler_inbox.clone() as inbox:
         task_status.started()
-        if core.outputs:  # the last life may have ended before it reported all progress
-            await channels.to_detokenizer.send(Progressed(tuple(core.outputs)))
         while True:
             # Send the next plan before anything else is done about the last result: the runner must not wait.
             plan = core.plan_step(trio.current_time())

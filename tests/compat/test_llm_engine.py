@@ -17,6 +17,7 @@ from triolet.compat import LLM, LLMEngine, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request import limits
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.status import FinishReason
 from triolet.core.step_plan import StepPlan, StepResult
@@ -412,3 +413,62 @@ def test_an_engine_that_speculates_counts_what_came_of_it() -> None:
     speculating.add_request("r", circle, seeded(REPETITIVE, max_tokens=40))
     assert run(speculating).keys() == {"r"}
     assert speculating.statistics().spec_decode_num_accepted_tokens > 0
+
+
+# --------------------------------------------------------------- where it had parted from the engine
+
+
+def test_the_answers_to_one_prompt_take_a_place_each() -> None:
+    engine = make_engine(max_num_seqs=1, max_queued_requests=1)
+    with pytest.raises(InvalidRequest, match="n must be at most 2"):
+        engine.add_request("r", [1, 2, 3], seeded(1, n=100))
+    engine.add_request("one", [1, 2, 3], seeded(1))
+    with pytest.raises(Overloaded):
+        engine.add_request("two", [1, 2, 3], seeded(1, n=2))
+    assert len(run(engine)) == 1
+
+
+def test_logprobs_of_a_prompt_are_limited_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_ENTRIES", 10)
+    engine = make_engine()
+    with pytest.raises(InvalidRequest, match="prompt_logprobs must be at most 1 for a prompt of 5 tokens"):
+        engine.add_request("r", [1, 2, 3, 4, 5], seeded(1, prompt_logprobs=2))
+    assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_quantization_is_honoured_as_by_the_engine(quantization: str) -> None:
+    assert EngineArgs(quantization=quantization).config.quantization == quantization
+
+
+def test_no_quantization_is_none_as_in_vllm() -> None:
+    assert EngineArgs(quantization=None).config == EngineArgs().config
+
+
+def test_two_engines_have_different_indices_and_a_closed_one_gives_its_own_back() -> None:
+    engine, other = make_engine(), make_engine()
+    indices = {engine.statistics().engine_index, other.statistics().engine_index}
+    assert len(indices) == 2
+    del other
+    assert make_engine().statistics().engine_index in range(2)
+
+
+def test_a_request_that_crashes_the_runner_each_time_fails_alone(
+    engine: LLMEngine, runner: FakeRunner
+) -> None:
+    def crash(plan: StepPlan) -> None:
+        if any(start.request_id == "bad" for start in plan.starts):
+            raise OSError("planted")
+
+    runner.fault = crash
+    engine.add_request("bad", [7] * 5, seeded(1))
+    engine.add_request("good", [1] * 5, seeded(2))
+    found: dict[str, RequestOutput] = {}
+    for _ in range(40):
+        try:
+            found |= {output.request_id: output for output in engine.step()}
+        except OSError:
+            continue
+    assert found["bad"].finish_reason is FinishReason.ERROR
+    assert found["good"].outputs[0].token_ids == answer_of([1] * 5, 2, 6)
+    assert not engine.has_unfinished_requests()

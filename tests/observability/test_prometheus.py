@@ -64,6 +64,15 @@ async def test_every_name_is_there_before_anything_has_happened(prefix: str) -> 
     assert 'engine="0"' in text
 
 
+async def test_two_engines_in_one_process_have_different_labels() -> None:
+    async with fake_engine() as one, fake_engine() as other:
+        assert (one.statistics().engine_index, other.statistics().engine_index) == (0, 1)
+        assert 'engine="0"' in Metrics(one).render().decode()
+        assert 'engine="1"' in Metrics(other).render().decode()
+    async with fake_engine() as later:
+        assert later.statistics().engine_index == 0
+
+
 async def test_a_request_is_counted_with_its_times(autojump_clock: MockClock) -> None:
     await trio.sleep(1)
     async with fake_engine() as engine:

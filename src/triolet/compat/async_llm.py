@@ -138,7 +138,7 @@ class AsyncLLM(AsyncFacts):
             raise EngineClosed("an engine can be entered once; make another one")
         self._engine = await self._scope.enter_async_context(self._open())
         for factory in self._factories:
-            self._engine.add_stat_logger(factory(self._config, 0))
+            self._engine.add_stat_logger(factory(self._config, self._engine.index))
         return self
 
     async def __aexit__(

@@ -10,7 +10,7 @@ import attrs
 
 from triolet.compat.refusals import refuse
 from triolet.compat.speculation import speculation_fields
-from triolet.config.engine import EngineConfig
+from triolet.config.engine import QUANTIZATIONS, EngineConfig
 from triolet.errors import ConfigError
 
 RENAMED: Final = {
@@ -31,7 +31,6 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "enable_chunked_prefill": (True, None),
         "enforce_eager": (True, False),
         "enable_lora": (False,),
-        "quantization": (None,),
         "tokenizer_mode": ("auto",),
         "task": ("auto", "generate"),
         "runner_type": ("auto", "generate"),
@@ -95,6 +94,11 @@ class EngineArgs:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
         if fields.get("seed") is None:
             fields.pop("seed", None)
+        if (quantization := fields.get("quantization", "none")) is None:
+            del fields["quantization"]
+        elif quantization not in QUANTIZATIONS:
+            allowed = " or ".join(map(repr, QUANTIZATIONS))
+            refuse(f"quantization={quantization!r}", f"it must be None or {allowed}", quantization)
         fields |= speculation_fields(fields.pop("speculative_config", None))
         if disable_log_stats:
             fields["log_stats"] = False

@@ -1,7 +1,7 @@
-"""vLLM's `LLMEngine`: `add_request`, `step`, and outputs. There is no Trio in it, and no thread.
+"""vLLM's `LLMEngine`: `add_request`, `step`, and outputs, without Trio and without threads.
 
-The same pure cores as in `Engine` (journal, scheduler, feeds, the model's runner) are driven by whoever calls `step()`:
-what the actors add is concurrency, supervision and cancellation, and nothing that decides an answer.
+The same `EngineCore` and `RequestBuilder` as in `Engine` decide everything about a request; here the caller of `step()`
+drives them. What the actors add is concurrency, supervision and cancellation.
 """
 
 from __future__ import annotations
@@ -9,40 +9,43 @@ from __future__ import annotations
 import atexit
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import attrs
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.facts import EngineFacts
-from triolet.compat.guided import InProcessGrammars
+from triolet.compat.grammars import InProcessGrammars
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
-from triolet.compat.resolving import Resolver
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_statistics import EngineStatistics, statistics_of
+from triolet.core.engine_core import EngineCore, OpenOutput
+from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.journal import Journal
 from triolet.core.output.output_collector import OutputCollector
-from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.output.parallel_sampling import ParallelCollector, collector_of
 from triolet.core.output.stop_strings import HoldBack
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.request import Request, fan_out
+from triolet.core.request.prompt import parse_prompt
+from triolet.core.request.request_builder import Need, RequestBuilder
 from triolet.core.request.status import FinishReason
-from triolet.core.request.tokenizer_interface import TokenizerInterface
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.admission import Admission
-from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_runner import StepRunner
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
+from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
+T = TypeVar("T")
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
 
@@ -95,27 +98,26 @@ class LLMEngine(EngineFacts):
         self._loaded = loaded or load(config)
         self._runner = self._loaded[0]
         self._clock = clock
-        self._journal = Journal()
-        self._admission = Admission(
-            self._journal, config.max_num_seqs, config.max_queued_requests, config.max_queued_tokens
-        )
-        self._counters = SchedulerCounters()
+        self._core = core = EngineCore(Admission.of(config, Journal()))
+        core.model.info, core.model.tokenizer = self._loaded[1:]
+        core.is_scheduling = True  # between two calls of `step()` the scheduler is always whole
         self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
-        self._scheduler = Scheduler(self._limits, self._journal, self._counters)
-        self._grammars = InProcessGrammars(config, self._info, self._tokenizer)
-        self._seeds = Random(config.seed)
-        self._resolver = Resolver(config, self._info, self._tokenizer, self._grammars, self._seeds)
-        self._processors: dict[int, OutputProcessor] = {}
+        core.new_scheduler(self._limits)
+        self._grammars = InProcessGrammars(config, core)
+        seeds = Random(config.seed)
+        self._builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
+        self._outputs: dict[str, tuple[OpenOutput, ...]] = {}
         self._answers: dict[str, ParallelCollector | OutputCollector] = {}
-        self._serials: dict[str, list[int]] = {}
-        self._reporting = StatLoggers(self._journal.stats, self.statistics, writes_log=self.log_stats)
+        self._index = ENGINE_INDICES.take()
+        weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
+        self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
             atexit.register(self._tracing.close)
         for factory in stat_loggers or ():
-            self.add_stat_logger(factory(config, 0))
+            self.add_stat_logger(factory(config, self._index))
 
     @classmethod
     def from_engine_args(
@@ -185,11 +187,17 @@ class LLMEngine(EngineFacts):
         check_rank(data_parallel_rank)
         check_request_id(request_id)
         try:
-            carried = accepted_trace_headers(trace_headers, self._tracing)
-            facts = {"priority": priority, "client": client, "trace_headers": carried}
-            self._admit(request_id, prompt, params, cache_salt, **facts)
+            self._admit(
+                request_id,
+                prompt,
+                params,
+                cache_salt,
+                priority=priority,
+                client=client,
+                trace_headers=accepted_trace_headers(trace_headers, self._tracing),
+            )
         except BaseException as error:
-            self._journal.stats.rejected(error.limit if isinstance(error, Overloaded) else None)
+            self._core.journal.stats.rejected(error.limit if isinstance(error, Overloaded) else None)
             raise
         return request_id
 
@@ -199,45 +207,60 @@ class LLMEngine(EngineFacts):
         prompt: Any,
         params: SamplingParams | None,
         cache_salt: str | None,
+        *,
+        client: str | None,
         **facts: Any,
     ) -> None:
         if request_id in self._answers:
             raise RequestIdInUse(request_id)
-        now_s = self._clock()
-        self._admission.reserve(now_s)
+        builder, admission, now_s = self._builder, self._core.admission, self._clock()
+        params = builder.check(params)
+        admission.reserve(now_s, params.n, client=client)
         try:
             content, salt = split_prompt(prompt, None, cache_salt)
-            params = params or self._info.generation.sampling_params()
-            request = self._resolver.resolve(request_id, content, params, now_s)
-            request = attrs.evolve(request, cache_salt=salt, **facts)
-            self._admission.check_tokens(now_s)
-        finally:
-            self._admission.give_back()
-        self._open(request)
-
-    def _open(self, request: Request) -> None:
-        """Enter it in the journal, once for each of its answers."""
-        processors: list[OutputProcessor] = []
-        arrival_time = time.time()
-        hold_back = cast("HoldBack", self.vllm_config.hold_back)
-        for one in fan_out(request, lambda: self._seeds.getrandbits(63)):
-            entry = self._journal.open(one, after=processors[0].entry if processors else None)
-            self._journal.stats.accepted()
-            processors.append(
-                OutputProcessor.open(entry, self._tokenizer, arrival_time=arrival_time, hold_back=hold_back)
+            tokenized = self._run(builder.tokenize(parse_prompt(content), params))
+            constraint = self._run(builder.constrain(params, tokenized.token_ids))
+            requests = builder.build(
+                request_id,
+                params,
+                tokenized,
+                constraint,
+                arrival_s=now_s,
+                client=client,
+                cache_salt=salt,
+                **facts,
             )
-            self._processors[entry.serial] = processors[-1]
-        self._answers[request.request_id] = collector_of([processor.collector for processor in processors])
-        self._serials[request.request_id] = [processor.entry.serial for processor in processors]
+            admission.check_tokens(now_s, client)
+        finally:
+            admission.give_back(params.n, client)
+        hold_back = cast("HoldBack", self.vllm_config.hold_back)
+        outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
+        self._outputs[request_id] = outputs
+        self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
+
+    def _run(self, steps: Generator[Need, Tokenized | None, T]) -> T:
+        """Answer what the preparation of a request needs, at once."""
+        answer: Tokenized | None = None
+        try:
+            while True:
+                need, answer = steps.send(answer), None
+                if isinstance(need, Tokenize):
+                    assert self._tokenizer is not None, "`RequestBuilder` asks nothing of a model without one"
+                    answer = self._tokenizer.tokenize(need)
+                else:
+                    self._grammars.compile(need)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """End requests; the next `step()` brings what there is, with finish_reason `abort`. Unknown ids are ignored."""
         for one in listed_ids(request_ids):
-            for serial in self._serials.get(one, ()):
-                self._scheduler.abort(serial)
+            for output in self._outputs.get(one, ()):
+                self._core.finish(output.entry.serial, FinishReason.ABORT)
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """End requests, and forget them: no output of theirs comes any more."""
+        """End requests and forget them: no output of theirs comes any more."""
         for one in request_ids:
             self.abort_request(one)
             self._deliver()
@@ -245,15 +268,16 @@ class LLMEngine(EngineFacts):
                 self._forget(one)
 
     def has_place(self, num_answers: int = 1) -> bool:
-        """Whether a request for so many answers would be let in now; an empty engine lets everyone in."""
-        if not self._journal:
+        """Whether a request for so many answers would be admitted now, or never will be: then adding it says so."""
+        journal, admission = self._core.journal, self._core.admission
+        if not journal:
             return True
-        is_short = self._journal.num_queued_tokens < self.vllm_config.max_queued_tokens
-        return is_short and len(self._journal) + num_answers <= self._admission.max_live_requests
+        is_short = journal.num_queued_tokens < admission.max_queued_tokens
+        return is_short and len(journal) + num_answers <= admission.max_live_requests
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that wait or run, or whose last output has not been taken; n answers to a prompt are n."""
-        return sum(map(len, self._serials.values()))
+        return sum(map(len, self._outputs.values()))
 
     def has_unfinished_requests(self) -> bool:
         """Whether there are any."""
@@ -271,37 +295,35 @@ class LLMEngine(EngineFacts):
         Raises:
             Exception: whatever the model's runner raised; all requests will be computed again by later steps.
         """
-        now_s = self._clock()
-        self._scheduler.expire(now_s)
-        self._scheduler.add_arrivals()
-        self._grammars.guide(self._journal, self._scheduler)
-        plan = self._scheduler.plan_step(now_s)
+        core = self._core
+        core.add_arrivals()
+        self._grammars.answer()
+        plan = core.plan_step(self._clock())
         if plan is not None:
             try:
                 result = self._runner.execute(plan)
-            except BaseException:
+            except Exception as error:
+                core.fail_step(plan, error)
                 self._start_over()
                 raise
-            self._scheduler.apply(result, self._clock())
+            except BaseException:  # Ctrl-C is no fault of a request
+                self._start_over()
+                raise
+            core.apply(result, self._clock())
         self._deliver()
         outputs = self._take_outputs()
         self._reporting.report(self._clock())
         return outputs
 
     def _start_over(self) -> None:
-        """The runner's table may hold half a step: everything is computed again from the journal."""
+        # The runner may have done half a step, so everything is computed again from the journal.
         self._runner.reset()
-        self._scheduler = Scheduler(self._limits, self._journal, self._counters)
-        self._journal.take_arrivals()
-        for entry in tuple(self._journal):
-            if not self._journal.is_held(entry):
-                self._scheduler.add(entry)
+        self._core.new_scheduler(self._limits)
 
     def _deliver(self) -> None:
-        while serials := self._scheduler.take_progress():
-            for processor in filter(None, map(self._processors.get, serials)):
-                if processor.advance():
-                    self._scheduler.abort(processor.entry.serial, FinishReason.STOP)
+        while serials := self._core.take_progress():
+            for serial in serials:
+                self._core.advance(serial, self._clock())
 
     def _take_outputs(self) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
@@ -313,12 +335,8 @@ class LLMEngine(EngineFacts):
         return outputs
 
     def _forget(self, request_id: str) -> None:
-        del self._answers[request_id]
-        for serial in self._serials.pop(request_id):
-            processor = self._processors.pop(serial)
-            reason = processor.collector.finish_reason or FinishReason.ABORT
-            self._journal.stats.ended(processor.finished_request(reason, self._clock()))
-        self._admission.ended(self._clock())
+        del self._answers[request_id], self._outputs[request_id]
+        self._core.admission.ended(self._clock())
 
     # --------------------------------------------------------------------------------------------- facts
 
@@ -328,11 +346,12 @@ class LLMEngine(EngineFacts):
         Raises:
             InvariantViolated: a bug in triolet.
         """
-        self._scheduler.check()
+        assert self._core.scheduler is not None
+        self._core.scheduler.check()
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
-        return statistics_of(self._scheduler, self._counters, num_running=self._scheduler.num_running)
+        """Return the counts of this moment."""
+        return self._core.statistics(engine_index=self._index)
 
     def cache_config(self) -> Mapping[str, object]:
         """How the KV cache is laid out."""
@@ -341,7 +360,8 @@ class LLMEngine(EngineFacts):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""
         refuse_given({"reset_connector": reset_connector})
-        return self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        assert self._core.scheduler is not None
+        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     # ------------------------------------------------------------------------------------------- numbers
 

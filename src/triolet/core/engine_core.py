@@ -177,6 +177,7 @@ class EngineCore:
         for entry in tuple(self.journal):
             if not self.journal.is_held(entry):
                 self.scheduler.add(entry)
+        self.scheduler.report(self.outputs)  # the last one may not have reported all progress
         return self.scheduler
 
     @contextmanager

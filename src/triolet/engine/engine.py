@@ -36,6 +36,7 @@ from triolet.engine.submission import Submission, check_type, seconds
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed, EngineDead, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot
+from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
@@ -70,6 +71,7 @@ class Engine:
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
+        self.index = ENGINE_INDICES.take()  # until `run_engine` gives it back
 
     # ---------------------------------------------------------------------------------------- facts
 
@@ -113,6 +115,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Counts that belong together, taken now."""
         return self._core.statistics(
+            engine_index=self.index,
             num_restarts=self._num_restarts,
             longest_task_step_s=self._loop_watch.longest_s,
             num_long_task_steps=self._loop_watch.num_long,

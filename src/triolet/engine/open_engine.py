@@ -21,9 +21,9 @@ from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.scheduling.admission import Admission
-from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc
+from triolet.observability.engine_index import ENGINE_INDICES
 
 
 @asynccontextmanager
@@ -61,15 +61,8 @@ async def run_engine(
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
     """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
-    admission = Admission(
-        Journal(),
-        config.max_num_seqs,
-        config.max_queued_requests,
-        config.max_queued_tokens,
-        is_fair=POLICIES[config.policy].keeps_accounts,
-    )
     channels, progress = Channels(), ActorProgress()
-    core = EngineCore(admission, on_finish=channels.report_finished)
+    core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
     grammars = GrammarRequests(core.masks)
     engine = Engine(config, core, channels, progress, grammars)
     tree = build_supervision_tree(
@@ -96,6 +89,7 @@ async def run_engine(
             engine.shut_down()
             nursery.cancel_scope.cancel()
     finally:
+        ENGINE_INDICES.give_back(engine.index)
         await _send_last_spans(engine)
     if core.scheduler is not None:
         core.scheduler.abandon_step()

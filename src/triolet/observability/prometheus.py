@@ -126,7 +126,7 @@ class Metrics:
     def __init__(self, engine: MetricsSource, prefix: str = DEFAULT_PREFIX) -> None:
         self.registry = CollectorRegistry()
         self._engine, self._prefix = engine, prefix
-        self._labels = {"model_name": engine.model_name, "engine": "0"}
+        self._labels = {"model_name": engine.model_name, "engine": str(engine.statistics().engine_index)}
         self._gauges = {name: self._make(Gauge, name, text) for name, text in _GAUGES.items()}
         self._counters = {name: self._make(Counter, name, text) for name, text in _COUNTERS.items()}
         self._histograms = self._make_histograms(engine.max_model_len)

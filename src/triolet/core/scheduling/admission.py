@@ -11,16 +11,34 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Container
+from typing import Protocol
 
 import attrs
 
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.param_validation import refuse
+from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.errors import Overloaded
 
 RECENT_ENDINGS = 64
 KEPT = 8  # one part in so many is for clients below their share
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.1, 60.0
+
+
+class AdmissionLimits(Protocol):
+    """Fields of an `EngineConfig` that bound the queue; see `Admission`."""
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def max_queued_requests(self) -> int: ...
+
+    @property
+    def max_queued_tokens(self) -> int: ...
+
+    @property
+    def policy(self) -> str: ...
 
 
 @attrs.define
@@ -43,6 +61,17 @@ class Admission:
     _num_reserved: int = attrs.field(default=0, init=False)
     _reserved: Counter[str | None] = attrs.field(factory=Counter, init=False)  # by client; none is 0
     _endings: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT_ENDINGS), init=False)
+
+    @classmethod
+    def of(cls, limits: AdmissionLimits, journal: Journal) -> Admission:
+        """Admission with the limits of an engine."""
+        return cls(
+            journal,
+            limits.max_num_seqs,
+            limits.max_queued_requests,
+            limits.max_queued_tokens,
+            is_fair=POLICIES[limits.policy].keeps_accounts,
+        )
 
     @property
     def max_live_requests(self) -> int:

@@ -18,6 +18,8 @@ all but a few wait, and while memory is short, steps are smaller.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.recovery.poison_bisection import RecoveryState
@@ -161,6 +163,10 @@ class Scheduler:
                 self._finish(self._lanes.live[entry.serial], FinishReason.DEADLINE)
             else:  # it is no longer queued
                 self._deadlines.add(entry.serial, entry.request.deadline_s)
+
+    def report(self, serials: Iterable[int]) -> None:
+        """Name these requests in the next progress, also if nothing of them has moved here."""
+        self._progress.update(dict.fromkeys(serials))
 
     def take_progress(self) -> tuple[int, ...]:
         """Serials of the requests whose journal entries have moved since the last call."""

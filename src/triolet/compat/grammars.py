@@ -1,0 +1,79 @@
+"""Grammars in the process of the engine, for `LLMEngine`.
+
+`Engine` compiles them in processes of their own, which can be killed; here the library's own limits must do.
+"""
+
+from __future__ import annotations
+
+from triolet.config.engine import EngineConfig
+from triolet.core.engine_core import EngineCore
+from triolet.core.request.grammar_state import TokenMask
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import SerializableTokenizer
+from triolet.errors import InvalidParams, UnsupportedFeature
+from triolet.ipc.grammar import MaskQuestion, Vocabulary
+from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary, InvalidGrammar
+
+
+class InProcessGrammars:
+    """Compiled grammars of one `LLMEngine`.
+
+    Args:
+        config: of the engine.
+        core: its requests; its model is loaded.
+    """
+
+    def __init__(self, config: EngineConfig, core: EngineCore) -> None:
+        self._config, self._core = config, core
+        self._tokens: GrammarVocabulary | None = None
+        self._grammars: dict[StructuredOutputsParams, Grammar] = {}
+        self._num_told: dict[int, int] = {}  # tokens that the grammar of an answer knows of, by serial
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """Return a grammar, from the cache if it is there.
+
+        Raises:
+            InvalidParams: it cannot be compiled.
+            UnsupportedFeature: grammars do not work with the model's tokenizer.
+        """
+        if params not in self._grammars:
+            self._grammars[params] = self._compiled(params)
+            while len(self._grammars) > self._config.max_grammars:
+                del self._grammars[next(iter(self._grammars))]
+                self._num_told.clear()  # any answer may have followed it: all are followed again from the beginning
+        return self._grammars[params]
+
+    def _compiled(self, params: StructuredOutputsParams) -> Grammar:
+        tokenizer: object = self._core.model.tokenizer
+        if self._core.model.info is None or not isinstance(tokenizer, SerializableTokenizer):
+            raise UnsupportedFeature(
+                "structured_outputs must be None: the model has no tokenizer that grammars work with",
+                field="structured_outputs",
+            )
+        info, field = self._core.model.info, f"structured_outputs.{params.kind}"
+        try:
+            if self._tokens is None:
+                vocabulary = Vocabulary(
+                    tokenizer.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids
+                )
+                self._tokens = GrammarVocabulary(vocabulary)
+            return Grammar(self._tokens, params)
+        except InvalidGrammar as error:
+            raise InvalidParams(
+                f"{field} must be a grammar that can be compiled: {error}", field=field
+            ) from None
+
+    def answer(self) -> None:
+        """Compute the masks that requests of the core need before the next step."""
+        core = self._core
+        for params, answers in core.masks.sort(core.journal.take_unmasked()).items():
+            for serial, token_ids in answers.items():
+                grammar, start = self.compile(params), self._num_told.get(serial, 0)
+                found = grammar.next_mask(MaskQuestion(serial, start, token_ids[start:]))
+                self._num_told[serial] = len(token_ids)
+                mask = TokenMask(len(token_ids), found.mask, found.is_over, found.problem or None)
+                core.masks.put_down(serial, mask)
+        for serial in [serial for serial in self._num_told if serial not in core.journal]:
+            del self._num_told[serial]
+            for grammar in self._grammars.values():
+                grammar.forget([serial])

@@ -1,0 +1,221 @@
+"""One engine without actors: what goes in by `add`, and what comes out by `advance`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.core.fake_model import FakeModel, expected_answer
+from tests.core.make import make_request
+from tests.core.stage import make_config
+from triolet.core.engine_core import EngineCore, OpenOutput
+from triolet.core.journal import Journal
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.status import FinishReason
+from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.scheduler import SchedulerConfig
+from triolet.core.step_plan import StepPlan
+from triolet.errors import RequestFailed
+
+VOCAB = 50
+CONFIG = make_config()
+
+
+class Driver:
+    """The smallest driver of a core: plan, compute, apply, advance."""
+
+    def __init__(self, config: SchedulerConfig = CONFIG) -> None:
+        self.finished: list[tuple[int, ...]] = []  # as `on_finish` was told
+        self.num_notified = 0
+        self.core = EngineCore(Admission(Journal(), 4, 4, 1000), self.finished.append)
+        self.config = config
+        self.start_over()
+
+    def start_over(self) -> None:
+        self.core.is_scheduling = True
+        self.core.new_scheduler(self.config)
+        self.model = FakeModel(self.config.num_blocks, self.config.block_size, VOCAB)
+
+    def add(self, name: str, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> OpenOutput:
+        [output] = self.core.add(
+            [make_request(prompt, request_id=name, **fields)], arrival_time=0.0, notify=self._notify
+        )
+        self.core.add_arrivals()
+        return output
+
+    def _notify(self) -> None:
+        self.num_notified += 1
+
+    def plan(self) -> StepPlan:
+        plan = self.core.plan_step(0.0)
+        assert plan is not None
+        return plan
+
+    def step(self) -> None:
+        self.core.apply(self.model.execute(self.plan()), 0.0)
+        self.advance()
+
+    def advance(self) -> None:
+        for serial in self.core.take_progress():
+            self.core.advance(serial, 0.0)
+
+    def run(self) -> None:
+        while self.core.journal:
+            self.step()
+
+    def blocks_in_use(self) -> int:
+        return self.core.statistics().kv_blocks_in_use
+
+
+def last(output: OpenOutput) -> RequestOutput:
+    return output.processor.collector.take()
+
+
+def test_what_is_added_is_answered_step_by_step_and_its_reader_is_notified() -> None:
+    driver = Driver()
+    output = driver.add("r", max_tokens=5)
+    for num_tokens in range(1, 6):
+        driver.step()
+        assert output.processor.collector.num_tokens == num_tokens
+        assert driver.num_notified == num_tokens
+    assert last(output).outputs[0].token_ids == tuple(expected_answer((1, 2, 3), 0, 5, VOCAB))
+    assert (driver.core.outputs, len(driver.core.journal), driver.blocks_in_use()) == ({}, 0, 0)
+    assert driver.core.statistics().num_requests_ended == {"length": 1}
+
+
+def test_no_step_is_planned_while_one_is_in_flight_and_a_late_result_changes_nothing() -> None:
+    driver = Driver()
+    output = driver.add("r", max_tokens=5)
+    late = driver.model.execute(driver.plan())
+    assert driver.core.plan_step(0.0) is None
+    driver.start_over()
+    driver.core.apply(late, 0.0)
+    assert output.entry.output_token_ids == []
+    driver.run()
+    assert output.entry.output_token_ids == expected_answer((1, 2, 3), 0, 5, VOCAB)
+
+
+def test_the_further_answers_to_a_prompt_wait_for_the_first_token_of_the_first() -> None:
+    driver = Driver()
+    requests = [make_request((1, 2, 3), request_id=f"{seed}_r", seed=seed, max_tokens=2) for seed in (5, 6)]
+    first, second = driver.core.add(requests, arrival_time=0.0)
+    driver.core.add_arrivals()
+    driver.step()
+    assert (len(first.entry.output_token_ids), len(second.entry.output_token_ids)) == (1, 0)
+    driver.run()
+    assert second.entry.output_token_ids == expected_answer((1, 2, 3), 6, 2, VOCAB)
+
+
+def test_a_request_that_is_finished_has_given_its_blocks_back_and_what_it_has_is_delivered() -> None:
+    driver = Driver()
+    output, other = driver.add("r"), driver.add("other", (4, 5), max_tokens=8)
+    driver.step()
+    driver.core.finish(output.entry.serial, FinishReason.ABORT)
+    assert driver.blocks_in_use() == 1
+    assert driver.finished == [()]  # the scheduler reports it with its next progress
+    driver.core.finish(output.entry.serial, FinishReason.ABORT)
+    assert driver.finished == [()]
+    driver.advance()
+    ended = last(output)
+    assert (ended.finish_reason, len(ended.outputs[0].token_ids)) == (FinishReason.ABORT, 1)
+    driver.run()
+    assert other.entry.finish_reason is FinishReason.LENGTH
+
+
+def test_blocks_of_the_step_in_flight_are_free_when_it_ends() -> None:
+    driver = Driver()
+    output = driver.add("r")
+    result = driver.model.execute(driver.plan())
+    driver.core.finish(output.entry.serial, FinishReason.ABORT)
+    assert driver.core.statistics().kv_blocks_quarantined == 1
+    driver.core.apply(result, 0.0)
+    assert driver.core.statistics().kv_blocks_quarantined == 0
+    assert output.entry.output_token_ids == []
+
+
+def test_what_is_finished_while_there_is_no_scheduler_is_reported_at_once_and_not_queued_again() -> None:
+    driver = Driver()
+    output, other = driver.add("r"), driver.add("other", max_tokens=2)
+    driver.core.is_scheduling = False
+    driver.core.finish(output.entry.serial, FinishReason.ABORT)
+    assert driver.finished == [(output.entry.serial,)]
+    assert driver.core.advance(output.entry.serial, 0.0)
+    driver.start_over()
+    driver.run()
+    assert output.entry.output_token_ids == []
+    assert other.entry.finish_reason is FinishReason.LENGTH
+
+
+def test_a_new_scheduler_goes_on_where_the_journal_is_and_no_token_is_given_twice() -> None:
+    driver = Driver()
+    outputs = [driver.add(f"r{seed}", (seed, 2), seed=seed, max_tokens=6) for seed in range(3)]
+    for _ in range(3):
+        driver.step()
+    driver.start_over()
+    assert driver.blocks_in_use() == 0
+    driver.run()
+    for seed, output in enumerate(outputs):
+        assert output.entry.output_token_ids == expected_answer((seed, 2), seed, 6, VOCAB)
+
+
+def test_after_one_crash_everything_is_computed_again() -> None:
+    driver = Driver()
+    output = driver.add("r", max_tokens=3)
+    outcome = driver.core.fail_step(driver.plan(), OSError("planted"))
+    assert outcome is not None
+    assert outcome.culprit is None
+    assert driver.core.recovery.has_runner_failed
+    driver.start_over()
+    driver.run()
+    assert output.entry.finish_reason is FinishReason.LENGTH
+
+
+def test_a_request_that_crashes_the_runner_each_time_fails_alone_with_the_cause() -> None:
+    driver = Driver()
+    bad, good = driver.add("bad", (7, 7, 7)), driver.add("good", max_tokens=3)
+    crash = OSError("planted")
+    for _ in range(10):
+        if bad.entry.finish_reason is not None:
+            break
+        plan = driver.plan()
+        ids = {start.request_id for start in plan.starts}
+        if "bad" in ids:
+            driver.core.fail_step(plan, crash)
+            driver.start_over()
+        else:
+            driver.core.apply(driver.model.execute(plan), 0.0)
+    assert bad.entry.finish_reason is FinishReason.ERROR
+    assert isinstance(bad.error, RequestFailed)
+    assert bad.error.__cause__ is crash
+    assert driver.core.take_uncounted_restarts() > 0
+    assert driver.core.take_uncounted_restarts() == 0
+    driver.run()
+    assert good.entry.output_token_ids == expected_answer((1, 2, 3), 0, 3, VOCAB)
+
+
+def test_a_crash_in_a_plan_that_is_not_in_flight_blames_no_request() -> None:
+    driver = Driver()
+    driver.add("r")
+    plan = driver.plan()
+    driver.start_over()
+    assert driver.core.fail_step(plan, OSError("planted")) is None
+
+
+def test_a_request_whose_time_is_up_ends_with_the_next_plan() -> None:
+    driver = Driver()
+    output = driver.add("r", deadline_s=5.0)
+    driver.step()
+    assert driver.core.next_look_s() == 5.0
+    assert driver.core.plan_step(5.0) is None
+    assert output.entry.finish_reason is FinishReason.DEADLINE
+    assert driver.core.next_look_s() == float("inf")
+
+
+def test_an_output_that_fails_raises_the_first_error_and_ends_its_request() -> None:
+    driver = Driver()
+    output, error = driver.add("r"), RequestFailed("r", "planted")
+    driver.step()
+    driver.core.fail(output.entry.serial, error, 0.0)
+    driver.core.fail(output.entry.serial, RequestFailed("r", "another"), 0.0)
+    assert output.error is error
+    assert driver.blocks_in_use() == 0
+    assert driver.core.statistics().num_requests_ended == {"error": 1}
