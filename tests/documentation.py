@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from tests.source_tree import ROOT
+from tests.test_layering import EXCEPTIONS, FREE_LAYERS, LAYERS
 from triolet import errors
 from triolet.cli.options import SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
@@ -178,6 +179,31 @@ def _errors() -> list[str]:
     return _table(("whose", "error", "what it means"), rows)
 
 
+def _layers() -> list[str]:
+    rows = [
+        (_code(name), _codes(layer.ours) or "nothing", _codes(layer.third_party) or "nothing")
+        for name, layer in LAYERS.items()
+    ]
+    free = (", ".join(map(_code, sorted(FREE_LAYERS))), "what they need", "what they need")
+    exceptions = [(_code(module), *_of_both(names)) for module, names in EXCEPTIONS.items()]
+    return _table(("package", "of triolet", "of others"), [*rows, free, *exceptions])
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(map(_code, sorted(names)))
+
+
+def _of_both(names: Iterable[str]) -> tuple[str, str]:
+    """Split what a module may import beyond its package into ours and others'."""
+    ours = [name.removeprefix("triolet.") for name in names if name.startswith("triolet.")]
+    others = [name for name in names if not name.startswith("triolet.")]
+    return _also(ours), _also(others)
+
+
+def _also(names: list[str]) -> str:
+    return f"also {_codes(names)}" if names else ""
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "EngineConfig": lambda: _config(EngineConfig),
     "GatewayConfig": lambda: _config(GatewayConfig),
@@ -189,6 +215,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "LiveRequest": lambda: _fields(LiveRequest),
     "EngineStatistics": lambda: _fields(EngineStatistics),
     "errors": _errors,
+    "layers": _layers,
     "sampling_flags": _sampling_flags,
     "slash_commands": _slash_commands,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import runpy
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 
 import triolet
 from tests.documentation import PAGES, TABLES, Block, anchors, blocks, links, table_names, with_tables
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, package_modules
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.model.architectures.families import _FAMILIES
@@ -109,6 +110,28 @@ def test_a_name_without_an_entry_is_found() -> None:
     assert has_entry(reference, "triolet.compat.Logprob")
     assert not has_entry(reference, "triolet.Logprob")
     assert not has_entry(reference, "triolet.compat.Engine")
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+MAX_OWN_WORDS = 15
+
+
+def test_every_package_is_in_the_table_of_the_architecture() -> None:
+    packages = {name for name, path in package_modules() if path.name == "__init__.py"}
+    # Of C++, the package above them tells.
+    parts = {
+        name.removeprefix("triolet.").replace(".", "/") for name in packages if ".kernels.cpu." not in name
+    }
+    rows = re.findall(r"^\| `([a-z_/]+)` \|", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(rows) == parts - {"triolet"} | {"errors"}
+
+
+def test_the_glossary_is_short() -> None:
+    section = ARCHITECTURE.read_text(encoding="utf-8").partition("## Glossary")[2].partition("\n## ")[0]
+    words = [
+        word for row in re.findall(r"^\| ([a-z, ]+) \|", section, re.MULTILINE) for word in row.split(", ")
+    ]
+    assert 1 < len(words) - 1 <= MAX_OWN_WORDS, words  # without the head of the table
 
 
 def test_every_page_of_the_documentation_can_be_reached() -> None:

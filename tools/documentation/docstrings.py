@@ -66,8 +66,16 @@ def _describe_fields(cls: griffe.Class) -> None:
         if not field.is_attribute or field.is_alias or not _is_field_call(field.value) or field.docstring:
             continue
         texts = [word for word in field.value.arguments if not isinstance(word, griffe.ExprKeyword)]
-        if texts:
-            field.docstring = griffe.Docstring(ast.literal_eval(str(texts[0])), parent=field)
+        if texts and (text := _leading_text(str(texts[0]))):
+            field.docstring = griffe.Docstring(text, parent=field)
+
+
+def _leading_text(expression: str) -> str:
+    """Return the text that an expression begins with; what is computed behind it only the running program knows."""
+    node = ast.parse(expression, mode="eval").body
+    while isinstance(node, ast.BinOp):
+        node = node.left
+    return node.value.rstrip(": ") if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _add_init(cls: griffe.Class) -> None:
