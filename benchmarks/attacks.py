@@ -39,7 +39,7 @@ CHAT = {
     "stream": True,
 }
 HEALTH_EVERY_S = 0.01
-TIMEOUT_S = 20.0
+TIMEOUT_S = 5.0  # of one call of a socket
 TEXT, PING, PONG, CLOSE = 1, 9, 10, 8
 
 # ------------------------------------------------------------------------------------- a plain client
@@ -118,7 +118,8 @@ class Client:
                 stream.sendall(data)
             with suppress(OSError):
                 stream.settimeout(1.0)
-                while more := stream.recv(2**16):
+                until = time.monotonic() + 3.0
+                while time.monotonic() < until and (more := stream.recv(2**16)):
                     received = (received + more)[-(2**16) :]
         place = received.rfind(bytes([0x80 | CLOSE]))
         is_closed = 0 <= place < len(received) - 3

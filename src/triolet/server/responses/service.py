@@ -216,7 +216,7 @@ class ResponsesService:
         emit: EmitEvents,
         wait_for_room: WaitForRoom,
     ) -> None:
-        with self.place(owner):
+        with self.acquire_slot(owner):
             await self.active.generate(self.engine, answer, messages, owner, emit, wait_for_room)
 
     def continue_restored(
@@ -250,7 +250,7 @@ class ResponsesService:
             self.store.put(answer.stored(owner))
 
     @contextmanager
-    def place(self, owner: str | None) -> Iterator[None]:
+    def acquire_slot(self, owner: str | None) -> Iterator[None]:
         """Hold one of the active responses that a key may have.
 
         Raises:

@@ -1,1 +1,1 @@
-"""HTTP routes, one module per group of paths."""
+"""HTTP routes: one module per group of paths."""

@@ -1,4 +1,4 @@
-"""The app: its routes, and what stands in front of them."""
+"""The ASGI app: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def create_app(
     *,
     gateway: ResponsesService | None = None,
 ) -> Starlette:
-    """An ASGI app that serves an engine; it must run in the engine's Trio thread.
+    """Return an ASGI app that serves an engine; it must run in the engine's Trio thread.
 
     Args:
-        engine: a running engine. It must go on running while the app does.
-        config: keys, origins, hosts and limits; what is about listening is its server's business.
-        gateway: what the app shares its responses and its limits per key with; without one the app has responses of its
-            own, no limits per key, and no response can be resumed.
+        engine: a running engine; it must stay open while the app runs.
+        config: keys, origins, hosts and limits; the fields about listening are not used.
+        gateway: shares stored responses and limits per key with WebSockets; without it the app has a store of its own,
+            no limits per key, and no resumable responses.
     """
     config = config or GatewayConfig()
     context = AppContext(

@@ -1,4 +1,4 @@
-"""What every handler works with: the engine, the rules of the server, and who is asking."""
+"""Context of the request handlers: the engine, the server's settings, and the key of a request."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 @attrs.frozen(eq=False, kw_only=True)
 class AppContext:
-    """One app's.
+    """Shared state of one app.
 
     Args:
         engine: what answers.
         config: of the server.
         answering: how responses are made, and where they are remembered.
         running: responses that are being made.
-        gateway: of the server that the app is part of, if it is.
+        gateway: of the server that the app belongs to, if any.
         metrics: of the engine.
         input_budget: memory for bodies that are being read.
-        began_at: when the app was made, seconds since the epoch.
+        began_at: start of the app, seconds since the epoch.
     """
 
     engine: Engine
@@ -50,33 +50,32 @@ class AppContext:
 
     @property
     def access(self) -> Access:
-        """Who may enter."""
         return access_to(self.engine, self.config)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names that the model is asked for by; the first is the one that it answers with."""
+        """Names of the model; responses carry the first one."""
         return self.responses_context.models
 
     def check_model(self, name: str) -> None:
-        """Hold the name of a model to those that are served.
+        """Check the name of a model.
 
         Raises:
-            WireError: there is none of that name.
+            WireError: no model of that name is served.
         """
         if name not in self.model_names:
             raise model_not_found(name)
 
-    def place(self, owner: str | None) -> AbstractContextManager[None]:
-        """Hold one of the responses that a key may have at the same time.
+    def acquire_slot(self, owner: str | None) -> AbstractContextManager[None]:
+        """Hold one of the active responses that a key may have.
 
         Raises:
-            WireError: it has as many as it may.
+            WireError: the key has reached its limit.
         """
-        return nullcontext() if self.gateway is None else self.gateway.place(owner)
+        return nullcontext() if self.gateway is None else self.gateway.acquire_slot(owner)
 
     def arguments(self, request: Request, body: GenerationRequest) -> dict[str, Any]:
-        """What `Engine.generate` is told beside prompt and parameters."""
+        """Return the arguments of `Engine.generate` beside prompt and parameters."""
         return {
             "priority": body.priority,
             "client": body.client or owner_of(request),
@@ -88,13 +87,13 @@ class AppContext:
 
 
 def context_of(request: Request) -> AppContext:
-    """The app's."""
+    """Return the context of the app that serves a request."""
     context: AppContext = request.app.state.context
     return context
 
 
 def owner_of(request: Request) -> str | None:
-    """Whose request it is, where there are keys."""
+    """Return the name of the key of a request; None where there are no keys."""
     owner: str | None = request.scope["state"].get("owner")
     return owner
 
@@ -106,7 +105,7 @@ def client_of(request: Request) -> str:
 
 
 def deadline_of(request: Request, timeout_s: float | None) -> float | None:
-    """When the answer ends with what there is, by the body or by the header, whichever is sooner.
+    """Return the deadline by the body or by the header, whichever is sooner; None without one.
 
     Raises:
         WireError: the header holds no number of seconds.

@@ -24,26 +24,26 @@ from triolet.server.routes.sse import EventSender
 
 
 async def chat_completions(request: Request) -> Response:
-    """Answer a chat, whole or in chunks."""
+    """Answer a chat, complete or in chunks."""
     context = context_of(request)
     body = await read_json(request, ChatRequest.of)
     context.check_model(body.model)
     plan = body.plan(context.engine.tool_parser, context.engine.reasoning_parser)
     params = body.params(context.engine.default_sampling_params(), plan)
-    if context.engine.reasoning_parser is not None:  # whose tokens can only be counted as they come
+    if context.engine.reasoning_parser is not None:  # reasoning tokens can only be counted as they come
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
-    return await _Answer.to(request, context, body, params, plan=plan).response(request)
+    return await _ChatCompletion.for_request(request, context, body, params, plan=plan).response(request)
 
 
 @attrs.define(eq=False)
-class _Answer(GenerationHandler[ChatRequest]):
+class _ChatCompletion(GenerationHandler[ChatRequest]):
     ID_PREFIX = "chatcmpl"
 
     plan: ToolPlan = attrs.field(kw_only=True)
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         choices: list[ChatChoice] = []
-        async with self._answered() as stream:
+        async with self._stream_of_engine() as stream:
             async for output in stream:
                 choices = choices or self._choices(output)
                 self._add(choices, output)
@@ -53,7 +53,7 @@ class _Answer(GenerationHandler[ChatRequest]):
 
     async def stream(self, events: EventSender) -> None:
         choices: list[ChatChoice] = []
-        async with self._answered() as stream:
+        async with self._stream_of_engine() as stream:
             await events.start()
             async for output in stream:
                 if not choices:
@@ -66,10 +66,10 @@ class _Answer(GenerationHandler[ChatRequest]):
             await events.send(self._chunk([], self._usage(choices)))
 
     @asynccontextmanager
-    async def _answered(self) -> AsyncGenerator[TokenStream]:
+    async def _stream_of_engine(self) -> AsyncGenerator[TokenStream]:
         engine = self.context.engine
         prompt = self.body.prompt(self.plan, engine.reasoning_parser)
-        with refusals(self.body), self.context.place(self.owner):
+        with refusals(self.body), self.context.acquire_slot(self.owner):
             async with engine.generate(prompt, self.params, **self.arguments) as stream:
                 yield stream
 

@@ -22,23 +22,23 @@ from triolet.server.routes.sse import EventSender
 
 
 async def completions(request: Request) -> Response:
-    """Continue a text, or several at once."""
+    """Continue one text or several."""
     context = context_of(request)
     body = await read_json(request, CompletionRequest.of)
     context.check_model(body.model)
     params = body.params(context.engine.default_sampling_params())
-    return await _Answer.to(request, context, body, params).response(request)
+    return await _Completion.for_request(request, context, body, params).response(request)
 
 
 @attrs.define(eq=False)
-class _Answer(GenerationHandler[CompletionRequest]):
+class _Completion(GenerationHandler[CompletionRequest]):
     ID_PREFIX = "cmpl"
 
     choices: dict[int, TextChoice] = attrs.field(factory=dict, init=False)
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         choices = []
-        with refusals(self.body), self.context.place(self.owner):
+        with refusals(self.body), self.context.acquire_slot(self.owner):
             async with AsyncExitStack() as stack:
                 for place, stream in enumerate(await self._enter(stack)):
                     async for output in stream:
@@ -46,7 +46,7 @@ class _Answer(GenerationHandler[CompletionRequest]):
         return text_completion(**self.frame, choices=choices, usage=self.usage.body())
 
     async def stream(self, events: EventSender) -> None:
-        with refusals(self.body), self.context.place(self.owner):
+        with refusals(self.body), self.context.acquire_slot(self.owner):
             async with AsyncExitStack() as stack:
                 streams = await self._enter(stack)
                 await events.start()
@@ -59,7 +59,7 @@ class _Answer(GenerationHandler[CompletionRequest]):
             await events.send(text_completion(**self.frame, choices=[], usage=self.usage.body()))
 
     async def _enter(self, stack: AsyncExitStack) -> list[TokenStream]:
-        """One stream per prompt; all of them are admitted, or none."""
+        """Open one stream per prompt; all are admitted, or none."""
         generate = self.context.engine.generate
         return [
             await stack.enter_async_context(generate(prompt, self.params, **self.arguments))
@@ -67,7 +67,7 @@ class _Answer(GenerationHandler[CompletionRequest]):
         ]
 
     async def _send_all(self, events: EventSender, streams: list[TokenStream]) -> None:
-        """Several prompts, whose chunks come as they come; only one task sends."""
+        """Send the chunks of several prompts as they come; only one task sends."""
         sending, receiving = trio.open_memory_channel[tuple[int, RequestOutput]](0)
         failed: list[Exception] = []
 
@@ -81,7 +81,9 @@ class _Answer(GenerationHandler[CompletionRequest]):
 
         async def read_all() -> None:
             with sending:
-                async with trio.open_nursery() as readers:  # one of its own: what is being sent is sent whole
+                async with (
+                    trio.open_nursery() as readers
+                ):  # a nursery of its own: a chunk being sent is not cancelled
                     for place in range(len(streams)):
                         readers.start_soon(read, place, readers)
 
@@ -98,7 +100,7 @@ class _Answer(GenerationHandler[CompletionRequest]):
             await events.send(text_completion(**self.frame, choices=[choice], usage=usage))
 
     def _add(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choices that have something new."""
+        """Add an output; return the choices that changed."""
         n = self.body.n
         if place * n not in self.choices:
             self.usage.add_prompt(output)

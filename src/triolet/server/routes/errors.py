@@ -1,4 +1,4 @@
-"""Errors as HTTP knows them: a status, the body that OpenAI's clients read, and when to come back."""
+"""Error responses: a status, the body that OpenAI's clients read, and Retry-After."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import GenerationRequest
 
-RETRY_AFTER_S = 5.0  # of a server that shuts down: about how long until another one has taken its place
+RETRY_AFTER_S = 5.0  # of a server that shuts down: about the time until the next one has started
 
 log = logging.getLogger("triolet.http")
 
 
 def error_response(error: WireError) -> Response:
-    """The response that says it."""
+    """Return the response for an error."""
     headers = {}
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status == 503:
@@ -34,36 +34,38 @@ def error_response(error: WireError) -> Response:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """What was raised on purpose, as a response; an engine's failure is logged with its cause."""
-    said = of_exception(error)
-    if said.status == 500:
+    """Answer an exception of triolet; a failure of the engine is logged with its cause."""
+    wire_error = of_exception(error)
+    if wire_error.status == 500:
         log_failure(request, error)
-    return error_response(said)
+    return error_response(wire_error)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """What the router raises: no such path, no such method."""
+    """Answer an exception of the router: unknown path or method."""
     assert isinstance(error, HTTPException)
     codes = {404: "not_found", 405: "method_not_allowed"}
     sentence = {
         404: f"There is nothing at {request.url.path}",
         405: f"{request.method} is not possible at {request.url.path}",
     }.get(error.status_code, error.detail)
-    said = WireError(sentence, code=codes.get(error.status_code, "invalid_request"), status=error.status_code)
-    response = error_response(said)
+    wire_error = WireError(
+        sentence, code=codes.get(error.status_code, "invalid_request"), status=error.status_code
+    )
+    response = error_response(wire_error)
     response.headers.update(error.headers or {})
     return response
 
 
 def log_failure(request: Request, error: BaseException) -> None:
-    """For the operator: what the client is not told, under the id that the client has."""
+    """Log a failure for the operator, under the id that the client has got."""
     request_id = request.scope.get("state", {}).get("request_id", "?")
     log.error("request %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error)
 
 
 @contextmanager
 def refusals(body: GenerationRequest) -> Iterator[None]:
-    """Let errors of the engine name the fields of this body."""
+    """Translate errors of the engine to the field names of this body."""
     try:
         yield
     except WireError:

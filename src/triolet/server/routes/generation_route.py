@@ -1,4 +1,4 @@
-"""What answers of `/v1/chat/completions` and `/v1/completions` have in common over HTTP: whole, or in chunks."""
+"""Base of the handlers of `/v1/chat/completions` and `/v1/completions`: complete or streamed responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Body = TypeVar("Body", bound=GenerationRequest)
 
 @attrs.define(eq=False)
 class GenerationHandler(ABC, Generic[Body]):
-    """One answer on its way to one client."""
+    """One response to one client."""
 
     ID_PREFIX: ClassVar[str]
 
@@ -39,22 +39,22 @@ class GenerationHandler(ABC, Generic[Body]):
         self.frame = {"answer_id": new_id(self.ID_PREFIX), "created": int(time.time()), "model": model}
 
     @classmethod
-    def to(
+    def for_request(
         cls, request: Request, context: AppContext, body: Body, params: SamplingParams, **more: Any
     ) -> Self:
-        """The answer to a request."""
+        """Return the handler of a request."""
         return cls(context, body, params, context.arguments(request, body), owner_of(request), **more)
 
     async def response(self, request: Request) -> Response:
-        """As the body wants it: in chunks, or whole if the client waits that long."""
+        """Return the response: a stream of events, or the complete body."""
         if self.body.stream:
             return EventStream(self.stream)
-        return JSONResponse(await cancel_on_disconnect(request.receive, self.whole))
+        return JSONResponse(await cancel_on_disconnect(request.receive, self.complete))
 
     @abstractmethod
-    async def whole(self) -> dict[str, Any]:
-        """The answer, once it is over."""
+    async def complete(self) -> dict[str, Any]:
+        """Generate the complete response body."""
 
     @abstractmethod
     async def stream(self, events: EventSender) -> None:
-        """Send it as it comes."""
+        """Generate the response and send it in chunks."""

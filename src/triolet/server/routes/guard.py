@@ -1,6 +1,6 @@
-"""What holds before any handler runs: an id for every request, who may enter, which pages may, and no exception text.
+"""Access middleware: request ids, keys, hosts and origins, and error responses for all exceptions.
 
-A plain ASGI middleware, so that nothing stands between a handler and its client's going.
+It is a plain ASGI middleware, so that handlers learn at once when the client disconnects.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ METHODS = "GET, POST, DELETE, OPTIONS"
 SHOWN_HEADERS = "x-request-id, retry-after"
 PREFLIGHT_S = "600"
 
-# What anybody may see: load balancers and Prometheus bring no keys, and the page asks for one itself.
+# No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
 OPEN_PATHS = frozenset(("/", "/health", "/metrics", "/version"))
 OPEN_FOLDER = "/static/"
 
 
 @attrs.frozen(eq=False)
 class AccessMiddleware:
-    """Stands in front of the app.
+    """ASGI middleware around the app.
 
     Args:
-        app: what is guarded.
+        app: the inner ASGI app.
         service: has the rules.
     """
 
@@ -44,26 +44,25 @@ class AccessMiddleware:
     context: AppContext
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or say why not."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         request = Request(scope, receive)
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(request.headers)
         state["arrived_s"] = trio.current_time()
-        answer = _Answer(send, state["request_id"], self._cross_origin_headers(request.headers))
+        response = _Response(send, state["request_id"], self._cross_origin_headers(request.headers))
         try:
             refusal = self._refusal(request)
             if refusal is not None:
-                await refusal(scope, receive, answer.send)
+                await refusal(scope, receive, response.send)
             else:
-                await self.app(scope, receive, answer.send)
+                await self.app(scope, receive, response.send)
         except ClientDisconnected:
-            pass  # and with it everybody who could be told
+            pass  # no response can be sent
         except Exception as error:
-            if answer.has_started:
-                raise  # half an answer is out: the server closes the connection
-            await (await answer_error(request, error))(scope, receive, answer.send)
+            if response.has_started:
+                raise  # a part was sent already: the server closes the connection
+            await (await answer_error(request, error))(scope, receive, response.send)
 
     def _refusal(self, request: Request) -> Response | None:
         access, headers = self.context.access, request.headers
@@ -80,7 +79,7 @@ class AccessMiddleware:
         return None
 
     def _cross_origin_headers(self, headers: Headers) -> dict[str, str]:
-        """What lets a page of another origin read the answer, if it may."""
+        """Return the headers that let a page of another origin read the response, if it may."""
         origin, access = headers.get("origin"), self.context.access
         if origin is None or not access.is_allowed_origin(origin, headers.get("host")):
             return {}
@@ -93,8 +92,8 @@ class AccessMiddleware:
 
 
 @attrs.define(eq=False)
-class _Answer:
-    """An answer on its way out, with the headers that all of them have."""
+class _Response:
+    """Response being sent, with the headers that every response has."""
 
     _send: Send
     _request_id: str
@@ -113,19 +112,19 @@ class _Answer:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own, if it is one."""
+    """Return the client's own request id if it is valid, otherwise a new one."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else new_id("req")
 
 
 def _path(scope: Scope) -> str:
-    """The path below where the app is mounted."""
+    """Return the path below the mount point of the app."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _preflight(headers: Headers) -> Response:
-    """A browser asks whether it may ask; its page's origin was found to be allowed."""
+    """Answer a CORS preflight; the origin was found to be allowed."""
     return Response(
         status_code=204,
         headers={

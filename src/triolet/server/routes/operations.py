@@ -1,4 +1,4 @@
-"""What operators and their tools ask: health, metrics, version, and which models there are."""
+"""Routes for operators: health, metrics, version, models and live requests."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from triolet.server.routes.app_context import AppContext, context_of, owner_of
 
 
 async def health(request: Request) -> Response:
-    """200 while steps are made, or nothing is waiting for one."""
+    """Answer 200 while the engine makes progress or is idle, otherwise 503."""
     try:
         context_of(request).engine.check_health()
     except (EngineUnhealthy, EngineDead) as error:
         sentence = (
-            str(error) if isinstance(error, EngineUnhealthy) else "The engine has given up."
-        )  # what killed it may speak of files
+            str(error)
+            if isinstance(error, EngineUnhealthy)
+            else "The engine has stopped after repeated failures."
+        )  # the cause may contain file names
         raise WireError(sentence, code="unhealthy", status=503, type="server_error") from None
     return JSONResponse({"status": "ok"})
 
 
 async def metrics(request: Request) -> Response:
-    """What Prometheus reads."""
+    """Answer the metrics in Prometheus' text format."""
     return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 async def version(request: Request) -> Response:
-    """Of triolet."""
+    """Answer the version of triolet."""
     return JSONResponse({"version": triolet.__version__})
 
 
 async def requests(request: Request) -> Response:
-    """What waits and runs; with keys, what was asked for with this one."""
+    """List the live requests; with keys, those of the same key."""
     context = context_of(request)
     live = context.engine.requests(owner_of(request))
     return JSONResponse(
@@ -47,16 +49,16 @@ async def requests(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The one model that is served, under all its names."""
+    """List the served model under all its names."""
     context = context_of(request)
     return JSONResponse({"object": "list", "data": [_card(context, name) for name in context.model_names]})
 
 
 async def model(request: Request) -> Response:
-    """One of its names."""
+    """Answer one model by name."""
     context = context_of(request)
     name: str = request.path_params["name"]
-    if not name:  # a slash at the end
+    if not name:  # a trailing slash
         return await models(request)
     if name not in context.model_names:
         raise model_not_found(name)

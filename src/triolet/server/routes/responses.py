@@ -1,4 +1,4 @@
-"""`/v1/responses` without a WebSocket: the same requests, answers and store, one response at a time."""
+"""`/v1/responses` over HTTP: the requests, responses and store of the WebSocket, one response at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_NUMBER_DIGITS = 18
 
 
 async def responses(request: Request) -> Response:
-    """Make a response, whole or in events."""
+    """Generate a response, complete or as events."""
     context, owner = context_of(request), owner_of(request)
     body = await read_json(request, CreateResponse.of)
     context.check_model(body.model)
@@ -45,15 +45,15 @@ async def responses(request: Request) -> Response:
     params = context.responses_context.params(body)
     before = previous_messages(body.previous_response_id, owner, context.responses_context.store)
     answer = context.responses_context.answer(body, params, before, int(time.time()))
-    making = _Making(context, owner, answer, prompt_of(body.instructions, answer.chat))
+    run = _Run(context, owner, answer, prompt_of(body.instructions, answer.chat))
     if body.stream:
-        return EventStream(_Stream(making.make, answer, request).write)
-    await cancel_on_disconnect(request.receive, making.whole)
+        return EventStream(_Stream(run.generate, answer, request).write)
+    await cancel_on_disconnect(request.receive, run.to_end)
     return as_json(answer.response())
 
 
 async def get_response(request: Request) -> Response:
-    """A response that is remembered; with `stream=true` one that can be resumed, after `starting_after`."""
+    """Answer a stored or active response; with `stream=true` the events of a resumable one after `starting_after`."""
     context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
     answer = context.responses_context.find_resumable(response_id, owner)
@@ -79,12 +79,12 @@ async def get_response(request: Request) -> Response:
 
 
 def as_json(response: dict[str, Any]) -> Response:
-    """A body of JSON."""
+    """Return a JSON body."""
     return Response(encode(response), media_type="application/json")
 
 
 async def delete_response(request: Request) -> Response:
-    """Forget a response."""
+    """Delete a stored response."""
     response_id: str = request.path_params["id"]
     if not context_of(request).responses_context.store.delete(response_id, owner_of(request)):
         raise not_found("There is no response of that id.")
@@ -92,7 +92,7 @@ async def delete_response(request: Request) -> Response:
 
 
 async def no_websocket(request: Request) -> Response:
-    """GET is for WebSockets."""
+    """Answer a GET that is no WebSocket upgrade."""
     error = WireError(
         "GET /v1/responses opens a WebSocket; POST makes a response.", code="upgrade_required", status=426
     )
@@ -102,15 +102,15 @@ async def no_websocket(request: Request) -> Response:
 
 
 @attrs.frozen(eq=False)
-class _Making:
-    """A response that the engine is to make."""
+class _Run:
+    """Generation of one response."""
 
     context: AppContext
     owner: str | None
     answer: ResponseBuilder
     messages: list[Message]
 
-    async def make(self, emit: EmitEvents, wait_for_room: WaitForRoom) -> None:
+    async def generate(self, emit: EmitEvents, wait_for_room: WaitForRoom) -> None:
         gateway = self.context.gateway
         if gateway is None:
             active, engine = self.context.active, self.context.engine
@@ -120,15 +120,15 @@ class _Making:
                 stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages
             )
             await gateway.answer(turn, self.owner, emit, wait_for_room)
-        self._keep()
+        self._store()
 
-    async def whole(self) -> None:
-        """Make it, for a client that waits for its end.
+    async def to_end(self) -> None:
+        """Generate the response for a client that waits for its end.
 
         Raises:
-            WireError: it could not be finished.
+            WireError: the response could not be finished.
         """
-        await self.make(lambda events: None, trio.lowlevel.checkpoint)
+        await self.generate(lambda events: None, trio.lowlevel.checkpoint)
         if self.answer.is_handed_over:
             raise shutting_down()
         response = self.answer.response()
@@ -141,76 +141,76 @@ class _Making:
                 type="server_error",
             )
 
-    def _keep(self) -> None:
-        """A response that is over can be continued."""
+    def _store(self) -> None:
+        """Store a finished response, so that it can be continued."""
         if self.answer.can_be_continued and self.answer.request.store:
             self.context.responses_context.store.put(self.answer.stored(self.owner))
 
 
 @attrs.define(eq=False)
 class _Stream:
-    """The events of a response, from who makes them to who sends them."""
+    """Relay of events, from the task that generates to the task that sends."""
 
-    make: Callable[[EmitEvents, WaitForRoom], Awaitable[None]]
+    generate: Callable[[EmitEvents, WaitForRoom], Awaitable[None]]
     answer: ResponseBuilder
     request: Request
-    _told: list[Event] = attrs.field(factory=list, init=False)
-    _was_told: bool = attrs.field(default=False, init=False)
-    _is_made: bool = attrs.field(default=False, init=False)
+    _pending: list[Event] = attrs.field(factory=list, init=False)
+    _has_emitted: bool = attrs.field(default=False, init=False)
+    _is_done: bool = attrs.field(default=False, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
-    _senders: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _makers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _sender: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _generators: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     async def write(self, events: EventSender) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._make)
-            while told := await self._take():
+            nursery.start_soon(self._generate)
+            while pending := await self._take():
                 if not events.has_started:
                     await events.start()
-                for event in told:
+                for event in pending:
                     await events.send(event, event["type"])
         if self._failure is not None:
             raise self._failure
 
-    async def _make(self) -> None:
+    async def _generate(self) -> None:
         try:
-            await self.make(self._tell, self._wait_for_room)
+            await self.generate(self._emit, self._wait_for_room)
         except Exception as error:
             self._fail(error)
-        if self.answer.is_handed_over:  # no event says so: the next one comes from the next server
+        if self.answer.is_handed_over:  # no last event: the next server sends the following ones
             self._failure = shutting_down()
-        self._is_made = True
-        self._senders.unpark_all()
+        self._is_done = True
+        self._sender.unpark_all()
 
     def _fail(self, error: Exception) -> None:
-        """Before the first event it is an error, and afterwards the last event says it."""
-        if not self._was_told:
+        """Record a failure: an HTTP error before the first event, an event afterwards."""
+        if not self._has_emitted:
             self._failure = error
             return
         said = of_exception(error)
         if said.status == 500:
             log_failure(self.request, error)
-        self._tell(self.answer.fail(said, int(time.time())))
+        self._emit(self.answer.fail(said, int(time.time())))
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        self._told += events
-        self._was_told = True
-        self._senders.unpark_all()
+    def _emit(self, events: Sequence[Event]) -> None:
+        self._pending += events
+        self._has_emitted = True
+        self._sender.unpark_all()
 
     async def _wait_for_room(self) -> None:
-        """The engine's outputs join in their stream while a client is slow."""
+        """Wait until all events were taken; outputs of the engine are merged in their stream meanwhile."""
         await trio.lowlevel.checkpoint()
-        while self._told:
-            await self._makers.park()
+        while self._pending:
+            await self._generators.park()
 
     async def _take(self) -> list[Event]:
-        """What was told since; nothing at the end."""
+        """Take the new events; an empty list means that the response is complete."""
         await trio.lowlevel.checkpoint()
-        self._makers.unpark_all()
-        while not self._told and not self._is_made:
-            await self._senders.park()
-        told, self._told = self._told, []
-        return told
+        self._generators.unpark_all()
+        while not self._pending and not self._is_done:
+            await self._sender.park()
+        pending, self._pending = self._pending, []
+        return pending
 
 
 def _number(text: str) -> int:
@@ -221,16 +221,12 @@ def _number(text: str) -> int:
 
 
 def not_found(sentence: str) -> WireError:
-    """There is no such response, or it is somebody else's."""
+    """Return the error for an unknown response, or one of another key."""
     return WireError(sentence, code="response_not_found", status=404, param="response_id")
 
 
-# --------------------
-# `/v1/responses/{id}/...`: what can be done with a response beside reading it.
-
-
 async def cancel_response(request: Request) -> Response:
-    """End a response that is being made, wherever it was asked for; one that is over stays as it is."""
+    """Cancel an active response of the same key; a finished one is returned unchanged."""
     context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
     answer = context.active.cancel(response_id, owner, int(time.time()))
@@ -244,7 +240,7 @@ async def cancel_response(request: Request) -> Response:
 
 
 async def list_input_items(request: Request) -> Response:
-    """What a response was asked in, with the turns before: messages, calls and their outputs."""
+    """List the input items of a response, those of previous turns included."""
     context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
     if (stored := context.responses_context.store.get(response_id, owner)) is not None:

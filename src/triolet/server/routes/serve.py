@@ -1,4 +1,4 @@
-"""A port for an engine that one's own program has open: what `triolet serve` listens with."""
+"""Serve an engine of the calling program on a port, as `triolet serve` does."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ async def serve(
 
     Args:
         engine: a running engine.
-        config: where to listen, whom to let in, and how much one of them may take.
+        config: address, access and limits.
     Raises:
-        ConfigError: it can not listen there.
+        ConfigError: the address or port cannot be used.
     """
     config = config or GatewayConfig()
     async with open_gateway(engine, config) as gateway:
-        front = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
-        await front.run(task_status=task_status)
+        listener = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
+        await listener.run(task_status=task_status)

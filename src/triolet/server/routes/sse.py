@@ -1,4 +1,4 @@
-"""Server-sent events: headers once the request is admitted, then events as they come, comments while none come."""
+"""Server-sent events: headers once the request is admitted, then events, and comments as keep-alive."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KEEP_ALIVE_S = 15.0  # below the idle limit of every proxy
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect them
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the events
 ]
 DONE = b"data: [DONE]\n\n"
 
 
 class EventSender:
-    """The sending side. `start` says that all is well: before it an error is an HTTP error, afterwards an event."""
+    """Sender of events. An error before `start` is an HTTP error, afterwards an event."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -67,10 +67,10 @@ class EventSender:
 
 
 class EventStream(Response):
-    """A response of events.
+    """Response of server-sent events.
 
     Args:
-        write: sends them; what it raises before `EventSender.start` becomes an HTTP error.
+        write: sends the events; what it raises before `EventSender.start` becomes an HTTP error.
     """
 
     def __init__(self, write: Callable[[EventSender], Awaitable[None]]) -> None:
@@ -78,17 +78,16 @@ class EventStream(Response):
         self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, as an ASGI app."""
         events = EventSender(send)
         with suppress(ClientDisconnected):
             await cancel_on_disconnect(receive, lambda: self._run(events, scope))
-            await events.end()  # some servers say that the client has gone as soon as the response has ended
+            await events.end()  # inside: some servers report a disconnect as soon as the response has ended
 
     async def _run(self, events: EventSender, scope: Scope) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(events.keep_alive)
             failure = await self._try_to_write(events)
-            async with events._lock:  # a comment is not left half said
+            async with events._lock:  # a keep-alive comment is not cut
                 nursery.cancel_scope.cancel()
         if failure is not None and not events.has_started:
             raise failure

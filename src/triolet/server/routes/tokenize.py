@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, after vLLM's, and `/v1/embeddings`, which this engine can not answer yet."""
+"""`POST /tokenize` and `/detokenize`, after vLLM's, and `/v1/embeddings`, which is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triolet.protocol.structuring import structure
 from triolet.server.routes.app_context import AppContext, context_of
 from triolet.server.routes.request_body import read_json
 
-MAX_THREADS = 2  # of one app: however many ask, the engine's own work goes on
+MAX_THREADS = 2  # of one app, so that any number of requests leaves processor time to the engine
 ENCODINGS = ("float", "base64")
 _NOT_OFFERED: Mapping[str, Any] = {
     "chat_template": None,
@@ -31,7 +31,7 @@ _NOT_OFFERED: Mapping[str, Any] = {
 
 @attrs.frozen(kw_only=True)
 class TokenizeRequest:
-    """A text, or the messages of a chat, of which the tokens are wanted; for the rest see `ChatRequest`."""
+    """Body of `/tokenize`: a text or a chat; see `ChatRequest` for the fields."""
 
     model: str | None = None
     prompt: str | None = None
@@ -45,11 +45,6 @@ class TokenizeRequest:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> TokenizeRequest:
-        """Structure a body.
-
-        Raises:
-            WireError: names the field, the rule and what came.
-        """
         for name, harmless in _NOT_OFFERED.items():
             if payload.get(name) not in (None, harmless):
                 raise unsupported(name, f"{name} is not supported by this server")
@@ -59,10 +54,10 @@ class TokenizeRequest:
         return request
 
     def content(self) -> str | ChatPrompt:
-        """What the tokenizer is asked.
+        """Return the text or chat to tokenize.
 
         Raises:
-            WireError: neither a text nor a chat, or both, or a chat that no template could be given.
+            WireError: neither a text nor a chat, or both, or an invalid chat.
         """
         if self.prompt is not None and self.messages is None:
             return self.prompt
@@ -84,7 +79,7 @@ class TokenizeRequest:
 
 @attrs.frozen(kw_only=True)
 class DetokenizeRequest:
-    """Tokens whose text is wanted."""
+    """Body of `/detokenize`."""
 
     tokens: tuple[int, ...]
     model: str | None = None
@@ -92,7 +87,7 @@ class DetokenizeRequest:
 
 @attrs.frozen(kw_only=True)
 class EmbeddingsRequest:
-    """Texts whose vectors are wanted."""
+    """Body of `/v1/embeddings`."""
 
     model: str
     input: Prompts
@@ -102,7 +97,7 @@ class EmbeddingsRequest:
 
 
 async def tokenize(request: Request) -> Response:
-    """The tokens that a prompt becomes, the chat template's included."""
+    """Answer the tokens of a prompt, those of the chat template included."""
     context = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
     tokenizer = _tokenizer(context, body.model)
@@ -125,7 +120,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of tokens."""
+    """Answer the text of tokens."""
     context = context_of(request)
     body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
     tokenizer, vocab_size = _tokenizer(context, body.model), context.engine.model_info.vocab_size
@@ -137,7 +132,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def embeddings(request: Request) -> Response:
-    """No vectors yet: the request is checked, and refused for what it is."""
+    """Check the request and refuse it: embeddings are not supported."""
     body = await read_json(request, lambda payload: structure(payload, EmbeddingsRequest))
     context_of(request).check_model(body.model)
     if body.encoding_format not in ENCODINGS:
@@ -167,7 +162,7 @@ _threads = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of /tokenize")
 
 
 async def _in_thread(work: Any) -> Any:
-    """Away from the event loop: a text of a megabyte takes its time."""
+    """Run `work` in a thread: tokenizing a megabyte takes a long time."""
     try:
         limiter = _threads.get()
     except LookupError:
