@@ -78,7 +78,7 @@ def test_a_peer_without_the_package_says_which_python_lacks_it() -> None:
 
 
 def test_a_python_that_is_not_there_is_named() -> None:
-    with pytest.raises(PeerFailed, match=r"the Python of vllm can not be started: .*/no/such/python"):
+    with pytest.raises(PeerFailed, match=r"the Python of vllm cannot be started: .*/no/such/python"):
         Peer("vllm", "/no/such/python", {}).__enter__()
 
 
