@@ -233,6 +233,16 @@ class EngineUnhealthy(TrioletError):
         self.actor, self.waiting_s = actor, waiting_s
 
 
+class WrongTrioRun(TrioletError, RuntimeError):
+    """An engine or stream was used outside of the Trio run in which the engine was opened."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an engine must be used in the Trio run in which it was opened; from another thread, use "
+            "trio.from_thread.run or run_sync with that run's trio_token"
+        )
+
+
 class StreamMisused(TrioletError, RuntimeError):
     """A stream was iterated outside of its `async with`, entered twice, or read by two tasks."""
 

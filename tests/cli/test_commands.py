@@ -151,7 +151,7 @@ def test_timings_of_one_answer_go_to_stderr(run: RUN) -> None:
         (["chat", "-q", "hi", "-m", "missing"], "missing: neither a folder with a config.json"),
         (
             ["chat", "-q", "this is too long"],
-            "The decoder prompt (length 1100) plus the number of requested output tokens (at least 1) is longer",
+            "This model's maximum context length is 1024 tokens. However, your prompt has 1100 tokens",
         ),
         (["generate", "-p", "kill the engine"], "the engine gave up after 3 crashes"),
     ],

@@ -304,3 +304,20 @@ async def test_configurations_can_be_read(autojump_clock: MockClock) -> None:
 
 def test_the_old_name_is_the_same_class() -> None:
     assert AsyncLLMEngine is AsyncLLM
+
+
+async def test_a_stat_logger_that_cannot_be_made_leaves_no_engine_open() -> None:
+    def factory(config: EngineConfig, index: int) -> Any:
+        raise ValueError("no logger")
+
+    config = EngineConfig(max_model_len=64, runner="inline")
+    llm = AsyncLLM(config, stat_loggers=[factory])
+    with pytest.raises(ValueError, match="no logger"):
+        async with llm:
+            pass
+    assert not llm.is_running
+    tasks = trio.lowlevel.current_task().parent_nursery
+    assert tasks is not None
+    assert len(tasks.child_tasks) == 1
+    async with AsyncLLM(config) as other:
+        assert other.is_running

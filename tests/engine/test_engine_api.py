@@ -19,7 +19,7 @@ from tests.actors.harness import (
     assert_all_blocks_back,
     fake_engine,
 )
-from triolet import SamplingParams, open_engine
+from triolet import SamplingParams, TokenStream, open_engine
 from triolet.core.request.status import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
@@ -31,6 +31,7 @@ from triolet.errors import (
     PromptTooLong,
     StreamMisused,
     UnsupportedFeature,
+    WrongTrioRun,
 )
 from triolet.nano import PATH
 
@@ -244,7 +245,9 @@ async def test_a_prompt_leaves_room_for_one_token_at_least(autojump_clock: MockC
     async with fake_engine(FakeExecutor(num_blocks=4, block_size=4)) as engine:
         limit = engine.max_model_len
         for num_tokens in (limit, limit + 1):
-            with pytest.raises(PromptTooLong, match=rf"\(length {num_tokens}\).* longer than .* {limit}$"):
+            with pytest.raises(
+                PromptTooLong, match=rf"maximum context length is {limit} tokens\..* has {num_tokens} tokens"
+            ):
                 await engine.complete([1] * num_tokens, LONG)
         output = await engine.complete([1] * (limit - 1), LONG)
         assert output.outputs[0].token_ids == answer_of([1] * (limit - 1), 1, 1)
@@ -364,3 +367,67 @@ async def test_open_engine_takes_only_the_name_of_a_model() -> None:
     with pytest.raises(ConfigError, match="config must be an EngineConfig; all else is given by keyword"):
         async with open_engine(PATH):  # type: ignore[arg-type]
             pass
+
+
+# ------------------------------------------------------------------------------ another thread or run
+
+
+USES: list[Callable[[Engine], object]] = [
+    lambda engine: engine.generate([1, 2, 3], SHORT),
+    lambda engine: engine.abort("mine"),
+    lambda engine: engine.statistics(),
+    lambda engine: engine.status("mine"),
+    lambda engine: engine.requests(),
+    lambda engine: engine.reset_prefix_cache(),
+    lambda engine: engine.snapshot(),
+    lambda engine: engine.check_health(),
+    lambda engine: engine.tell_stat_loggers(),
+    lambda engine: engine.shut_down(),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_use_from_another_threads_run_is_refused_and_harms_nothing(
+    use: Callable[[Engine], object],
+) -> None:
+    async def elsewhere(engine: Engine) -> None:
+        use(engine)
+
+    async with fake_engine() as engine:
+        for call in (lambda: trio.run(elsewhere, engine), lambda: use(engine)):
+            with pytest.raises(WrongTrioRun, match=r"from another thread, use trio\.from_thread"):
+                await trio.to_thread.run_sync(call)
+        output = await engine.complete([1, 2, 3], SHORT)
+        assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 3)
+
+
+async def test_a_stream_is_entered_and_read_in_the_engines_own_run() -> None:
+    async def read(stream: TokenStream) -> None:
+        await anext(stream)
+
+    async def enter(stream: TokenStream) -> None:
+        async with stream:
+            pass
+
+    async with fake_engine() as engine:
+        with pytest.raises(WrongTrioRun):
+            await trio.to_thread.run_sync(trio.run, enter, engine.generate([1, 2, 3], SHORT))
+        async with engine.generate([1, 2, 3], SHORT) as stream:
+            with pytest.raises(WrongTrioRun):
+                await trio.to_thread.run_sync(trio.run, read, stream)
+            with pytest.raises(WrongTrioRun):
+                await trio.to_thread.run_sync(stream.close)
+            outputs = [output async for output in stream]
+        assert outputs[-1].outputs[0].token_ids == answer_of([1, 2, 3], 1, 3)
+
+
+async def test_a_deadline_before_the_engine_was_opened_is_refused_with_how_to_write_it() -> None:
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidRequest, match=r"such as trio\.current_time\(\) \+ 0\.2; got") as caught:
+            engine.generate([1, 2, 3], SHORT, deadline=0.2)
+        assert (caught.value.field, caught.value.got) == ("deadline", 0.2)
+        with pytest.raises(InvalidRequest, match="deadline must be absolute"):
+            await engine.drain(30)
+        assert engine.is_open
+        output = await engine.complete([1, 2, 3], SHORT, deadline=trio.current_time())
+        assert output.finish_reason == FinishReason.DEADLINE

@@ -274,6 +274,7 @@ async def test_a_deadline_behind_the_queue_timeout_still_counts(autojump_clock: 
 
 async def test_a_deadline_that_has_passed_starts_no_prefill(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine:
+        await trio.sleep(2)
         async with engine.generate([1, 2, 3], deadline=trio.current_time() - 1) as stream:
             output = await last_of(stream)
         assert output.finish_reason is FinishReason.DEADLINE

@@ -136,9 +136,12 @@ class AsyncLLM(AsyncFacts):
     async def __aenter__(self) -> Self:
         if self._engine is not None or self._was_left:
             raise EngineClosed("an engine can be entered once; make another one")
-        self._engine = await self._scope.enter_async_context(self._open())
-        for factory in self._factories:
-            self._engine.add_stat_logger(factory(self._config, self._engine.index))
+        async with AsyncExitStack() as opening:  # a factory that raises closes the engine again
+            engine = await opening.enter_async_context(self._open())
+            for factory in self._factories:
+                engine.add_stat_logger(factory(self._config, engine.index))
+            self._scope = opening.pop_all()
+        self._engine = engine
         return self
 
     async def __aexit__(

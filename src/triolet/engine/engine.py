@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,8 @@ from triolet.engine.request_table import RequestTable
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import Submission, check_type, seconds
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import EngineClosed, EngineDead, UnsupportedFeature
+from triolet.engine.trio_run import TrioRunGuard
+from triolet.errors import EngineClosed, EngineDead, InvalidRequest, UnsupportedFeature, shown
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
@@ -45,9 +47,9 @@ SCOPE_ENDED = "the engine's scope has ended"
 
 
 class Engine:
-    """A running engine; `open_engine` makes it.
+    """Running engine; `open_engine` makes it.
 
-    Every method belongs to the Trio thread of the engine.
+    Methods raise `WrongTrioRun` outside of the Trio run in which the engine was opened.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Engine:
         grammars: GrammarRequests,
     ) -> None:
         self.config = config
+        self._run, self._opened_s = TrioRunGuard(), trio.current_time()
         self._core, self._channels, self._progress = core, channels, progress
         seeds = random.Random(config.seed)
         builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
@@ -114,6 +117,7 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Counts that belong together, taken now."""
+        self._run.check()
         return self._core.statistics(
             engine_index=self.index,
             num_restarts=self._num_restarts,
@@ -123,14 +127,17 @@ class Engine:
 
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
         """Tell somebody of every step and every ending from now on. One that raises is told no more."""
+        self._run.check()
         self._reporting.add(stat_logger)
 
     def remove_stat_logger(self, stat_logger: StatLogger) -> None:
         """The reverse of `add_stat_logger`; harmless if it was not there."""
+        self._run.check()
         self._reporting.remove(stat_logger)
 
     def tell_stat_loggers(self) -> None:
         """Tell them now what they would be told with the next step."""
+        self._run.check()
         self._reporting.report(trio.current_time())
 
     def cache_config(self) -> dict[str, object]:
@@ -146,6 +153,7 @@ class Engine:
             EngineDead: nothing is going to be served any more.
             EngineClosed: nor is it after the engine's scope has ended; an engine that drains still serves.
         """
+        self._run.check()
         if (death := self.death) is not None:
             raise death
         if not self._availability.is_serving:
@@ -166,10 +174,12 @@ class Engine:
         """Where a request is; ended ones are remembered for a while (`core.output.request_status`). None for an
         unknown id.
         """
+        self._run.check()
         return self._requests.status(request_id)
 
     def requests(self, owner: str | None = None) -> tuple[LiveRequest, ...]:
         """Everything that waits or runs, or this owner's part of it, in the order of arrival. Never waits."""
+        self._run.check()
         return live_requests(self._requests.submissions.values(), self._core, owner)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
@@ -180,6 +190,7 @@ class Engine:
         Returns:
             False, and nothing was done, if requests hold blocks and may not be preempted.
         """
+        self._run.check()
         assert self._core.scheduler is not None
         return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
@@ -219,6 +230,7 @@ class Engine:
             InvalidRequest: a wrong argument. Entering the stream raises what only the model and the engine's state
                 can tell: `InvalidRequest`, `Overloaded`, `EngineClosed`, `EngineDead`.
         """
+        self._run.check()
         if lora is not None:
             raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
         if sampling_params is not None:
@@ -228,7 +240,7 @@ class Engine:
             if text is not None:
                 check_type(field, text, str, "a string")
         check_type("priority", priority, int, "an integer")
-        deadline_s = seconds("deadline", deadline)
+        deadline_s = self._deadline(deadline)
         queue_timeout_s = seconds("queue_timeout", queue_timeout)
         return self._stream(
             Submission(
@@ -245,8 +257,19 @@ class Engine:
             ),
         )
 
+    def _deadline(self, value: object) -> float:
+        deadline_s = seconds("deadline", value)
+        if -math.inf < deadline_s < self._opened_s:  # seconds from now, most likely
+            raise InvalidRequest(
+                f"deadline must be absolute, such as trio.current_time() + {shown(value)}; got a time before the "
+                f"engine was opened: {shown(value)}",
+                field="deadline",
+                got=value,
+            )
+        return deadline_s
+
     def _stream(self, submission: Submission) -> TokenStream:
-        return TokenStream(submission, self._requests, self._core, self._progress)
+        return TokenStream(submission, self._requests, self._core, self._progress, self._run)
 
     async def complete(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
@@ -270,10 +293,12 @@ class Engine:
 
         Synchronous and idempotent: its blocks are free when this returns, or when the step in flight ends.
         """
+        self._run.check()
         self._requests.abort(request_id)
 
     def snapshot(self) -> Snapshot:
         """What is unfinished now, for another engine to `resume`; here it goes on as if nothing had been asked."""
+        self._run.check()
         return take_snapshot(self.model_info, self._requests.submissions.values())
 
     def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
@@ -285,6 +310,7 @@ class Engine:
         Raises:
             SnapshotError: another model has begun these.
         """
+        self._run.check()
         check_snapshot(snapshot, self.model_info)
         self._requests.keep_ids(snapshot)
         return {saved.request_id: self._stream(resumed(saved)) for saved in snapshot.requests}
@@ -300,7 +326,8 @@ class Engine:
         Returns:
             What had not finished, for another engine to `resume`.
         """
-        deadline_s = seconds("deadline", deadline)
+        self._run.check()
+        deadline_s = self._deadline(deadline)
         self._availability.close("the engine is draining and takes nothing new", still_serving=True)
         self._requests.end_admissions()
         with trio.move_on_at(deadline_s):
@@ -321,6 +348,7 @@ class Engine:
 
     def shut_down(self) -> None:
         """Take nothing new, and end what there is with finish_reason `shutdown`; the engine's scope goes on."""
+        self._run.check()
         self._availability.close(SCOPE_ENDED)
         self._requests.end_admissions()
         self._end_all(FinishReason.SHUTDOWN)

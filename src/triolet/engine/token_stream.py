@@ -22,6 +22,7 @@ from triolet.core.output.request_status import RequestProgress
 from triolet.engine.live_requests import has_first_token, progress_of
 from triolet.engine.request_table import RequestTable
 from triolet.engine.submission import Submission
+from triolet.engine.trio_run import TrioRunGuard
 from triolet.errors import RequestFailed, StreamMisused
 
 
@@ -29,8 +30,14 @@ class TokenStream:
     """What `Engine.generate` returns; not to be made otherwise."""
 
     def __init__(
-        self, submission: Submission, requests: RequestTable, core: EngineCore, progress: ActorProgress
+        self,
+        submission: Submission,
+        requests: RequestTable,
+        core: EngineCore,
+        progress: ActorProgress,
+        run: TrioRunGuard,
     ) -> None:
+        self._run = run
         self._submission, self._requests = submission, requests
         self._core, self._progress = core, progress
         self._was_entered = False
@@ -65,6 +72,7 @@ class TokenStream:
         return ProgressStream(self._submission, self._core, self._progress)
 
     async def __aenter__(self) -> Self:
+        self._run.check()
         if self._was_entered:
             raise StreamMisused("a stream can be entered once; call generate() again")
         self._was_entered = True
@@ -80,6 +88,7 @@ class TokenStream:
         """What leaving the scope does. Synchronous, and harmless when repeated."""
         if self._was_left:
             return
+        self._run.check()
         self._was_left = True
         if self._submission.outputs:
             self._requests.leave(self._submission)
@@ -89,6 +98,7 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
+        self._run.check()
         answers = self._readable()
         if self._is_read:
             raise StreamMisused("a stream has one reader; another task is waiting for its next output")
