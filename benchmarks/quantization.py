@@ -25,6 +25,7 @@ import triolet
 from triolet import SamplingParams
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.interface import ForwardBatch
 from triolet.model.load import load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache
 from triolet.nano import PATH
@@ -68,7 +69,14 @@ def logits_of(model: CpuDecoder, ids: list[int]) -> Tensor:
         seq_lens_host=(count,),
     )
     positions = torch.arange(count)
-    return model.forward(torch.tensor(ids), positions, cache, attention, positions).float()
+    batch = ForwardBatch(
+        token_ids=torch.tensor(ids),
+        positions=positions,
+        cache=cache,
+        attention=attention,
+        logits_indices=positions,
+    )
+    return model.forward_logits(batch).float()
 
 
 def compare(name: str, folder: Path) -> list[dict[str, Any]]:

@@ -120,8 +120,16 @@ class Worker {
   void run() {
     stage(step_.num_tokens, [&](int token) { embed(token); });
     for (int index = 0; index < model_.num_layers; ++index) layer(index);
+    if (T* hidden = static_cast<T*>(step_.hidden))
+      return stage(step_.num_tokens,
+                   [&](int token) { normalise(token, model_.final_norm, hidden + token * hidden_); });
     const T* x = normed(step_.num_logits, model_.final_norm, [&](int i) { return step_.logits_indices[i]; });
     if (shared_.uses_argmax_filter() && find_argmax(x)) return;
+    head(x);
+  }
+
+  // Logits of rows that have been normalised.
+  void head(const T* x) {
     product(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
@@ -398,7 +406,7 @@ void run_step(const Model& model, const Step& step) {
   Workspace<T> shared(model, step);
   auto work = [&](int thread) { Worker<T>(shared, thread).run(); };
   ThreadPool::of_this_thread().run(step.num_threads, work);
-  if (step.logits) return;
+  if (step.logits || step.hidden) return;
   for (int row = 0; row < step.num_logits; ++row) {
     Argmax argmax;
     for (int thread = 0; thread < step.num_threads; ++thread)
@@ -406,6 +414,13 @@ void run_step(const Model& model, const Step& step) {
     step.max_logits[row] = argmax.value;
     step.argmax[row] = argmax.index;
   }
+}
+
+template <class T>
+void run_head(const Model& model, const Step& step) {
+  Workspace<T> shared(model, step);
+  auto work = [&](int thread) { Worker<T>(shared, thread).head(static_cast<const T*>(step.hidden)); };
+  ThreadPool::of_this_thread().run(step.num_threads, work);
 }
 
 }  // namespace
@@ -418,6 +433,13 @@ EXPORT void triolet_step(const Model* model, const Step* step) {
     run_step<float>(*model, *step);
   else
     run_step<BFloat16>(*model, *step);
+}
+
+EXPORT void triolet_head(const Model* model, const Step* step) {
+  if (model->dtype == 0)
+    run_head<float>(*model, *step);
+  else
+    run_head<BFloat16>(*model, *step);
 }
 
 // A step will be run soon: its threads may wake up meanwhile.

@@ -29,6 +29,7 @@ struct Step {
   int32_t* seq_lens;
   const int32_t* block_tables;
   void *const *keys, *const *values;  // one cache per layer
+  void* hidden;                       // [num_tokens, hidden], normalised: the only output, if it is not null
   void* logits;                       // [num_logits, vocab_size]; null = only the two below are wanted
   float* max_logits;                       // [num_logits]: the largest logits; NaN, if any is
   int64_t* argmax;                      // [num_logits]: the first tokens that have them
@@ -45,3 +46,6 @@ struct MultiStepRun {
 };
 
 EXPORT void triolet_step(const Model* model, const Step* step);
+
+// The head alone: logits [num_logits, vocab_size] of `hidden`, which is [num_logits, hidden] here.
+EXPORT void triolet_head(const Model* model, const Step* step);

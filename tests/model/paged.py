@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.interface import CausalModel, LayerCache
+from triolet.model.interface import CausalModel, ForwardBatch, LayerCache
 
 
 @attrs.define
@@ -80,12 +80,14 @@ class PagedDriver:
             seq_lens_host=tuple(seq_lens),
         )
         wanted = range(len(token_ids)) if logits_indices is None else logits_indices
-        logits = self.model.forward(
-            torch.tensor(token_ids),
-            torch.tensor(positions),
-            self.cache,
-            metadata,
-            torch.tensor(wanted, dtype=torch.int64),
+        logits = self.model.forward_logits(
+            ForwardBatch(
+                token_ids=torch.tensor(token_ids),
+                positions=torch.tensor(positions),
+                cache=self.cache,
+                attention=metadata,
+                logits_indices=torch.tensor(wanted, dtype=torch.int64),
+            )
         )
         return list(logits.split(query_lens)) if logits_indices is None else [logits]
 

@@ -57,6 +57,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {**_SIZES, "rope_parameters": _LLAMA3_ROPE}),
     "llama-plain": ("LlamaForCausalLM", "LlamaConfig", _SIZES),
     "llama-biased": ("LlamaForCausalLM", "LlamaConfig", {**_SIZES, "attention_bias": True, "mlp_bias": True}),
+    # it is ignored, as transformers does
+    "llama-partial-rotary": ("LlamaForCausalLM", "LlamaConfig", {**_SIZES, "partial_rotary_factor": 0.5}),
     "llama-linear": (
         "LlamaForCausalLM",
         "LlamaConfig",

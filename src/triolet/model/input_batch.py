@@ -18,6 +18,7 @@ from torch import Tensor
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan
 from triolet.errors import InvalidParams, InvariantViolated
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.model.interface import ForwardBatch, LayerCache
 from triolet.model.sampling.logprobs import PromptShare
 from triolet.model.sampling.sampling_row import SamplingRow
 
@@ -145,6 +146,16 @@ class StepInput:
     logits_indices: Tensor
     sampled: tuple[Row, ...]
     prompted: tuple[PromptShare, ...] = ()
+
+    def forward_batch(self, cache: tuple[LayerCache, ...]) -> ForwardBatch:
+        """Return the model's part of it, for a step over this cache."""
+        return ForwardBatch(
+            token_ids=self.token_ids,
+            positions=self.positions,
+            cache=cache,
+            attention=self.attention,
+            logits_indices=self.logits_indices,
+        )
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""What the runner asks of a model, whichever backend brings it: native decoder or transformers."""
+"""Interface between the runner and a model of any backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LayerCacheSpec:
-    """What one attention layer keeps per token: keys and values, each `num_kv_heads` * `head_dim` numbers."""
+    """Shape of one attention layer's cache per token: keys and values, each `num_kv_heads` * `head_dim` numbers."""
 
     num_kv_heads: int
     head_dim: int
@@ -41,7 +41,7 @@ class ModelSpec:
     dtype: torch.dtype
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes in all layers together."""
+        """Return the bytes of keys and values of one token, all layers together."""
         numbers = sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.cache_layers)
         return numbers * self.dtype.itemsize
 
@@ -54,59 +54,86 @@ class LayerCache:
     values: Tensor
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class ForwardBatch:
+    """Input of one forward pass, on the model's device.
+
+    Args:
+        token_ids: [num_tokens] int64, the chunks of all sequences end to end.
+        positions: [num_tokens] int64, each token's index in its sequence.
+        cache: one entry per attention layer; written in place at `attention.slot_mapping`.
+        attention: each sequence's chunk and blocks.
+        logits_indices: [num_logits] int64, the tokens after which logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    cache: tuple[LayerCache, ...]
+    attention: AttentionMetadata
+    logits_indices: Tensor
+
+
 class CausalModel(Protocol):
     """A decoder that reads and writes a paged KV cache."""
 
     @property
     def spec(self) -> ModelSpec:
-        """What the engine is built from."""
+        """Facts that the engine is built from."""
         ...
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> Tensor:
-        """Compute one step: write the KV of every token, return the logits of some.
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Compute one step: write the KV of every token, return the hidden states.
+
+        Returns:
+            [num_tokens, hidden_size] in the model's dtype: the input of the head, after the final norm.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Apply the head to some tokens.
 
         Args:
-            token_ids: [num_tokens] int64, the chunks of all sequences end to end.
-            positions: [num_tokens] int64, each token's index in its sequence.
-            cache: one entry per attention layer; written in place at `attention.slot_mapping`.
-            attention: where each sequence's chunk and blocks are.
-            logits_indices: [num_logits] int64, the tokens whose logits are wanted.
+            hidden: [num_tokens, hidden_size], from `forward`.
+            rows: [num_logits] int64, indices into `hidden`.
         Returns:
             [num_logits, vocab_size] in the model's dtype.
+        """
+        ...
+
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        """Compute one step and the logits at `batch.logits_indices`.
+
+        The same as `compute_logits(forward(batch), batch.logits_indices)`, in one call, so that a backend may leave out
+        what only the hidden states of other tokens need.
         """
         ...
 
 
 @runtime_checkable
 class GreedyModel(CausalModel, Protocol):
-    """A model that can choose the likeliest tokens itself, which is less work than to tell all logits."""
+    """A model that can choose the likeliest tokens itself, which is less work than to write down all logits."""
 
     def wake(self) -> None:
-        """A step is about to be asked for; nothing has to be done."""
+        """Announce a step, so that threads may wake up while its input is prepared."""
         ...
 
-    def forward_greedy(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> tuple[list[float], list[int]]:
-        """`forward`, and for each row of logits the largest and the first token that has it; NaN, if any is."""
+    def forward_greedy(self, batch: ForwardBatch) -> tuple[list[float], list[int]]:
+        """Compute one step; for each row of logits return the largest logit and the first token that has it.
+
+        A row that holds a NaN gives NaN.
+        """
         ...
 
 
 @attrs.frozen
 class GreedyStep:
-    """What `forward_greedy` gives, and how long it took, seconds."""
+    """Result of one step of a `GreedyRun`.
+
+    Args:
+        max_logits: the largest logit of each row; NaN if any logit is.
+        token_ids: the first token that has it.
+        elapsed_s: duration of the step, seconds.
+    """
 
     max_logits: list[float]
     token_ids: list[int]
@@ -114,54 +141,41 @@ class GreedyStep:
 
 
 class GreedyRun(Protocol):
-    """Steps that are being computed."""
+    """One or several steps that are computed in the background."""
 
     def steps(self, count: int) -> list[GreedyStep]:
-        """The next ones that are over.
-
-        Args:
-            count: as `done_fd` says: nothing is told of a step before it does.
-        """
+        """Return the next `count` steps, which `done_fd` must have counted as over."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether no others follow those that were told of."""
+        """True when the steps returned so far are all that this run computes."""
         ...
 
     def halt(self) -> None:
-        """Let it end after the step that is being computed."""
+        """End the run after the step that is being computed."""
         ...
 
 
 @runtime_checkable
 class BackgroundModel(GreedyModel, Protocol):
-    """One that can do so while its caller goes on."""
+    """A greedy model that can compute steps while its caller goes on."""
 
-    def begin_greedy(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-        *,
-        num_steps: int,
-        done_fd: int,
-    ) -> GreedyRun:
-        """Begin a `forward_greedy`, or several: each sequence has one token, and goes on with the one that it gets.
+    def begin_greedy(self, batch: ForwardBatch, *, num_steps: int, done_fd: int) -> GreedyRun:
+        """Begin one or several `forward_greedy` steps; each sequence has one token, and goes on with the one it gets.
 
-        Nothing else may be asked for until the run is over. `positions`, `token_ids` and what `attention` says of
-        lengths and slots go on with it; its block tables must be long enough.
+        No other call may be made until the run is over. The run advances `positions`, `token_ids` and the lengths and
+        slots of `attention` in place; the block tables must cover all steps.
 
         Args:
-            num_steps: how many at most; a step whose logits are NaN is the last.
-            done_fd: an eventfd; it counts those that are over.
+            batch: input of the first step.
+            num_steps: how many at most; a step with a logit that is NaN is the last.
+            done_fd: an eventfd, incremented after each step.
         Returns:
-            What it gives; it must be kept until it is over.
+            The run; keep it until it is over, since it owns the memory that the steps write to.
         """
         ...
 
     def prepare(self) -> None:
-        """`begin_greedy` will be called soon; nothing has to be done."""
+        """Announce a `begin_greedy`, so that threads may wake up while its input is prepared."""
         ...

@@ -139,8 +139,8 @@ class ModelRunner:
             return None
         self._background.prepare()
         step = self._take(plan)
-        inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
-        run = self._background.begin_greedy(*inputs, num_steps=plan.num_steps, done_fd=done_fd)
+        batch = step.forward_batch(self._cache)
+        run = self._background.begin_greedy(batch, num_steps=plan.num_steps, done_fd=done_fd)
         return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
 
     def _take(self, plan: StepPlan) -> StepInput:
@@ -156,7 +156,7 @@ class ModelRunner:
 
     def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         batch = self._batch_for(step.sampled)
-        inputs = (step.token_ids, step.positions, self._cache, step.attention, step.logits_indices)
+        inputs = step.forward_batch(self._cache)
         masks = [row.mask for row in step.sampled]
         if (
             self._greedy is not None
@@ -164,8 +164,8 @@ class ModelRunner:
             and not step.prompted
             and all(mask is None for mask in masks)
         ):
-            return greedy_samples(*self._greedy.forward_greedy(*inputs)), ()
-        logits = self._model.forward(*inputs)
+            return greedy_samples(*self._greedy.forward_greedy(inputs)), ()
+        logits = self._model.forward_logits(inputs)
         prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])
         logits = logits[: len(step.sampled)]
         apply_bitmasks_(logits, masks)

@@ -132,7 +132,11 @@ def refused(**fields: Any) -> tuple[str, type[Exception], dict[str, Any]]:
     [
         (*refused(rope_parameters={"rope_type": "proportional"}), "rope_type"),
         (*refused(rope_scaling={"rope_type": "mrope"}), "mrope"),
-        (*refused(partial_rotary_factor=0.01), "partial_rotary_factor"),
+        ("Phi3ForCausalLM", UnsupportedModel, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+        (
+            *refused(partial_rotary_factor=0.5, rope_scaling={"type": "linear", "factor": 2.0}),
+            "rotates the whole head",
+        ),
         (*refused(hidden_act="mish"), "hidden_act"),
         (*refused(quantization_config={"quant_method": "awq"}), "quantization_config"),
         ("Gemma2ForCausalLM", UnsupportedModel, {"use_bidirectional_attention": True}, "bidirectional"),

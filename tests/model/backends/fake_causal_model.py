@@ -10,11 +10,12 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+import attrs
 import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.interface import LayerCache, LayerCacheSpec, ModelSpec
+from triolet.model.interface import ForwardBatch, LayerCache, LayerCacheSpec, ModelSpec
 from triolet.model.sampling.noise import uniform_noise
 
 VOCAB_SIZE = 97
@@ -46,20 +47,25 @@ class FakeCausalModel:
             dtype=torch.float32,
         )
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> Tensor:
-        self.num_tokens_of_steps.append(len(token_ids))
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        every = torch.arange(len(batch.token_ids))
+        return self.forward_logits(
+            attrs.evolve(batch, logits_indices=every)
+        )  # this model's hidden states are its logits
+
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return hidden[rows]
+
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        attention, slots = batch.attention, batch.attention.slot_mapping
+        self.num_tokens_of_steps.append(len(batch.token_ids))
         self._check_hosts_numbers(attention)
-        for layer in cache:
-            layer.keys.flatten(0, 1)[attention.slot_mapping] = token_ids[:, None, None].float()
-            layer.values.flatten(0, 1)[attention.slot_mapping] = positions[:, None, None].float()
-        logits = [self._logits_after(int(index), cache[-1], attention) for index in logits_indices]
+        for layer in batch.cache:
+            layer.keys.flatten(0, 1)[slots] = batch.token_ids[:, None, None].float()
+            layer.values.flatten(0, 1)[slots] = batch.positions[:, None, None].float()
+        logits = [
+            self._logits_after(int(index), batch.cache[-1], attention) for index in batch.logits_indices
+        ]
         return torch.stack(logits) if logits else torch.empty(0, VOCAB_SIZE)
 
     def _check_hosts_numbers(self, attention: AttentionMetadata) -> None:

@@ -18,6 +18,7 @@ from tests.model.tiny import make_model
 from triolet.kernels.cpu.gemm import packing
 from triolet.kernels.cpu.gemm.packing import CppArgmaxFilter, CppLinear, pack_argmax_filter
 from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.interface import ForwardBatch
 
 VOCAB_SIZE = 3000
 
@@ -152,8 +153,8 @@ def weights_of(model: CpuDecoder, first: int) -> Tensor:
 class Recorded(Both):
     """Asks for the likeliest tokens only."""
 
-    def forward(self, *inputs: object) -> Tensor:
-        max_logits, tokens = self.model.forward_greedy(*inputs)  # type: ignore[arg-type]
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        max_logits, tokens = self.model.forward_greedy(batch)
         self.max_logits += max_logits
         self.tokens += tokens
         return torch.zeros(len(max_logits), self.spec.vocab_size)

@@ -18,10 +18,11 @@ from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import KernelShapeError
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.gemm.packing import pack_linear
+from triolet.model.architectures import families
 from triolet.model.backends import cpu_decoder
 from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder
-from triolet.model.interface import CausalModel
+from triolet.model.interface import CausalModel, ForwardBatch
 from triolet.model.load import load_model
 
 LIKE_LLAMA = ("llama", "llama-biased", "smollm", "mistral", "qwen2", "qwen2-yarn", "qwen3", "phi3")
@@ -187,8 +188,14 @@ def test_a_padding_token_writes_nothing(load: Callable[..., CausalModel], tmp_pa
         seq_lens_host=(4,),
     )
     none_wanted = torch.empty(0, dtype=torch.int64)
-    logits = driver.model.forward(
-        torch.tensor([1, 2]), torch.tensor([0, 1]), driver.cache, nobody, none_wanted
+    logits = driver.model.forward_logits(
+        ForwardBatch(
+            token_ids=torch.tensor([1, 2]),
+            positions=torch.tensor([0, 1]),
+            cache=driver.cache,
+            attention=nobody,
+            logits_indices=none_wanted,
+        )
     )
     assert logits.shape == (0, VOCAB_SIZE)
     for (keys, values), layer in zip(before, driver.cache, strict=True):
@@ -225,3 +232,18 @@ def test_a_decode_with_a_draft_has_the_logits_of_decodes_one_by_one_bit_for_bit(
         [together] = driver.step([(at_once, ids)])
         assert together.equal(alone)
         driver.free(one_by_one, at_once)
+
+
+def test_a_family_that_does_not_say_that_the_cpu_decoder_runs_it_goes_to_torch(
+    load: Callable[..., CausalModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    twin = families.Family(families._FAMILIES["LlamaForCausalLM"].parse)
+    folder = make_model("llama", tmp_path)
+    ids = tokens(20)
+    expected = PagedDriver(load(folder, None)).once(ids)
+    monkeypatch.setitem(families._FAMILIES, "TwinForCausalLM", twin)
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("LlamaForCausalLM", "TwinForCausalLM"))
+    model = load(folder, "")
+    assert isinstance(model, Decoder)
+    torch.testing.assert_close(PagedDriver(model).once(ids), expected, rtol=0, atol=0)

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,22 +17,29 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.model.backends import cpu_decoder
 from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.interface import ForwardBatch
 from triolet.model.load import load_model
 
 
 class Both:
-    """A model whose `forward` asks for the likeliest tokens first, and notes them."""
+    """A model whose `forward_logits` asks for the likeliest tokens first, and notes them."""
 
     def __init__(self, model: CpuDecoder) -> None:
         self.model, self.spec = model, model.spec
         self.max_logits: list[float] = []
         self.tokens: list[int] = []
 
-    def forward(self, *inputs: Any) -> Tensor:
-        max_logits, tokens = self.model.forward_greedy(*inputs)
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.model.forward(batch)
+
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return self.model.compute_logits(hidden, rows)
+
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        max_logits, tokens = self.model.forward_greedy(batch)
         self.max_logits += max_logits
         self.tokens += tokens
-        return self.model.forward(*inputs)
+        return self.model.forward_logits(batch)
 
 
 def load(folder: Path, variant: str, monkeypatch: pytest.MonkeyPatch) -> CpuDecoder:
@@ -114,17 +120,17 @@ def test_a_step_in_the_background_finds_the_same_and_says_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class InBackground(Both):
-        def forward(self, *inputs: Any) -> Tensor:
+        def forward_logits(self, batch: ForwardBatch) -> Tensor:
             done = os.eventfd(0)
             model.prepare()
-            run = model.begin_greedy(*inputs, num_steps=1, done_fd=done)
+            run = model.begin_greedy(batch, num_steps=1, done_fd=done)
             with open(done, "rb", buffering=0) as end:
                 assert end.read(8) == (1).to_bytes(8, sys.byteorder)  # waits for it
             (step,) = run.steps(1)
             assert run.is_over
             assert step.elapsed_s > 0
             found.append((step.max_logits, step.token_ids))
-            return super().forward(*inputs)
+            return super().forward_logits(batch)
 
     model = load(make_model("llama", tmp_path), "", monkeypatch)
     found: list[tuple[list[float], list[int]]] = []

@@ -22,7 +22,7 @@ from triolet.model.backends.transformers_attention import (
     refuse_unsupported_call,
 )
 from triolet.model.backends.transformers_backend import load_transformers_model
-from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
+from triolet.model.interface import CausalModel, ForwardBatch, LayerCache, LayerCacheSpec
 
 BLOCK_SIZE = 4
 SMALL: dict[str, Any] = dict(
@@ -111,12 +111,14 @@ class Sequences:
         metadata = self._metadata(
             list(chunks), [len(chunk) for chunk in chunks.values()], slots + [-1] * num_padding
         )
-        logits = self.model.forward(
-            torch.tensor(tokens),
-            torch.tensor(positions + [0] * num_padding),
-            self.cache,
-            metadata,
-            torch.arange(len(positions)),
+        logits = self.model.forward_logits(
+            ForwardBatch(
+                token_ids=torch.tensor(tokens),
+                positions=torch.tensor(positions + [0] * num_padding),
+                cache=self.cache,
+                attention=metadata,
+                logits_indices=torch.arange(len(positions)),
+            )
         )
         assert logits.shape == (len(positions), self.model.spec.vocab_size)
         return {name: logits[row] for name, row in rows.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import PlanRow, StepPlan
+from triolet.model.interface import ForwardBatch
 from triolet.model.memory.out_of_memory import lack_of_memory
 
 ERRORS = [
@@ -34,9 +33,9 @@ class NarrowModel(FakeCausalModel):
         super().__init__()
         self.most_tokens, self.error, self.num_errors = most_tokens, error, 0
 
-    def forward(self, token_ids: Tensor, *inputs: Any) -> Tensor:
-        logits = super().forward(token_ids, *inputs)
-        if len(token_ids) > self.most_tokens:
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        logits = super().forward_logits(batch)
+        if len(batch.token_ids) > self.most_tokens:
             self.num_errors += 1
             raise self.error
         return logits

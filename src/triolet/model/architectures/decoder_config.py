@@ -110,6 +110,7 @@ class DecoderConfig:
         attention_soft_cap: attention scores are squeezed into this range by a tanh.
         logit_soft_cap: logits are squeezed into this range by a tanh.
         tied_head: the head uses the embedding's weights if the checkpoint brings none of its own.
+        runs_on_cpu_decoder: the C++ decoder computes this family; set in the table of families.
     """
 
     architecture: str
@@ -133,6 +134,7 @@ class DecoderConfig:
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     tied_head: bool = False
+    runs_on_cpu_decoder: bool = False
 
 
 def read_config(folder: Path) -> dict[str, Any]:

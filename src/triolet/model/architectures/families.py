@@ -67,8 +67,9 @@ def parse_decoder_config(
         )
     if config.get("quantization_config"):
         raise unsupported(fields, "quantization_config", "absent: quantised weights are not supported")
-    parsed = _FAMILIES[architecture](fields, max_model_len)
-    return attrs.evolve(parsed, architecture=architecture)
+    family = _FAMILIES[architecture]
+    parsed = family.parse(fields, max_model_len)
+    return attrs.evolve(parsed, architecture=architecture, runs_on_cpu_decoder=family.runs_on_cpu_decoder)
 
 
 # --------------------------------------------------------------------------------------- the families
@@ -124,6 +125,7 @@ def _phi3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         max_position_embeddings=4096,
         original_max_position_embeddings=4096,
         rms_norm_eps=1e-5,
+        has_partial_rotary=True,
     )
     parameters = rope_parameters_of(fields)
     if rope_type(parameters) == "yarn":  # what early Phi-3 configs call LongRoPE
@@ -338,16 +340,30 @@ def _qwen3_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
 
 
-_FAMILIES: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _mistral,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-    "Phi3ForCausalLM": _phi3,
-    "GemmaForCausalLM": _gemma,
-    "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": _gemma3,
-    "GPT2LMHeadModel": _gpt2,
-    "MixtralForCausalLM": _mixtral,
-    "Qwen3MoeForCausalLM": _qwen3_moe,
+@attrs.frozen
+class Family:
+    """One architecture that the native decoder knows.
+
+    Args:
+        parse: reads its config.json; the second argument is `max_model_len`.
+        runs_on_cpu_decoder: the C++ decoder has been tested with this family. Without it a CPU runs the torch decoder:
+            a family may compute something that no field of `DecoderConfig` names yet.
+    """
+
+    parse: Callable[[Fields, int | None], DecoderConfig]
+    runs_on_cpu_decoder: bool = False
+
+
+_FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(_llama, runs_on_cpu_decoder=True),
+    "MistralForCausalLM": Family(_mistral, runs_on_cpu_decoder=True),
+    "Qwen2ForCausalLM": Family(_qwen2, runs_on_cpu_decoder=True),
+    "Qwen3ForCausalLM": Family(_qwen3, runs_on_cpu_decoder=True),
+    "Phi3ForCausalLM": Family(_phi3, runs_on_cpu_decoder=True),
+    "GemmaForCausalLM": Family(_gemma),
+    "Gemma2ForCausalLM": Family(_gemma2),
+    "Gemma3ForCausalLM": Family(_gemma3),
+    "GPT2LMHeadModel": Family(_gpt2),
+    "MixtralForCausalLM": Family(_mixtral),
+    "Qwen3MoeForCausalLM": Family(_qwen3_moe),
 }

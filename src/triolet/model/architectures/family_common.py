@@ -31,7 +31,11 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 @attrs.frozen(kw_only=True)
 class Defaults:
-    """Values that transformers' config class of a family fills in."""
+    """Values that transformers' config class of a family fills in.
+
+    Args:
+        has_partial_rotary: `partial_rotary_factor` is honoured.
+    """
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -46,6 +50,7 @@ class Defaults:
     rope_theta: float = 10_000.0
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
+    has_partial_rotary: bool = False
 
 
 def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
@@ -107,6 +112,11 @@ def rope_of(
 ) -> tuple[Rope, int]:
     """The rotary encoding, and how long a sequence it is good for, tokens."""
     share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if share != 1.0 and not defaults.has_partial_rotary:
+        # transformers ignores it in these families, except that a scaling rule would make tables too narrow for a head
+        if rope_type(parameters) != "default":
+            raise unsupported(parameters, "partial_rotary_factor", "1: this family rotates the whole head")
+        share = 1.0
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise UnsupportedModel(

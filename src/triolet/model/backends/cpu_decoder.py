@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
 
 import attrs
 import torch
 from torch import Tensor
 
-from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.abi import (
     ArgmaxFilterStruct,
     LayerStruct,
@@ -32,23 +30,19 @@ from triolet.kernels.cpu.abi import (
 )
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.gemm.packing import (
-    GROUP,
     MODEL_DTYPES,
     CppArgmaxFilter,
     CppLinear,
     pack_argmax_filter,
-    pack_bf16x3,
-    pack_int4,
-    pack_int8,
-    pack_linear,
     pointer,
 )
 from triolet.kernels.cpu.library import library
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig
 from triolet.model.architectures.rope import Rope
 from triolet.model.architectures.weight_map import WeightReader
+from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
 from triolet.model.backends.torch_decoder import decoder_facts
-from triolet.model.interface import GreedyStep, LayerCache, ModelSpec
+from triolet.model.interface import ForwardBatch, GreedyStep, LayerCache, ModelSpec
 from triolet.model.memory.out_of_memory import trim_heap
 
 # --------------------
@@ -123,34 +117,27 @@ _GELU = {"silu": 0, "gelu_tanh": 1}
 
 
 def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this model's step can run as one call here."""
-    widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    """Tell whether this model's step can run as one call here: its family says so, and all its features are known."""
     return (
-        device.type == "cpu"
+        config.runs_on_cpu_decoder
+        and device.type == "cpu"
         and dtype in MODEL_DTYPES
-        and _is_like_llama(config)
-        and not any(width % 2 for width in widths)  # bfloat16 is multiplied in pairs
+        and _has_known_features(config)
+        and UNQUANTIZED.accepts(*_input_widths(config))
         and library() is not None
     )
 
 
-_INPUTS_TOGETHER = {"int8": 4, "int4": GROUP}
-# Weights and head. The head stays bytes in int4: it decides between tokens that are nearly as likely, and a tied one
-# is the embedding, too.
-_PACKS = {
-    None: (pack_bf16x3, pack_linear),
-    "int8": (pack_int8, pack_int8),
-    "int4": (pack_int4, pack_int8),
-}
-
-
 def can_quantise(config: DecoderConfig, quantization: str) -> bool:
-    """Whether the weights of a model that can be planned can be `int8`, multiplied in fours, or `int4`, in groups."""
-    widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    return not any(width % _INPUTS_TOGETHER[quantization] for width in widths)
+    """Tell whether the weights of a model that can be planned can be stored as `int8` or `int4`."""
+    return QUANT_METHODS[quantization].accepts(*_input_widths(config))
 
 
-def _is_like_llama(config: DecoderConfig) -> bool:
+def _input_widths(config: DecoderConfig) -> tuple[int, int, int]:
+    return config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+
+
+def _has_known_features(config: DecoderConfig) -> bool:
     names = config.names
     return (
         config.gated
@@ -197,32 +184,38 @@ class CpuDecoder:
         """A step is about to be asked for: its threads may wake up while its input is made."""
         self._cpp.triolet_wake()
 
-    @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> Tensor:
-        """See `CausalModel.forward`. All tensors contiguous, on the CPU, and of the dtypes given there."""
-        logits = torch.empty(len(logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
-        step = self._step(token_ids, positions, cache, attention, logits_indices, logits=logits.data_ptr())
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See `CausalModel.forward`."""
+        hidden = torch.empty(len(batch.token_ids), self._model.hidden, dtype=self._spec.dtype)
+        step = self._step(batch, hidden=hidden.data_ptr())
+        step.num_logits = 0
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        return hidden
+
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """See `CausalModel.compute_logits`."""
+        taken = hidden[rows]
+        logits = torch.empty(len(rows), self._spec.vocab_size, dtype=self._spec.dtype)
+        step = StepStruct(
+            hidden=taken.data_ptr(),
+            logits=logits.data_ptr(),
+            num_logits=len(rows),
+            num_threads=torch.get_num_threads(),
+        )
+        self._cpp.triolet_head(ctypes.byref(self._model), ctypes.byref(step))
+        return logits
+
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        """See `CausalModel.forward_logits`."""
+        logits = torch.empty(len(batch.logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
+        step = self._step(batch, logits=logits.data_ptr())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
-    def forward_greedy(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> tuple[list[float], list[int]]:
-        """See `GreedyModel.forward_greedy`: the logits are looked through as they come, and not written down."""
-        found = Found.of(len(logits_indices))
-        step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
+    def forward_greedy(self, batch: ForwardBatch) -> tuple[list[float], list[int]]:
+        """See `GreedyModel.forward_greedy`."""
+        found = Found.of(len(batch.logits_indices))
+        step = self._step(batch, **found.addresses())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         step_done = found.step(0)
         return step_done.max_logits, step_done.token_ids
@@ -231,20 +224,10 @@ class CpuDecoder:
         """A step in the background is about to begin: its threads may wake up while its input is made."""
         self._cpp.triolet_background_wake(self._background_thread())
 
-    def begin_greedy(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-        *,
-        num_steps: int,
-        done_fd: int,
-    ) -> CpuRun:
+    def begin_greedy(self, batch: ForwardBatch, *, num_steps: int, done_fd: int) -> CpuRun:
         """See `BackgroundModel.begin_greedy`."""
-        found = Found.of(len(logits_indices), num_steps)
-        step = self._step(token_ids, positions, cache, attention, logits_indices, **found.addresses())
+        found = Found.of(len(batch.logits_indices), num_steps)
+        step = self._step(batch, **found.addresses())
         run = MultiStepStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
         self._cpp.triolet_background_run(
             self._background_thread(),
@@ -262,35 +245,29 @@ class CpuDecoder:
             weakref.finalize(self, self._cpp.triolet_background_close, self._background)
         return self._background
 
-    def _step(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-        **outputs: int,
-    ) -> StepStruct:
-        keys, values = self._addresses_of(cache)
+    def _step(self, batch: ForwardBatch, **outputs: int) -> StepStruct:
+        """Address a batch, whose tensors must be contiguous, on the CPU, and of the dtypes given there."""
+        attention = batch.attention
+        keys, values = self._addresses_of(batch.cache)
         step = StepStruct(
-            token_ids=token_ids.data_ptr(),
-            positions=positions.data_ptr(),
+            token_ids=batch.token_ids.data_ptr(),
+            positions=batch.positions.data_ptr(),
             slots=attention.slot_mapping.data_ptr(),
-            logits_indices=logits_indices.data_ptr(),
+            logits_indices=batch.logits_indices.data_ptr(),
             cu_query_lens=attention.cu_query_lens.data_ptr(),
             seq_lens=attention.seq_lens.data_ptr(),
             block_tables=attention.block_tables.data_ptr(),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
             block_tables_stride=attention.block_tables.stride(0),
-            num_tokens=len(token_ids),
+            num_tokens=len(batch.token_ids),
             num_seqs=len(attention.query_lens_host),
-            num_logits=len(logits_indices),
-            block_size=cache[0].keys.shape[1],
+            num_logits=len(batch.logits_indices),
+            block_size=batch.cache[0].keys.shape[1],
             num_threads=torch.get_num_threads(),
             **outputs,
         )
-        step.kept = token_ids, positions, attention, logits_indices, keys, values
+        step.kept = batch, keys, values
         return step
 
     def _addresses_of(
@@ -327,7 +304,7 @@ def build_cpu_decoder(
     if cpp is None:
         raise RuntimeError("there are no compiled kernels: ask can_plan first")
     facts = decoder_facts(config, weights, max_model_len)
-    planner = _Planner(config, weights, cpp, facts.rope_tables, *_PACKS[quantization])
+    planner = _Planner(config, weights, cpp, facts.rope_tables, QUANT_METHODS[quantization])
     return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp)
 
 
@@ -339,8 +316,7 @@ class _Planner:
     weights: WeightReader
     cpp: ctypes.CDLL
     tables: dict[Rope, Tensor]
-    pack: Callable[..., CppLinear]
-    pack_head: Callable[..., CppLinear]
+    method: QuantMethod
     kept: list[object] = attrs.field(factory=list, init=False)
 
     def model(self) -> ModelStruct:
@@ -375,7 +351,7 @@ class _Planner:
         is_tied = weight is None
         if weight is None:
             weight = embedding
-        head = self.pack_head(self.cpp, weight)
+        head = self.method.pack_head(self.cpp, weight)
         argmax_filter = pack_argmax_filter(self.cpp, weight) if head.bits == 0 else None
         self.kept += (head, argmax_filter)
         if not is_tied:
@@ -404,9 +380,9 @@ class _Planner:
         )
 
     def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
-        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        linear = self.pack(self.cpp, weight, bias, gated=gated)
-        del weight, bias
+        read = self.method.read(self.weights, name)
+        linear = self.method.pack(self.cpp, read.weight, read.bias, gated=gated)
+        del read
         trim_heap()
         self.kept.append(linear)
         return linear

@@ -26,7 +26,8 @@ from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, MoeConfig, NormConfig
 from triolet.model.architectures.rope import Rope, rope_table
 from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.interface import LayerCache, LayerCacheSpec, ModelSpec
+from triolet.model.backends.quant_method import UNQUANTIZED, LinearWeights
+from triolet.model.interface import ForwardBatch, LayerCache, LayerCacheSpec, ModelSpec
 
 # --------------------
 # Linear layers; on the CPU with weights packed once for oneDNN, about twice as fast as torch's own.
@@ -57,16 +58,11 @@ class PackedLinear:
         return y
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear | PackedLinear:
-    """The fastest layer for these weights.
-
-    Args:
-        weight: [out, in], contiguous.
-        bias: [out], or None.
-    """
-    if not _can_pack(weight):
-        return Linear(weight, bias)
-    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight, None), bias)
+def make_linear(weights: LinearWeights) -> Linear | PackedLinear:
+    """Choose the fastest layer for these weights."""
+    if not _can_pack(weights.weight):
+        return Linear(weights.weight, weights.bias)
+    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weights.weight, None), weights.bias)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -209,25 +205,37 @@ class Decoder:
     logit_soft_cap: float | None
 
     @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> Tensor:
-        """See `CausalModel.forward`. The logits are an inference tensor: only inference mode may change them."""
-        x = functional.embedding(token_ids, self.embedding)
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See `CausalModel.forward`."""
+        x, residual = self._layers(batch)
+        return self.final_norm.add(x, residual)[0]
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """See `CausalModel.compute_logits`. An inference tensor: only inference mode may change it."""
+        return self._logits(hidden[rows])
+
+    @torch.inference_mode()
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        """See `CausalModel.forward_logits`. An inference tensor: only inference mode may change it."""
+        x, residual = self._layers(batch)
+        rows = batch.logits_indices  # only these are normalised
+        return self._logits(self.final_norm.add(x[rows], None if residual is None else residual[rows])[0])
+
+    def _layers(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
+        """Return what is yet to be added to the residual stream, and the stream."""
+        positions = batch.positions
+        x = functional.embedding(batch.token_ids, self.embedding)
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         if self.learned_positions is not None:
             x = x + functional.embedding(positions, self.learned_positions)
         residual: Tensor | None = None
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x, residual = layer(x, residual, positions, layer_cache, attention)
-        residual = residual[logits_indices] if residual is not None else None
-        x, _ = self.final_norm.add(x[logits_indices], residual)
+        for layer, layer_cache in zip(self.layers, batch.cache, strict=True):
+            x, residual = layer(x, residual, positions, layer_cache, batch.attention)
+        return x, residual
+
+    def _logits(self, x: Tensor) -> Tensor:
         logits = self.head(x)
         if self.logit_soft_cap is not None:
             logits = torch.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
@@ -262,7 +270,7 @@ def build_decoder(
         learned_positions=learned_positions,
         layers=layers,
         final_norm=_build_norm(config, "final_norm", weights),
-        head=make_linear(embedding if head is None else head),
+        head=make_linear(LinearWeights(embedding if head is None else head)),
         logit_soft_cap=config.logit_soft_cap,
     )
 
@@ -309,7 +317,7 @@ def _build_mlp(
 
 
 def _build_linear(name: str, weights: WeightReader) -> Linear | PackedLinear:
-    return make_linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+    return make_linear(UNQUANTIZED.read(weights, name))
 
 
 def _build_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm:

@@ -10,7 +10,8 @@ and by looking and measuring afterwards (`transformers_check`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
-from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.backends.transformers_attention import PAGED_ATTENTION, PagedStep, register_attention
 from triolet.model.backends.transformers_check import compare_with_own_attention, inspect_layers
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import Fields
-from triolet.model.interface import CausalModel, LayerCache, ModelSpec
+from triolet.model.interface import CausalModel, ForwardBatch, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -47,25 +47,58 @@ class TransformersModel:
     model: PreTrainedModel
     layer_of: Mapping[nn.Module, int]
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, ...],
-        attention: AttentionMetadata,
-        logits_indices: Tensor,
-    ) -> Tensor:
-        """One step; see `CausalModel.forward`."""
-        with torch.inference_mode():
-            output = self.model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=logits_indices,
-                paged_step=PagedStep(cache, attention, self.layer_of),
-            )
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See `CausalModel.forward`."""
+        output = self.model.base_model(**self._arguments(batch))
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden.to(self.spec.dtype)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """See `CausalModel.compute_logits`."""
+        # The model's own forward, because families scale and cap their logits there; its decoder only returns `hidden`.
+        with _returning(self.model.base_model, _BaseOutput(hidden[rows][None])):
+            logits: Tensor = self.model(input_ids=rows[None], use_cache=False).logits[0]
+        return logits.to(self.spec.dtype)
+
+    @torch.inference_mode()
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        """See `CausalModel.forward_logits`."""
+        output = self.model(**self._arguments(batch), logits_to_keep=batch.logits_indices)
         logits: Tensor = output.logits[0]
         return logits.to(self.spec.dtype)
+
+    def _arguments(self, batch: ForwardBatch) -> dict[str, Any]:
+        return {
+            "input_ids": batch.token_ids[None],
+            "position_ids": batch.positions[None],
+            "use_cache": False,
+            "paged_step": PagedStep(batch.cache, batch.attention, self.layer_of),
+        }
+
+
+class _BaseOutput:
+    """Output of a model's decoder with nothing but hidden states, [1, num_tokens, hidden_size]."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:  # how older code reads it
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:  # caches, attentions, router logits
+        return None
+
+
+@contextmanager
+def _returning(module: nn.Module, output: object) -> Iterator[None]:
+    """Let a module return `output` whatever it is called with."""
+    vars(module)["forward"] = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]  # the class has its own
 
 
 def load_transformers_model(

@@ -28,7 +28,7 @@ from triolet.model.backends.transformers_attention import (
     TransformersAttentionCall,
     refuse_unsupported_call,
 )
-from triolet.model.interface import CausalModel, LayerCache, LayerCacheSpec
+from triolet.model.interface import CausalModel, ForwardBatch, LayerCache, LayerCacheSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,7 +121,14 @@ def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Te
 
     def step(tokens: Tensor, *chunks: tuple[int, int, int]) -> Tensor:
         positions, metadata = _metadata(chunks, device)
-        return paged.forward(tokens, positions, cache, metadata, torch.arange(len(tokens), device=device))
+        batch = ForwardBatch(
+            token_ids=tokens,
+            positions=positions,
+            cache=cache,
+            attention=metadata,
+            logits_indices=torch.arange(len(tokens), device=device),
+        )
+        return paged.forward_logits(batch)
 
     cache = tuple(LayerCache(keys=room(layer), values=room(layer)) for layer in spec.cache_layers)
     beginning = torch.cat((neighbour, sequence[:_FIRST_CHUNK]))

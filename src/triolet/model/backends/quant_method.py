@@ -1,0 +1,78 @@
+"""Weights of linear layers between the checkpoint and a backend, and the ways to store them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import attrs
+from torch import Tensor
+
+from triolet.kernels.cpu.gemm.packing import (
+    GROUP,
+    CppLinear,
+    pack_bf16x3,
+    pack_int4,
+    pack_int8,
+    pack_linear,
+)
+from triolet.model.architectures.weight_map import WeightReader
+
+
+@attrs.frozen(eq=False)
+class LinearWeights:
+    """Weights of one linear layer, y = x @ weight.T + bias, as they were read.
+
+    Args:
+        weight: [num_out, num_in], contiguous, in the model's dtype.
+        bias: [num_out], or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class Pack(Protocol):
+    """Function that copies the weights of a layer into the order in which the C++ kernels read them."""
+
+    def __call__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+    ) -> CppLinear: ...
+
+
+@attrs.frozen(kw_only=True)
+class QuantMethod:
+    """Storage format of a model's linear layers: which tensors a layer has, and how they are packed.
+
+    Args:
+        inputs_multiple: `num_in` of every layer must be a multiple of it.
+        pack: packs a layer of the decoder.
+        pack_head: packs the head.
+    """
+
+    inputs_multiple: int
+    pack: Pack
+    pack_head: Pack
+
+    def read(self, weights: WeightReader, name: str) -> LinearWeights:
+        """Read the tensors of the layer `name`, such as `layers.0.qkv`."""
+        return LinearWeights(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def accepts(self, *widths: int) -> bool:
+        """Tell whether layers with these numbers of inputs can be packed."""
+        return not any(width % self.inputs_multiple for width in widths)
+
+
+UNQUANTIZED = QuantMethod(
+    inputs_multiple=2,  # bfloat16 is multiplied in pairs
+    pack=pack_bf16x3,
+    pack_head=pack_linear,
+)
+
+QUANT_METHODS: dict[str | None, QuantMethod] = {
+    None: UNQUANTIZED,
+    "int8": QuantMethod(inputs_multiple=4, pack=pack_int8, pack_head=pack_int8),
+    # The head stays int8 in int4: it decides between tokens that are nearly as likely, and a tied one is the embedding.
+    "int4": QuantMethod(inputs_multiple=GROUP, pack=pack_int4, pack_head=pack_int8),
+}
+"""By the values of `EngineConfig.quantization`."""
