@@ -18,6 +18,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from triolet.core.recovery.shortage import Backoff
 from triolet.core.recovery.supervision import (
     CrashReport,
     Restart,
@@ -26,6 +27,7 @@ from triolet.core.recovery.supervision import (
     children_to_restart,
     must_restart,
 )
+from triolet.errors import ResourceShortage
 
 logger = logging.getLogger("triolet.supervisor")
 
@@ -137,7 +139,8 @@ class Supervisor:
         period_s: length of the sliding window, seconds.
         on_report: told of every crash and of giving up.
         num_achieved: a count of what the children have done; see `RestartIntensity.allow`.
-        take_pardons: how many of the latest crashes have been explained since it was last asked; they do not count.
+        take_uncounted_restarts: number of the latest crashes that were explained since the last call; not counted.
+        gives_up: whether too many restarts end the supervisor; otherwise further ones wait, longer and longer.
     """
 
     def __init__(
@@ -151,6 +154,7 @@ class Supervisor:
         on_report: Callable[[CrashReport], None] = lambda report: None,
         num_achieved: Callable[[], int | None] = lambda: None,
         take_uncounted_restarts: Callable[[], int] = lambda: 0,
+        gives_up: bool = True,
     ) -> None:
         names = [spec.name for spec in children]
         if len(set(names)) != len(names):
@@ -162,6 +166,8 @@ class Supervisor:
         self._on_report = on_report
         self._num_achieved = num_achieved
         self._take_pardons = take_uncounted_restarts
+        self._gives_up = gives_up
+        self._pauses = Backoff()  # once there were too many restarts
         self._children: dict[str, _Child] = {}
         self._dead: deque[_Child] = deque()  # children of `_children` that have ended by themselves
         self._waiting = trio.lowlevel.ParkingLot()
@@ -230,10 +236,18 @@ class Supervisor:
             self._report("child_terminated", reason, name)
         if not must_restart(child.spec.restart, crashed=reason is not None):
             return
+        shortages = Backoff()
         while True:
-            if not intensity.allow(trio.current_time(), self._num_achieved(), self._take_pardons()):
+            if reason is not None and isinstance(root_cause(reason), ResourceShortage):
+                # It passes, and another engine would find no more than this one: so it is waited for and not counted.
+                await trio.sleep(shortages.next_s())
+            elif intensity.allow(trio.current_time(), self._num_achieved(), self._take_pardons()):
+                self._pauses.reset()
+            else:
                 self._report("intensity_exceeded", reason, name)
-                raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
+                if self._gives_up:
+                    raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
+                await trio.sleep(self._pauses.next_s())
             affected = children_to_restart(self._strategy, tuple(self._specs), name)
             await self._stop(affected)
             failed = await self._start_again(affected, nursery)

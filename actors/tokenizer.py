@@ -18,6 +18,7 @@ from triolet.actors.channels import Channels, TokenizeReply, TokenizeRequest
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.config.engine import EngineConfig
 from triolet.core.recovery.poison_bisection import MAX_STRIKES
+from triolet.core.recovery.shortage import shortage_of
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.errors import ConfigError, InvalidPrompt, TrioletError
@@ -97,6 +98,8 @@ def _at_the_caller(error: BaseException, message: Tokenize) -> BaseException:
     # Any error but our own, a panic in foreign code included, is blamed on the prompt.
     if isinstance(error, TrioletError):
         return error
+    if (shortage := shortage_of(error, "tokenizing the prompt")) is not None:  # no thread, no memory
+        return shortage
     wrapped = InvalidPrompt(f"prompt could not be tokenized: {type(error).__name__}", field="prompt")
     wrapped.__cause__ = error
     return wrapped

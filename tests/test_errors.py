@@ -25,6 +25,7 @@ from triolet.errors import (
     PromptTooLong,
     RequestFailed,
     RequestIdInUse,
+    ResourceShortage,
     RunnerDied,
     RunnerFailed,
     StreamMisused,
@@ -36,7 +37,7 @@ from triolet.errors import (
 GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the request is wrong": (InvalidRequest,),
     "the set-up is wrong": (ConfigError, ModelError),
-    "the engine can not serve now": (Overloaded, EngineClosed, EngineUnhealthy, EngineDead),
+    "the engine can not serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
     "the program that calls us is wrong": (StreamMisused,),
     "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),
@@ -87,6 +88,10 @@ def test_wrong_values_are_value_errors_too(error: type[Exception]) -> None:
         (
             Overloaded("max_queued_requests", 8, 0.25),
             "the engine is full (max_queued_requests=8); retry after 0.2 s",
+        ),
+        (
+            ResourceShortage("memory", "a grammar process"),
+            "there is a shortage of memory for a grammar process; retry after 1.0 s",
         ),
         (RequestFailed("r1", "no numbers"), "request r1 failed: no numbers"),
         (

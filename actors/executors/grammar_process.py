@@ -16,22 +16,26 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import NoReturn
 
 import attrs
 import trio
 
 from triolet.actors.executors.grammars import (
+    GrammarDead,
     GrammarFailed,
+    GrammarLate,
     GrammarRefused,
     Grammars,
     GrammarsDied,
     NoGrammars,
     wrong_grammar,
 )
+from triolet.core.recovery.shortage import typed_shortages
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.errors import FrameError
+from triolet.errors import FrameError, ResourceShortage
 from triolet.ipc.frames import FrameReader
 from triolet.ipc.grammar import (
     GRAMMAR_REPLIES,
@@ -85,21 +89,26 @@ class GrammarProcess:
 
         Raises:
             GrammarFailed: there is none; the process is dead.
+            ResourceShortage: it says that there is one.
         """
         try:
             with trio.fail_after(timeout_s):
                 if request is not None:
                     await self.stream.send_all(GRAMMAR_REQUESTS.pack(request))
-                return await self._reply()
+                reply = await self._reply()
         except trio.TooSlowError:
             self.kill()
-            raise GrammarFailed(f"it takes more than {timeout_s:g} s") from None
+            raise GrammarLate(f"it takes more than {timeout_s:g} s") from None
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, FrameError):
             self.kill()
-            raise GrammarFailed("it takes too much memory, or it crashes what compiles it") from None
+            raise GrammarDead("it takes too much memory, or it crashes what compiles it") from None
         except BaseException:
             self.kill()  # amid a question: nobody would know whose answer comes next
             raise
+        if isinstance(reply, GrammarState) and reply.shortage:
+            self.kill()
+            raise ResourceShortage(reply.shortage, "a grammar process")
+        return reply
 
     async def _reply(self) -> GrammarReply:
         while (payload := self._reader.next_payload()) is None:
@@ -131,7 +140,16 @@ class _Opening:
     """A grammar that is being compiled; others may want the same one."""
 
     is_over: trio.Event = attrs.field(factory=trio.Event)
-    failure: GrammarFailed | GrammarRefused | None = None
+    failure: GrammarFailed | GrammarRefused | ResourceShortage | None = None
+
+    def fail(self) -> NoReturn:
+        """Raise the failure to one more task that waits for the same grammar."""
+        match self.failure:
+            case ResourceShortage(resource=resource, purpose=purpose):
+                raise ResourceShortage(resource, purpose)
+            case failure:
+                assert failure is not None
+                raise type(failure)(*failure.args)
 
 
 class GrammarProcesses:
@@ -217,14 +235,14 @@ class GrammarProcesses:
             if (other := self._openings.get(params)) is not None:
                 await other.is_over.wait()
                 if other.failure is not None:
-                    raise type(other.failure)(*other.failure.args)
+                    other.fail()
                 continue
             opening = self._openings[params] = _Opening()
             try:
                 async with self._compilers:
                     await self._make_room()
                     self._processes[params] = await self._compiled(params)
-            except (GrammarFailed, GrammarRefused) as error:
+            except (GrammarFailed, GrammarRefused, ResourceShortage) as error:
                 if self._is_closed or has_hung_up(self._original.stream.socket):
                     raise GrammarsDied from None  # and took this one along
                 opening.failure = error
@@ -258,19 +276,29 @@ class GrammarProcesses:
         return process
 
     async def _split(self) -> GrammarProcess:
-        """A copy of the original."""
-        ours, theirs = socket.socketpair()
+        """Make a copy of the original.
+
+        Raises:
+            GrammarsDied: it makes none any more.
+            ResourceShortage: it can make none now.
+        """
+        purpose = "a grammar process"
+        with typed_shortages(purpose):
+            ours, theirs = socket.socketpair()
         process = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
         try:
-            with theirs:
+            with typed_shortages(purpose), theirs:
                 async with self._splitting:
                     await wait_for_room(self._original.stream.socket)
                     send_fd(self._original.stream.socket, theirs.fileno())
                     theirs.close()  # from here on it is the copy's alone, and ends with it
                     state = await process.ask(None, SPLIT_S)
-            process.remember(state.process_id)
-        except (OSError, GrammarFailed, trio.ClosedResourceError):
+                process.remember(state.process_id)
+        except (OSError, GrammarFailed, trio.ClosedResourceError) as error:
             process.kill()
+            if isinstance(error, GrammarDead) and not has_hung_up(self._original.stream.socket):
+                # The system could not hand over the socket, or ended the copy at once.
+                raise ResourceShortage("memory or file descriptors", purpose) from None
             self._original.kill()  # it may live, and be of no use: only its death has another one started
             raise GrammarsDied from None
         except BaseException:
@@ -302,7 +330,7 @@ def has_hung_up(connection: trio.socket.SocketType) -> bool:
     """Whether the process at the other end, which says nothing, has ended."""
     if connection.fileno() < 0:
         return True
-    with socket.socket(fileno=os.dup(connection.fileno())) as plain:
+    with _borrowed(connection) as plain:
         try:
             return plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -313,8 +341,18 @@ def has_hung_up(connection: trio.socket.SocketType) -> bool:
 
 def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
     """One byte, and a descriptor with it; a Unix socket has room for that."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as plain:
+    with _borrowed(connection) as plain:
         socket.send_fds(plain, [b"."], [fd])
+
+
+@contextmanager
+def _borrowed(connection: trio.socket.SocketType) -> Iterator[socket.socket]:
+    """Use a socket of Trio's as a plain one, without a second descriptor: there may be none left."""
+    plain = socket.socket(fileno=connection.fileno())
+    try:
+        yield plain
+    finally:
+        plain.detach()
 
 
 def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> MaskQuestion:
@@ -339,17 +377,31 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
 async def open_processes(
     vocabulary: Vocabulary, *, max_grammars: int, timeout_s: float, memory_bytes: int
 ) -> AsyncGenerator[Grammars]:
-    """Start the process that all others are copies of; none is left when the scope is left."""
-    ours, theirs = socket.socketpair()
+    """Start the process that all others are copies of; none is left when the scope is left.
+
+    Raises:
+        ResourceShortage: it cannot be started now.
+    """
+    purpose = "the process that grammar processes are copies of"
+    with typed_shortages(purpose):
+        ours, theirs = socket.socketpair()
     original = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
-    with theirs:
-        popen = _start(theirs)
+    try:
+        with typed_shortages(purpose), theirs:
+            popen = _start(theirs)
+    except BaseException:
+        original.kill()
+        raise
     try:
         try:
             state = await original.ask(vocabulary, START_S)
-            problem = state.problem if isinstance(state, GrammarState) else "its process is confused"
-        except GrammarFailed as error:
-            problem = str(error)
+        except GrammarDead:
+            raise ResourceShortage(
+                "memory", purpose
+            ) from None  # the interpreter did not get as far as to say so
+        except GrammarLate:
+            raise ResourceShortage("processor time", purpose) from None
+        problem = state.problem if isinstance(state, GrammarState) else "its process is confused"
         if problem:
             yield NoGrammars(f"structured_outputs must be None: {problem}")
             return

@@ -22,6 +22,14 @@ class GrammarFailed(Exception):
     """A question about a grammar got no answer: its process is dead, or was killed because it was late."""
 
 
+class GrammarLate(GrammarFailed):
+    """A process took too long, and was killed."""
+
+
+class GrammarDead(GrammarFailed):
+    """A process died of a question, or before it."""
+
+
 class GrammarsDied(Exception):
     """The process that all grammars are copies of is dead. The guidance actor starts another one."""
 
@@ -39,6 +47,7 @@ class Grammars(Protocol):
         Raises:
             InvalidParams: it is no grammar, or it is too much of one.
             UnsupportedFeature: no grammar works with this tokenizer.
+            ResourceShortage: it needs a process, and none can be started now.
             GrammarsDied: there are none any more.
         """
         ...
@@ -61,6 +70,7 @@ class Grammars(Protocol):
             answers: all tokens so far, by serial.
         Raises:
             GrammarFailed: they can not be followed; one of them alone may still be.
+            ResourceShortage: they need a process, and none can be started now.
         """
         ...
 

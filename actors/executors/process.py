@@ -27,7 +27,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import attrs
 import trio
@@ -37,6 +37,7 @@ from triolet.actors.executors.process_exit import describe_exit, exit_code_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.recovery.hang_limit import HangLimit, step_kind
+from triolet.core.recovery.shortage import typed_shortages
 from triolet.core.recovery.stderr_tail import StderrTail
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
@@ -82,14 +83,16 @@ class ProcessExecutor:
         """Start a process, and end it with the scope.
 
         Raises:
+            ResourceShortage: no process can be started now.
             RunnerDied: the process ended between two requests.
         """
         self._hang_limit = HangLimit(self._config.step_timeout)
+        process = RunnerProcess.spawn(self._command)
         try:
-            async with RunnerProcess.spawn(self._command).running() as self._process:
+            async with process.running() as self._process:
                 yield
         finally:
-            self._process, self._former = None, self._process
+            self._process, self._former = None, process
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """Load the model; only the loads up to the first that succeeds are reported.
@@ -97,6 +100,7 @@ class ProcessExecutor:
         Raises:
             ConfigError: a field that does not fit the model or the machine.
             ModelError: the model cannot be loaded.
+            ResourceShortage: it cannot be loaded now.
             RunnerDied: the process ended meanwhile, or made no progress for too long.
         """
         process, config = self._here(), self._load_config()
@@ -195,6 +199,7 @@ class RunnerProcess:
     _replies: trio.lowlevel.FdStream
     _errors: trio.lowlevel.FdStream
     _lifeline: int
+    _pidfd: int | None  # of Linux only; open until the process has been reaped
     _reader: FrameReader = attrs.field(factory=REPLIES.reader)
     _dying: trio.Event = attrs.field(factory=trio.Event)
     _exited: trio.Event = attrs.field(factory=trio.Event)
@@ -205,12 +210,18 @@ class RunnerProcess:
 
     @classmethod
     def spawn(cls, command: Sequence[str]) -> RunnerProcess:
-        """Start a process; return when its program has been found."""
+        """Start a process; return when its program has been found.
+
+        Raises:
+            ResourceShortage: no process can be started now; nothing is left of the attempt.
+        """
         # Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
         # and the threads in which Trio starts processes end after ten idle seconds.
-        pipes = [os.pipe() for _ in range(4)]
-        (requests_end, requests), (replies, replies_end), (errors, errors_end), (life, life_end) = pipes
-        try:
+        with typed_shortages("a process for the model runner"), ExitStack() as theirs, ExitStack() as ours:
+            requests_end, requests = _open_pipe(reader=theirs, writer=ours)
+            replies, replies_end = _open_pipe(reader=ours, writer=theirs)
+            errors, errors_end = _open_pipe(reader=ours, writer=theirs)
+            life, life_end = _open_pipe(reader=ours, writer=theirs)
             popen = subprocess.Popen(
                 command,
                 stdin=requests_end,
@@ -221,15 +232,13 @@ class RunnerProcess:
                 # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
                 start_new_session=True,
             )
-        except BaseException:
-            for fd in (requests, replies, errors, life):
-                os.close(fd)
-            raise
-        finally:
-            for fd in (requests_end, replies_end, errors_end, life_end):
-                os.close(fd)
+            ours.callback(popen.wait)
+            ours.callback(popen.kill)
+            # Opened here, where it may fail: the task that waits for the end of the process has no one to tell.
+            pidfd = os.pidfd_open(popen.pid) if sys.platform == "linux" else None
+            ours.pop_all()
         stream = trio.lowlevel.FdStream
-        return cls(popen, stream(requests), stream(replies), stream(errors), life)
+        return cls(popen, stream(requests), stream(replies), stream(errors), life, pidfd)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[RunnerProcess]:
@@ -323,12 +332,23 @@ class RunnerProcess:
     async def _reap(self) -> None:
         """Wait for the end of the process, also after its scope has ended."""
         try:
-            await _wait_for_exit(self._popen)
+            await self._wait_for_exit()
         finally:  # also if all of Trio ends first
             self._popen.kill()
             self._popen.wait()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
         self._exited.set()
         self._note_death()
+
+    async def _wait_for_exit(self) -> None:
+        if self._popen.poll() is not None:  # `Popen.kill` looks first, and reaps
+            return
+        if self._pidfd is not None:
+            await trio.lowlevel.wait_readable(self._pidfd)
+            self._popen.wait()
+        else:
+            await trio.to_thread.run_sync(self._popen.wait, limiter=trio.CapacityLimiter(1))
 
     def _note_death(self) -> None:
         """Cancel the task that waits for the process."""
@@ -399,19 +419,12 @@ class RunnerProcess:
             logger.warning("process %d: %s", self._popen.pid, text)
 
 
-async def _wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
-    """Wait until the process has ended, and reap it."""
-    if popen.poll() is not None:  # `Popen.kill` looks first, and reaps
-        return
-    if sys.platform == "linux":
-        pidfd = os.pidfd_open(popen.pid)
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
-        popen.wait()
-    else:
-        await trio.to_thread.run_sync(popen.wait, limiter=trio.CapacityLimiter(1))
+def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Open a pipe whose ends are closed with these stacks; return (reading end, writing end)."""
+    ends = os.pipe()
+    reader.callback(os.close, ends[0])
+    writer.callback(os.close, ends[1])
+    return ends
 
 
 def _environment() -> dict[str, str]:

@@ -4,7 +4,8 @@ Four groups tell a caller what to do:
 
 * `InvalidRequest`: this request is wrong and was not accepted. Change it.
 * `ConfigError` and `ModelError`: the engine cannot start like this. Change the configuration or the model folder.
-* `Overloaded`, `EngineClosed`, `EngineUnhealthy`, `EngineDead`: the request is fine; the engine cannot serve it now.
+* `Overloaded`, `ResourceShortage`, `EngineClosed`, `EngineUnhealthy`, `EngineDead`: the request is fine; the engine
+  cannot serve it now.
 * `RequestFailed`: the request was accepted and could not be finished; other requests continue.
 
 `RunnerDied` and similar ones are crashes that a supervisor repairs: a caller meets them while the engine starts, or as
@@ -208,6 +209,24 @@ class Overloaded(TrioletError):
         super().__init__(f"the engine is full ({limit}={bound}{kept}); retry after {retry_after_s:.1f} s")
         self.limit, self.bound, self.retry_after_s = limit, bound, retry_after_s
         self.is_for_others = is_for_others
+
+
+class ResourceShortage(TrioletError):
+    """The machine has none left of a resource that this request needs. Retry after `retry_after_s` seconds.
+
+    Other requests continue.
+
+    Args:
+        resource: the resource, in words.
+        purpose: what it was needed for, completing "there is a shortage of ... for ...".
+        retry_after_s: an estimate, seconds.
+    """
+
+    def __init__(self, resource: str, purpose: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(
+            f"there is a shortage of {resource} for {purpose}; retry after {retry_after_s:.1f} s"
+        )
+        self.resource, self.purpose, self.retry_after_s = resource, purpose, retry_after_s
 
 
 class EngineClosed(TrioletError):

@@ -12,6 +12,7 @@ from triolet.errors import (
     ModelFileError,
     ModelNotFound,
     RemoteCodeRefused,
+    ResourceShortage,
     RunnerFailed,
     TrioletError,
     UnsupportedModel,
@@ -42,6 +43,7 @@ def across(error: BaseException, otherwise: type[TrioletError] = ModelError) -> 
         ConfigError("device", "auto or cpu", "cuda"),
         ConfigError("step_timeout", "above 0", None),
         WeightsMismatch(missing=["a", "b"], misshapen=["c must be (1,); got (2,)"]),
+        ResourceShortage("memory", "loading the model"),
     ],
     ids=lambda error: type(error).__name__,
 )

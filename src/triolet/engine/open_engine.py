@@ -20,6 +20,7 @@ from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
+from triolet.core.recovery.shortage import shortage_of
 from triolet.core.scheduling.admission import Admission
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc
@@ -103,7 +104,12 @@ async def _send_last_spans(engine: Engine) -> None:
     if engine._tracing is not None:
         engine.tell_stat_loggers()
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(engine._tracing.close)
+            try:
+                await trio.to_thread.run_sync(engine._tracing.close)
+            except RuntimeError as error:
+                if shortage_of(error, "sending the last spans") is None:
+                    raise
+                engine._tracing.close()  # without a thread, the event loop waits
 
 
 @trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine

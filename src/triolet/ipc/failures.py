@@ -16,6 +16,7 @@ from triolet.errors import (
     InvariantViolated,
     ModelError,
     ModelFileError,
+    ResourceShortage,
     TrioletError,
     WeightsMismatch,
     shown,
@@ -37,6 +38,7 @@ _FROM_MESSAGE: tuple[type[TrioletError], ...] = (
 _FROM_ARGUMENTS: dict[type[TrioletError], tuple[str, ...]] = {
     ConfigError: ("field", "rule", "got"),
     ModelFileError: ("path", "problem"),
+    ResourceShortage: ("resource", "purpose"),
     WeightsMismatch: ("missing", "unused", "misshapen"),
 }
 _KINDS = {kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ARGUMENTS)}

@@ -53,10 +53,12 @@ class GrammarState:
     Args:
         process_id: of the process.
         problem: what is wrong; empty if all is well.
+        shortage: the resource that there was none left of, if that is the problem; see `ResourceShortage`.
     """
 
     process_id: int
     problem: str
+    shortage: str = ""
 
 
 @attrs.frozen

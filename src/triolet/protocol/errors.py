@@ -16,6 +16,7 @@ from triolet.errors import (
     InvalidRequest,
     Overloaded,
     PromptTooLong,
+    ResourceShortage,
     TrioletError,
     UnsupportedFeature,
     shown,
@@ -125,6 +126,14 @@ def of_exception(
                 code="rate_limit_exceeded",
                 status=429,
                 type="rate_limit_error",
+                retry_after_s=error.retry_after_s,
+            )
+        case ResourceShortage():
+            return WireError(
+                str(error),
+                code="resource_shortage",
+                status=503,
+                type="server_error",
                 retry_after_s=error.retry_after_s,
             )
         case EngineClosed():

@@ -5,7 +5,8 @@ which shares the vocabulary's memory and serves that one grammar until its socke
 long is killed, and one that takes too much memory dies of its limit, both without any other grammar noticing.
 
 FD is a Unix socket: first a `Vocabulary`, answered with a `GrammarState`, then one byte for each copy that is wanted,
-with the socket that the copy is to serve.
+with the socket that the copy is to serve. If there is no process or memory left for a copy, the answer on that socket
+says so, and the first process goes on.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from typing import NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
+from triolet.core.recovery.shortage import shortage_of
 from triolet.ipc.grammar import (
     GRAMMAR_REPLIES,
     GRAMMAR_REQUESTS,
@@ -30,7 +33,9 @@ from triolet.ipc.grammar import (
     OpenGrammar,
     Vocabulary,
 )
-from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary, InvalidGrammar
+
+if TYPE_CHECKING:
+    from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
 
 READ_BYTES = 2**16
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -46,12 +51,30 @@ def main(connection: socket.socket) -> NoReturn:
         wish, fds, _, _ = socket.recv_fds(connection, 1, 1)
         if not wish:
             os._exit(0)
-        if os.fork() == 0:
+        # Without a free descriptor the system has closed the socket instead of handing it over: its end is the answer.
+        for fd in fds:
+            _split(tokens, connection, fd)
+
+
+def _split(tokens: GrammarVocabulary, connection: socket.socket, fd: int) -> None:
+    """Start a copy that serves the socket `fd`, or say there why there is none."""
+    with socket.socket(fileno=fd) as asker:
+        try:
+            is_copy = os.fork() == 0
+        except OSError as error:
+            with suppress(OSError):  # the asker has left
+                _reply(asker, _state_of(error, "a grammar process"))
+            return
+        if is_copy:
             _die_with_parent()
             connection.close()
-            _serve(tokens, socket.socket(fileno=fds[0]))
-        for fd in fds:
-            os.close(fd)
+            _serve(tokens, asker)
+
+
+def _state_of(error: Exception, purpose: str) -> GrammarState:
+    shortage = shortage_of(error, purpose)
+    resource = "" if shortage is None else shortage.resource
+    return GrammarState(os.getpid(), str(error) or type(error).__name__, resource)
 
 
 def _read_vocabulary(connection: socket.socket) -> GrammarVocabulary:
@@ -59,9 +82,11 @@ def _read_vocabulary(connection: socket.socket) -> GrammarVocabulary:
     if not isinstance(vocabulary, Vocabulary):
         raise TypeError(f"the first word must be a Vocabulary; got a {type(vocabulary).__name__}")
     try:
+        from triolet.structured_outputs.compiler import GrammarVocabulary  # here, where a failure can be told
+
         tokens = GrammarVocabulary(vocabulary)
-    except ValueError as error:
-        _reply(connection, GrammarState(os.getpid(), str(error)))
+    except (ValueError, MemoryError, ImportError, OSError) as error:
+        _reply(connection, _state_of(error, "reading the vocabulary"))
         os._exit(0)
     _reply(connection, GrammarState(os.getpid(), ""))
     return tokens
@@ -89,6 +114,8 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
 
 
 def _compile(tokens: GrammarVocabulary, request: OpenGrammar) -> tuple[Grammar | None, str]:
+    from triolet.structured_outputs.compiler import Grammar, InvalidGrammar
+
     if request.memory_bytes:
         _limit_memory(request.memory_bytes)
     try:

@@ -32,6 +32,7 @@ import attrs
 
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
+from triolet.core.recovery.shortage import typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan
 from triolet.core.step_runner import StepRunner, steps_of
@@ -123,9 +124,10 @@ def serve(load: Load, transport: Transport) -> NoReturn:
         load: makes the runner; its exceptions, like those of the runner, are sent as a reply and end the process.
         transport: to the engine.
     """
-    _die_with_parent(transport.fileno())
-    faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
     try:
+        with typed_shortages("starting the model runner"):
+            _die_with_parent(transport.fileno())
+        faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
         for reply in _replies(load, transport):
             transport.reply(reply)
     except BrokenPipeError:
@@ -147,7 +149,8 @@ def _replies(load: Load, transport: Transport) -> Iterator[Reply]:
     runner: StepRunner | None = None
     for request in transport.requests():
         if isinstance(request, EngineConfig):
-            runner, info = load(request, transport.reply)
+            with typed_shortages("loading the model"):
+                runner, info = load(request, transport.reply)
             gc.collect()  # the loaded model is there to stay: no later collection need look at it
             gc.freeze()
             yield attrs.evolve(info, process_id=os.getpid())

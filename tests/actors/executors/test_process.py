@@ -330,13 +330,13 @@ async def test_a_death_is_told_before_the_system_is_done_with_it_and_the_next_li
     misdeed: str, returncode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_done = trio.Event()
-    original = process_runner._wait_for_exit
+    original = process_runner.RunnerProcess._wait_for_exit
 
-    async def wait_for_exit(popen: subprocess.Popen[bytes]) -> None:
+    async def wait_for_exit(self: process_runner.RunnerProcess) -> None:
         await is_done.wait()
-        await original(popen)
+        await original(self)
 
-    monkeypatch.setattr(process_runner, "_wait_for_exit", wait_for_exit)
+    monkeypatch.setattr(process_runner.RunnerProcess, "_wait_for_exit", wait_for_exit)
     executor = executor_that(misdeed, 2, tmp_path / "mark")
     with trio.fail_after(SOON_S):
         died = await death_of(executor, first_step(), second_step())

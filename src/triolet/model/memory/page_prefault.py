@@ -23,6 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from triolet.core.recovery.shortage import shortage_of
+
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
 MAX_AHEAD_BYTES = 2**30
 MAX_BUSY_BYTES = 64 * 2**20  # of these while steps are computed, which would come upon them soon
@@ -150,4 +152,11 @@ def _end(pages: _Pages, thread: threading.Thread) -> None:
 
 def prefault_pages(tensors: Sequence[Tensor], device: torch.device) -> PagePrefault | None:
     """For a cache in main memory, where the system hands out its pages like that."""
-    return PagePrefault(tensors) if device.type == "cpu" and sys.platform == "linux" else None
+    if device.type != "cpu" or sys.platform != "linux":
+        return None
+    try:
+        return PagePrefault(tensors)
+    except RuntimeError as error:
+        if shortage_of(error, "a thread that touches pages") is None:
+            raise
+        return None  # steps touch their pages themselves, only slower

@@ -11,6 +11,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from triolet.core.recovery.shortage import typed_shortages
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.errors import InvalidPrompt
@@ -168,4 +169,5 @@ async def _in_thread(work: Any) -> Any:
     except LookupError:
         limiter = trio.CapacityLimiter(MAX_THREADS)
         _threads.set(limiter)
-    return await trio.to_thread.run_sync(work, limiter=limiter)
+    with typed_shortages("tokenizing a text"):
+        return await trio.to_thread.run_sync(work, limiter=limiter)

@@ -11,6 +11,8 @@ from typing import Final, TypeVar
 
 import trio
 
+from triolet.core.recovery.shortage import typed_shortages
+
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
 
 T = TypeVar("T")
@@ -19,10 +21,15 @@ _limiter = trio.lowlevel.RunVar[trio.CapacityLimiter]("parse thread")
 
 
 async def parse_in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in the parse thread, after the work that came before."""
+    """Run `work` in the parse thread, after the work that came before.
+
+    Raises:
+        ResourceShortage: no thread can be started now.
+    """
     try:
         limiter = _limiter.get()
     except LookupError:
         limiter = trio.CapacityLimiter(1)
         _limiter.set(limiter)
-    return await trio.to_thread.run_sync(work, limiter=limiter)
+    with typed_shortages("parsing a request"):
+        return await trio.to_thread.run_sync(work, limiter=limiter)
