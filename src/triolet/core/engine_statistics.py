@@ -32,6 +32,8 @@ class EngineStatistics:
         num_requests_received: requests accepted or rejected, since the start; each of n answers to one prompt counts.
             Every received request is live or has ended.
         num_requests_ended: of these, the ones that have ended, by finish reason or `rejected`.
+        num_requests_deferred: waiting requests that may not be admitted whatever is free: for a prefix that another one
+            computes, for a grammar mask, or while a request that crashes the runner is searched for.
         spec_decode_num_drafts: drafts proposed, since the start.
         spec_decode_num_draft_tokens: draft tokens proposed.
         spec_decode_num_accepted_tokens: draft tokens accepted.
@@ -57,6 +59,7 @@ class EngineStatistics:
     steps: int
     num_requests_received: int
     num_requests_ended: Mapping[str, int]
+    num_requests_deferred: int = 0
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
@@ -90,6 +93,7 @@ def statistics_of(
         num_requests_running=num_running,
         num_requests_waiting=len(journal) - num_running,
         num_requests_live=len(journal),
+        num_requests_deferred=min(scheduler.num_deferred, len(journal) - num_running),
         kv_blocks_total=pool.num_blocks,
         kv_blocks_free=pool.num_free,
         kv_blocks_cached=pool.num_cached,

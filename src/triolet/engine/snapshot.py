@@ -48,7 +48,7 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
         answers=tuple(map(_saved_answer, entries)),
         priority=first.priority,
         client=first.client,
-        cache_salt=first.cache_salt,
+        cache_salt=first.cache_namespace.salt,
         trace_headers=first.trace_headers,
         owner=submission.owner,
         time_left_s=_time_left(first.deadline_s, now_s),

@@ -273,7 +273,8 @@ class Metrics:
         """Bring everything that the engine counts itself to its present value."""
         self._gauges["num_requests_running"].set(now.num_requests_running)
         self._gauges["num_requests_waiting"].set(now.num_requests_waiting)
-        self._waiting_by_reason["capacity"].set(now.num_requests_waiting)
+        self._waiting_by_reason["capacity"].set(now.num_requests_waiting - now.num_requests_deferred)
+        self._waiting_by_reason["deferred"].set(now.num_requests_deferred)
         for state, gauge in self._blocks.items():
             gauge.set(getattr(now, f"kv_blocks_{state}"))
         self._gauges["kv_cache_usage_perc"].set(now.kv_blocks_in_use / now.kv_blocks_total)

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from triolet.core.kv_cache.namespace import CacheNamespace
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.errors import InvariantViolated
 
@@ -21,12 +22,16 @@ def make_cache(num_blocks: int = 8, *, key: bytes = KEY, enabled: bool = True) -
     return PrefixCache(num_blocks, SIZE, key=key, enabled=enabled)
 
 
+def root_of(cache: PrefixCache, salt: str | None = None) -> bytes:
+    return cache.root(CacheNamespace(salt=salt))
+
+
 def compute(cache: PrefixCache, token_ids: Sequence[int], salt: str | None = None) -> list[int]:
     """Let a request compute its tokens, and publish what is full; returns its block table."""
-    found, hashes = cache.find(token_ids, salt)
+    found, hashes = cache.find(token_ids, root_of(cache, salt))
     cache.pool.share(found)
     table = found + cache.pool.allocate(-(-len(token_ids) // SIZE) - len(found))
-    parent = hashes[-1] if hashes else cache.root(salt)
+    parent = hashes[-1] if hashes else root_of(cache, salt)
     for index in range(len(found), len(token_ids) // SIZE):
         parent = cache.publish(table[index], parent, tuple(token_ids[index * SIZE : (index + 1) * SIZE]))
     return table
@@ -75,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def look_up_and_take(self, token_ids: tuple[int, ...], salt: str | None) -> None:
         pool = self.cache.pool
-        found, hashes = self.cache.find(token_ids, salt)
+        found, hashes = self.cache.find(token_ids, root_of(self.cache, salt))
         assert found == self.findable(salt, token_ids)
         assert len(hashes) == len(found)
         num_new = -(-len(token_ids) // SIZE) - len(found)
@@ -92,7 +97,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = self.held[choice % len(self.held)]
         place = len(held.hashes)
         if place < len(held.token_ids) // SIZE:
-            parent = held.hashes[-1] if held.hashes else self.cache.root(held.salt)
+            parent = held.hashes[-1] if held.hashes else root_of(self.cache, held.salt)
             content = held.token_ids[place * SIZE : (place + 1) * SIZE]
             held.hashes.append(self.cache.publish(held.table[place], parent, content))
             self.known.setdefault(held.beginning(place + 1), held.table[place])
@@ -152,21 +157,21 @@ TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=100) 
 def test_the_longest_beginning_is_found_and_one_token_left(token_ids: list[int], num_found: int) -> None:
     cache = make_cache()
     table = compute(cache, [1, 2, 3, 4, 5])
-    assert cache.find(token_ids, None)[0] == table[:num_found]
+    assert cache.find(token_ids, root_of(cache, None))[0] == table[:num_found]
 
 
 def test_blocks_are_found_while_in_use_and_after() -> None:
     cache = make_cache()
     table = compute(cache, [1, 2, 3])
-    assert cache.find([1, 2, 3], None)[0] == table[:1]
+    assert cache.find([1, 2, 3], root_of(cache, None))[0] == table[:1]
     cache.pool.release(table)
-    assert cache.find([1, 2, 3], None)[0] == table[:1]
+    assert cache.find([1, 2, 3], root_of(cache, None))[0] == table[:1]
 
 
 def test_looking_up_takes_nothing() -> None:
     cache = make_cache()
     cache.pool.release(compute(cache, [1, 2, 3]))
-    cache.find([1, 2, 3], None)
+    cache.find([1, 2, 3], root_of(cache, None))
     assert (cache.pool.num_in_use, cache.pool.num_cached) == (0, 1)
 
 
@@ -176,17 +181,17 @@ def test_requests_of_different_salts_never_meet(salt: str) -> None:
     for other in (None, "", "a", "b", "\x01", "\x01a", "\ud800"):
         if other != salt:
             compute(cache, [1, 2, 3], other)
-    assert cache.find([1, 2, 3], salt)[0] == []
+    assert cache.find([1, 2, 3], root_of(cache, salt))[0] == []
     table = compute(cache, [1, 2, 3], salt)
-    assert cache.find([1, 2, 3], salt)[0] == table[:1]
+    assert cache.find([1, 2, 3], root_of(cache, salt))[0] == table[:1]
 
 
 def test_of_two_equal_blocks_the_first_is_found_and_the_second_freed() -> None:
     cache = make_cache(4)
     first, second = cache.pool.allocate(1), cache.pool.allocate(1)
-    hashes = [cache.publish(table[0], cache.root(None), (1, 2)) for table in (first, second)]
+    hashes = [cache.publish(table[0], root_of(cache, None), (1, 2)) for table in (first, second)]
     assert hashes[0] == hashes[1]
-    assert cache.find([1, 2, 3], None)[0] == first
+    assert cache.find([1, 2, 3], root_of(cache, None))[0] == first
     cache.pool.release(second)
     assert (cache.pool.num_cached, cache.pool.num_free) == (0, 3)
 
@@ -194,19 +199,19 @@ def test_of_two_equal_blocks_the_first_is_found_and_the_second_freed() -> None:
 def test_behind_a_second_copy_new_blocks_are_published_all_the_same() -> None:
     cache = make_cache(4)
     first, second, third = cache.pool.allocate(3)
-    cache.publish(first, cache.root(None), (1, 2))
-    parent = cache.publish(second, cache.root(None), (1, 2))
+    cache.publish(first, root_of(cache, None), (1, 2))
+    parent = cache.publish(second, root_of(cache, None), (1, 2))
     cache.publish(third, parent, (3, 4))
-    assert cache.find([1, 2, 3, 4, 5], None)[0] == [first, third]
+    assert cache.find([1, 2, 3, 4, 5], root_of(cache, None))[0] == [first, third]
 
 
 def test_a_block_used_for_something_else_is_found_no_more() -> None:
     cache = make_cache(2)
     cache.pool.release(compute(cache, [1, 2, 3, 4]))
     compute(cache, [7, 8])
-    assert len(cache.find([1, 2, 3, 4, 5], None)[0]) == 1  # the end of the table went first
+    assert len(cache.find([1, 2, 3, 4, 5], root_of(cache, None))[0]) == 1  # the end of the table went first
     compute(cache, [7, 9])
-    assert cache.find([1, 2, 3], None)[0] == []
+    assert cache.find([1, 2, 3], root_of(cache, None))[0] == []
     cache.check()
 
 
@@ -215,15 +220,15 @@ def test_a_block_in_quarantine_is_not_found_until_the_step_has_ended(num_publish
     cache = make_cache()
     table = compute(cache, [1, 2, 3, 4][: num_published * SIZE])
     cache.pool.release(table, step_id=5)
-    assert cache.find([1, 2, 3, 4, 5], None)[0] == []
+    assert cache.find([1, 2, 3, 4, 5], root_of(cache, None))[0] == []
     cache.pool.end_quarantine(5)
-    assert cache.find([1, 2, 3, 4, 5], None)[0] == table
+    assert cache.find([1, 2, 3, 4, 5], root_of(cache, None))[0] == table
 
 
 def test_switched_off_nothing_is_published_and_nothing_found() -> None:
     cache = make_cache(enabled=False)
     table = compute(cache, [1, 2, 3, 4, 5])
-    assert cache.find([1, 2, 3, 4, 5], None) == ([], [])
+    assert cache.find([1, 2, 3, 4, 5], root_of(cache, None)) == ([], [])
     cache.pool.release(table)
     assert (cache.pool.num_cached, cache.pool.num_free) == (0, 8)
 
@@ -242,7 +247,7 @@ def test_after_a_reset_nothing_is_found() -> None:
     cache = make_cache()
     cache.pool.release(compute(cache, [1, 2, 3]))
     assert cache.reset() is True
-    assert cache.find([1, 2, 3], None) == ([], [])
+    assert cache.find([1, 2, 3], root_of(cache, None)) == ([], [])
     assert cache.pool.num_free == 8
     cache.check()
 
@@ -252,12 +257,12 @@ def test_after_a_reset_nothing_is_found() -> None:
 
 def test_a_hash_depends_on_the_key_the_salt_the_parent_and_every_token() -> None:
     one, other = make_cache(key=b"one"), make_cache(key=b"other")
-    root = one.root(None)
+    root = root_of(one, None)
     hashes = [
         one.chain(root, [1, 2]),
-        other.chain(other.root(None), [1, 2]),
+        other.chain(root_of(other, None), [1, 2]),
         other.chain(root, [1, 2]),
-        one.chain(one.root("a"), [1, 2]),
+        one.chain(root_of(one, "a"), [1, 2]),
         one.chain(one.chain(root, [1, 2]), [1, 2]),
         one.chain(root, [1, 3]),
         one.chain(root, [2, 1]),
@@ -270,8 +275,8 @@ def test_a_hash_depends_on_the_key_the_salt_the_parent_and_every_token() -> None
 
 
 def test_the_same_key_gives_the_same_hash() -> None:
-    assert make_cache().chain(make_cache().root("a"), [1, 2]) == make_cache().chain(
-        make_cache().root("a"), [1, 2]
+    assert make_cache().chain(root_of(make_cache(), "a"), [1, 2]) == make_cache().chain(
+        root_of(make_cache(), "a"), [1, 2]
     )
 
 
@@ -297,14 +302,14 @@ def colliding(num_blocks: int = 8) -> Colliding:
 def test_a_forged_collision_is_a_miss(token_ids: list[int], salt: str | None) -> None:
     cache = colliding()
     table = compute(cache, [1, 2, 3])
-    assert cache.find([1, 2, 3], None)[0] == table[:1]
-    assert cache.find(token_ids, salt)[0] == []
+    assert cache.find([1, 2, 3], root_of(cache, None))[0] == table[:1]
+    assert cache.find(token_ids, root_of(cache, salt))[0] == []
 
 
 def test_a_forged_collision_behind_another_parent_is_a_miss() -> None:
     cache = colliding()
     table = compute(cache, [1, 2, 1, 2, 3])
-    assert cache.find([1, 2, 1, 2, 3], None)[0] == table[:1]
+    assert cache.find([1, 2, 1, 2, 3], root_of(cache, None))[0] == table[:1]
     cache.check()
 
 
@@ -334,9 +339,36 @@ def test_hashes_that_are_known_are_not_worked_out_again(monkeypatch: pytest.Monk
     cache = PrefixCache(8, 2, key=b"k")
     known: list[bytes] = []
     block_ids = cache.pool.allocate(2)
-    first = cache.publish(block_ids[0], cache.root(None), (1, 2))
+    first = cache.publish(block_ids[0], root_of(cache, None), (1, 2))
     cache.publish(block_ids[1], first, (3, 4))
-    assert cache.find((1, 2, 3, 4, 5), None, known) == cache.find((1, 2, 3, 4, 5), None)
+    assert cache.find((1, 2, 3, 4, 5), root_of(cache, None), known) == cache.find(
+        (1, 2, 3, 4, 5), root_of(cache, None)
+    )
     assert len(known) == 2
     monkeypatch.setattr(cache, "chain", lambda parent, token_ids: pytest.fail("worked out again"))
-    assert cache.find((1, 2, 3, 4, 5), None, known)[0] == block_ids
+    assert cache.find((1, 2, 3, 4, 5), root_of(cache, None), known)[0] == block_ids
+
+
+# ------------------------------------------------------------------------------------ namespaces
+
+
+TEXTS = st.none() | st.text(max_size=3)
+NAMESPACES = st.builds(
+    CacheNamespace, salt=TEXTS, adapter=TEXTS, weights_version=st.integers(min_value=0, max_value=2)
+)
+
+
+@given(NAMESPACES, NAMESPACES)
+def test_equal_namespaces_share_blocks_and_no_two_others_do(
+    one: CacheNamespace, other: CacheNamespace
+) -> None:
+    cache = make_cache()
+    table = cache.pool.allocate(1)
+    cache.publish(table[0], cache.root(one), (1, 2))
+    assert (cache.find([1, 2, 3], cache.root(other))[0] == table) == (one == other)
+
+
+def test_a_part_of_one_text_is_not_taken_for_a_part_of_the_next() -> None:
+    pairs = [(None, "ab"), ("ab", None), ("a", "b"), ("", "ab"), ("ab", ""), ("a\x01b", None)]
+    namespaces = [CacheNamespace(salt=salt, adapter=adapter) for salt, adapter in pairs]
+    assert len({make_cache().root(namespace) for namespace in namespaces}) == len(namespaces)

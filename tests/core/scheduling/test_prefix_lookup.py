@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stage import Stage
+from triolet.core.engine_statistics import statistics_of
+from triolet.core.kv_cache.namespace import CacheNamespace
 
 BEGINNING = list(range(100, 112))  # three blocks
 
@@ -38,6 +40,22 @@ def test_nobody_waits_to_save_less_than_half_of_its_work(num_own_tokens: int, wa
     assert [name for name, _, _ in stage.step()] == (["a"] if waits else ["a", "b"])
 
 
+def test_those_that_wait_for_a_beginning_are_counted_as_deferred_and_those_that_wait_for_room_are_not() -> (
+    None
+):
+    stage = wide_stage(max_num_seqs=1)
+    stage.add("a", [*BEGINNING, 1])
+    stage.add("room", 9)
+    stage.in_flight()
+    assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (1, 0)
+    stage = wide_stage()
+    for name, end in (("a", 1), ("b", 2), ("c", 3)):
+        stage.add(name, [*BEGINNING, end])
+    stage.in_flight()
+    assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (2, 2)
+    assert statistics_of(stage.scheduler, stage.scheduler.counters, num_running=1).num_requests_deferred == 2
+
+
 def test_a_long_beginning_is_waited_for_chunk_by_chunk() -> None:
     stage = wide_stage(max_num_batched_tokens=20, max_model_len=64)
     long = list(range(100, 132))
@@ -62,7 +80,7 @@ def test_who_waits_for_a_beginning_computes_it_when_the_other_one_is_gone() -> N
     ("config", "fields"),
     [
         pytest.param({"enable_prefix_caching": False}, {}, id="nothing is cached"),
-        pytest.param({}, {"cache_salt": "mine"}, id="another salt"),
+        pytest.param({}, {"cache_namespace": CacheNamespace(salt="mine")}, id="another salt"),
         pytest.param({}, {"params": {"prompt_logprobs": 1}}, id="the cache must not be read"),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.core.fake_model import REPETITIVE, FakeModel, expected_answer
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.kv_cache.namespace import CacheNamespace
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import Request
 from triolet.core.request.status import FinishReason
@@ -170,7 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens,
             priority=priority,
             client=client,
-            cache_salt=salt,
+            cache_namespace=CacheNamespace(salt=salt),
             deadline_s=float("inf") if time_s is None else self.walk.now_s + time_s,
             eos_token_ids=(3, 4, 5) if eos else (),
         )

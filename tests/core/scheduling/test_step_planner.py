@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stage import Stage
+from triolet.core.kv_cache.namespace import CacheNamespace
 from triolet.core.step_plan import SampledToken, StepResult
 
 # --------------------------------------------------------------------------- one token budget
@@ -339,11 +340,11 @@ def test_the_answer_is_found_like_a_prompt() -> None:
 
 def test_a_salt_keeps_prefixes_apart() -> None:
     stage = Stage(max_num_batched_tokens=32)
-    stage.add("a", range(9), cache_salt="one", max_tokens=1)
+    stage.add("a", range(9), cache_namespace=CacheNamespace(salt="one"), max_tokens=1)
     stage.step()
-    stage.add("b", range(9), cache_salt="two")
+    stage.add("b", range(9), cache_namespace=CacheNamespace(salt="two"))
     stage.add("c", range(9))
-    stage.add("d", range(9), cache_salt="one")
+    stage.add("d", range(9), cache_namespace=CacheNamespace(salt="one"))
     assert stage.step() == [("b", 0, 9), ("c", 0, 9), ("d", 8, 1)]
 
 

@@ -1,10 +1,10 @@
-"""Find the KV of a beginning that was computed before.
+"""Prefix cache: finds the KV of a beginning that was computed before.
 
-Full blocks only. A block's hash is a keyed BLAKE2b over its parent's hash and its own token ids, so that a
-hash names a whole beginning; the first parent is made from the salt, so that requests with different salts
-never meet. The key is secret to the process: who can choose prompts can not choose collisions. And a hash is
-only a hint: a hit compares the token ids and the parent again (vLLM's CVE-2025-25183 and CVE-2025-46570 are
-the precedents for all three).
+Full blocks only. A block's hash is a keyed BLAKE2b over its parent's hash and its own token ids, so that a hash names a
+whole beginning. The parent of a first block is the hash of the namespace (`kv_cache.namespace`), so that requests of
+different namespaces never share a block. The key is secret to the process: a caller who chooses prompts cannot choose
+collisions. And a hash is only a hint: a hit compares the token ids and the parent again (vLLM's CVE-2025-25183 and
+CVE-2025-46570 are the precedents for all three).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import attrs
 
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.namespace import CacheNamespace
 from triolet.errors import InvariantViolated
 
 
@@ -27,7 +28,7 @@ class _Published:
 
 
 class PrefixCache:
-    """The published blocks of one pool.
+    """Published blocks of one pool.
 
     Args:
         num_blocks: size of the pool that is made together with it.
@@ -44,26 +45,26 @@ class PrefixCache:
         self._by_hash: dict[bytes, _Published] = {}
         self._hash_of: dict[int, bytes] = {}
 
-    def root(self, salt: str | None) -> bytes:
-        """The parent of a first block."""
-        return self._digest(b"salt", b"" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass"))
+    def root(self, namespace: CacheNamespace) -> bytes:
+        """Return the parent hash of first blocks in a namespace."""
+        return self._digest(b"namespace", namespace.to_bytes())
 
     def chain(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        """The hash of a full block that follows `parent`."""
+        """Return the hash of a full block that follows `parent`."""
         return self._digest(parent, array("q", token_ids).tobytes())
 
     def _digest(self, parent: bytes, content: bytes) -> bytes:
         return hashlib.blake2b(parent + content, digest_size=16, key=self._key).digest()
 
     def find(
-        self, token_ids: Sequence[int], salt: str | None, known: list[bytes] | None = None
+        self, token_ids: Sequence[int], root: bytes, known: list[bytes] | None = None
     ) -> tuple[list[int], list[bytes]]:
-        """Look up the longest beginning that is cached, and leave at least one token to compute.
+        """Look up the longest cached beginning that leaves at least one token to compute.
 
         Args:
             token_ids: prompt and, after a preemption, the answer so far.
-            salt: of the request.
-            known: hashes of its leading blocks that an earlier call worked out; this one adds to them. A request that
+            root: parent hash of the request's first block; see `root`.
+            known: hashes of its leading blocks that an earlier call computed; this one adds to them. A request that
                 waits for room is looked up in every step, and its tokens only ever grow at the end.
         Returns:
             Block ids in order, and their hashes. No reference is taken.
@@ -73,7 +74,7 @@ class PrefixCache:
         known = [] if known is None else known
         if not self.enabled:
             return block_ids, hashes
-        parent, size = self.root(salt), self.block_size
+        parent, size = root, self.block_size
         for index, start in enumerate(range(0, len(token_ids) - size, size)):
             content = tuple(token_ids[start : start + size])
             if index == len(known):
@@ -90,10 +91,12 @@ class PrefixCache:
         return block_ids, hashes
 
     def publish(self, block_id: int, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-        """A full block in use has been computed; let others find it.
+        """Let others find a full block in use that has been computed.
 
-        The first block of a content stays the one that is found: a second is not published, and becomes free
-        when released. Returns:
+        The first block of a content stays the one that is found: a second is not published, and becomes free when
+        released.
+
+        Returns:
             Its hash, the parent of the next block.
         """
         block_hash = self.chain(parent, token_ids)
@@ -116,10 +119,10 @@ class PrefixCache:
         return True
 
     def check(self) -> None:
-        """Every hash names one block and back, and the pool knows the same blocks.
+        """Check that hashes and blocks name each other, and that the pool knows the same blocks.
 
         Raises:
-            InvariantViolated: otherwise.
+            InvariantViolated: they do not.
         """
         there = {published.block_id: block_hash for block_hash, published in self._by_hash.items()}
         if there != self._hash_of or self.pool.kept_block_ids != self._hash_of.keys():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from triolet.core.kv_cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
 from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
@@ -33,7 +34,7 @@ class Request:
         stream_interval: tokens from one output of the stream to the next.
         constraint: what bounds the form of the answer.
         client: whom admission and fairness count it for.
-        cache_salt: requests share cached blocks only with requests of the same salt.
+        cache_namespace: requests share cached blocks only within one.
         trace_headers: names and values of the headers that say which trace it belongs to.
         arrival_s: when it was admitted, monotonic seconds.
         deadline_s: when it ends whatever it has, monotonic seconds; infinity for never.
@@ -55,7 +56,7 @@ class Request:
     stream_interval: int = 1
     constraint: Constraint | None = None
     client: str | None = None
-    cache_salt: str | None = None
+    cache_namespace: CacheNamespace = DEFAULT_NAMESPACE
     trace_headers: TraceHeaders = ()
     arrival_s: float = 0.0
     deadline_s: float = float("inf")

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import attrs
 
+from triolet.core.kv_cache.namespace import CacheNamespace
 from triolet.core.request.grammar_state import Constraint, ThinkingRules
 from triolet.core.request.limits import RequestLimits
 from triolet.core.request.model_info import LoadedModel, ModelInfo
@@ -208,7 +209,7 @@ class RequestBuilder:
             stream_interval=max(params.stream_interval or 1, self.config.stream_interval),
             constraint=constraint,
             client=client,
-            cache_salt=cache_salt,
+            cache_namespace=CacheNamespace(salt=cache_salt),
             trace_headers=trace_headers,
             arrival_s=arrival_s,
             deadline_s=deadline_s,

@@ -99,6 +99,11 @@ class Scheduler:
         return len(self._lanes.waiting)
 
     @property
+    def num_deferred(self) -> int:
+        """Waiting requests that may not be admitted now, whatever is free."""
+        return sum(not self._planner.may_be_admitted(sequence) for sequence in self._lanes.waiting)
+
+    @property
     def is_step_in_flight(self) -> bool:
         """Whether a plan was made and its result is not there yet."""
         return self._in_flight is not None
@@ -194,13 +199,18 @@ class Scheduler:
         return position, sequence.num_computed_tokens, len(sequence.block_table)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        """Forget what was computed, if no block is in use; else, on demand, once all that run were sent to wait.
+        """Empty the prefix cache, if no block is in use or running requests may be preempted for it.
 
+        Args:
+            reset_running_requests: preempt running requests before the next step, and empty it then.
         Returns:
-            Whether nobody who is let in from now on finds any of it.
+            Whether no request admitted from now on finds any of its blocks.
         """
-        self._must_reset |= reset_running_requests and not self.cache.reset()
-        return reset_running_requests or self.cache.reset()
+        if self.cache.reset():
+            return True
+        if reset_running_requests:
+            self._must_reset = True
+        return reset_running_requests
 
     # ---------------------------------------------------------------------------------------- steps
 

@@ -28,7 +28,8 @@ class Sequence:
         block_table: its blocks in order.
         num_planned_blocks: blocks of the table that the runner has been told of.
         block_hashes: of the leading full blocks that have been computed.
-        known_hashes: of leading full blocks, computed or not: a look-up need not work them out twice.
+        known_hashes: of leading full blocks, computed or not: a look-up need not compute them twice.
+        prefix_root: hash of its cache namespace; empty until it is needed.
     """
 
     entry: JournalEntry
@@ -43,6 +44,7 @@ class Sequence:
     num_planned_blocks: int = 0
     block_hashes: list[bytes] = attrs.field(factory=list)
     known_hashes: list[bytes] = attrs.field(factory=list)
+    prefix_root: bytes = b""
 
     @property
     def num_pending_tokens(self) -> int:

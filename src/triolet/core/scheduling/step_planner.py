@@ -133,7 +133,8 @@ class StepPlanner:
         most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         return self.recovery.memory.max_rows(most)
 
-    def _may_be_let_in(self, sequence: Sequence) -> bool:
+    def may_be_admitted(self, sequence: Sequence) -> bool:
+        """Whether no rule defers a waiting request: an awaited mask or prefix, or the search for a poisoned request."""
         entry = sequence.entry
         is_held = entry.awaits_mask or entry.serial in self._underway.held
         return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
@@ -143,7 +144,7 @@ class StepPlanner:
         the others.
         """
         waiting, running = self.lanes.waiting, self.lanes.running
-        while self.pace.has_room and (pair := waiting.overtaking(running, self._may_be_let_in)) is not None:
+        while self.pace.has_room and (pair := waiting.overtaking(running, self.may_be_admitted)) is not None:
             sequence, victim = pair
             spare = budget - sum(other.is_unserved for other in running)
             if num_tokens := self._admit_waiting(sequence, spare, now_s):
@@ -179,7 +180,7 @@ class StepPlanner:
 
     def _admit(self, budget: int, now_s: float) -> int:
         """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
-        may_run, waiting, underway = self._may_be_let_in, self.lanes.waiting, self._underway
+        may_run, waiting, underway = self.may_be_admitted, self.lanes.waiting, self._underway
         while not underway.is_full and (sequence := waiting.next(may_run)) is not None:
             if num_tokens := self._admit_waiting(sequence, budget, now_s):
                 budget -= num_tokens
