@@ -155,6 +155,10 @@ def shared_class_names(modules: Mapping[str, ast.Module]) -> dict[str, list[str]
     return {name: where for name, where in found.items() if len(where) > 1}
 
 
+def test_a_public_class_name_means_one_class() -> None:
+    assert shared_class_names(MODULES) == {}
+
+
 def test_a_class_name_that_stands_twice_is_found() -> None:
     modules = {
         "a": ast.parse("class Row: ...\nclass _Own: ..."),

@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class LoadedModel:
+class LoadedFolder:
     """A model that is ready to run.
 
     Args:
@@ -53,7 +53,7 @@ def load_model(
     max_model_len: int | None = None,
     quantization: str | None = None,
     on_progress: OnProgress | None = None,
-) -> LoadedModel:
+) -> LoadedFolder:
     """Load a model folder, or fetch and load a model of the hub.
 
     Args:
@@ -96,7 +96,7 @@ def load_model(
     _logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
     )
-    return LoadedModel(model=loaded, folder=folder, generation_defaults=defaults)
+    return LoadedFolder(model=loaded, folder=folder, generation_defaults=defaults)
 
 
 def _load_native(

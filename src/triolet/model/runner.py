@@ -26,7 +26,7 @@ from triolet.model.interface import (
     GreedyRun,
     GreedyStep,
 )
-from triolet.model.load import LoadedModel, load_model
+from triolet.model.load import LoadedFolder, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
 from triolet.model.memory.page_prefault import prefault_pages
@@ -364,7 +364,7 @@ def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens
 
 
 def _model_info(
-    loaded: LoadedModel, device: torch.device, max_model_len: int, num_blocks: int, block_size: int
+    loaded: LoadedFolder, device: torch.device, max_model_len: int, num_blocks: int, block_size: int
 ) -> ModelInfo:
     spec, cpp = loaded.model.spec, kernels() if device.type == "cpu" else None
     return ModelInfo(
