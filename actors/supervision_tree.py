@@ -16,6 +16,7 @@ pause. When the root gives up the engine is dead, and every reader gets the caus
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -121,7 +122,11 @@ def build_supervision_tree(
         period_s=10.0,
         on_report=on_report,
     )
-    children = [ChildSpec(name="engine", start=engine.run), ChildSpec(name="text", start=text.run)]
+    # a late stop is reported once, by the supervisor of the actor that is late, and not again by the root
+    children = [
+        ChildSpec(name="engine", start=engine.run, shutdown_s=math.inf),
+        ChildSpec(name="text", start=text.run, shutdown_s=math.inf),
+    ]
     if config.step_timeout is not None:
         watchdog = partial(watchdog_actor, channels, progress, lives, config.step_timeout)
         children.append(ChildSpec(name="watchdog", start=watchdog))

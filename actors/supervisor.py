@@ -271,7 +271,10 @@ class Supervisor:
 
     def _report(self, context: str, reason: BaseException | None, offender: str) -> None:
         report = CrashReport(supervisor=self.name, context=context, reason=reason, offender=offender)
-        logger.error(
+        # a stop that takes long is no failure: the step in flight ends first, since a thread cannot be killed
+        is_late = context == "shutdown_error" and reason is None
+        logger.log(
+            logging.INFO if is_late else logging.ERROR,
             "supervisor=%s context=%s reason=%r offender=%s",
             report.supervisor, report.context, report.reason, report.offender,
             exc_info=reason if context == "child_terminated" else None,

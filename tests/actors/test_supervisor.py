@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -318,6 +319,24 @@ async def test_a_child_that_is_late_to_stop_is_reported_and_waited_for(autojump_
         await supervisor(nursery, specs).run()
     assert trio.current_time() == pytest.approx(60.0)
     assert nursery.events == [("started", "a"), ("shutdown_error", "stubborn"), ("stopped", "a")]
+
+
+async def test_a_late_stop_below_a_supervisor_is_reported_once_and_is_no_error_in_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "triolet.supervisor")
+    nursery = Nursery()
+
+    async def stubborn(*, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(60)
+
+    inner = supervisor(nursery, [ChildSpec(name="stubborn", start=stubborn)])
+    with trio.move_on_after(10):
+        await supervisor(nursery, [ChildSpec(name="inner", start=inner.run, shutdown_s=math.inf)]).run()
+    assert nursery.events == [("shutdown_error", "stubborn")]
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
 async def test_a_crash_while_stopping_is_reported_and_stops_nothing_else(autojump_clock: MockClock) -> None:

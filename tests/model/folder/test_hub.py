@@ -11,7 +11,7 @@ import pytest
 from tests.model.folder.fake_hub import COMMIT, FakeHub, fake_hub
 from tests.model.tiny import make_model
 from triolet.core.load_progress import LoadProgress
-from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound
+from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound, UnsupportedModel
 from triolet.model.folder.hub import resolve_folder
 from triolet.model.load import load_model
 
@@ -76,9 +76,9 @@ def test_what_can_not_be_a_hub_id_is_not_asked_for(name: str, unreachable: None)
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path, unreachable: None) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.bin").touch()
     with pytest.raises(ModelNotFound, match=r"model\.gguf"):
-        resolve_folder(str(tmp_path / "model.gguf"))
+        resolve_folder(str(tmp_path / "model.bin"))
 
 
 # ---------------------------------------------------------------------------------------------- the hub
@@ -174,3 +174,11 @@ def test_a_download_that_breaks_off_is_never_taken_for_a_model(
             resolve_folder(MODEL)
     hub.breaks_off.clear()
     assert load_model(MODEL).model.spec.backend == "native"
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "Model.Q4_K_M.GGUF"])
+def test_a_gguf_file_is_named_as_one_and_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"GGUF")
+    for model in (str(tmp_path / name), f"org/{name}"):
+        with pytest.raises(UnsupportedModel, match="is a GGUF file, and GGUF files are not supported yet"):
+            resolve_folder(model)

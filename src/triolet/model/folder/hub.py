@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triolet.core.load_progress import LoadProgress, OnProgress
-from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
+from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound, UnsupportedModel
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
@@ -36,9 +36,15 @@ def resolve_folder(
     Raises:
         ModelNotFound: neither a folder nor a model that the hub knows (or lets us see), or no such revision.
         ModelFileError: the folder has no config.json.
+        UnsupportedModel: a GGUF file.
         HubUnreachable: the hub does not answer, and the model is not completely in the local cache.
     """
     path = os.path.expanduser(model)  # os.path and not Path: it takes any text for what it is, however odd
+    if model.lower().endswith(".gguf") and not os.path.isdir(path):
+        raise UnsupportedModel(
+            f"{model} is a GGUF file, and GGUF files are not supported yet; model must be the folder or the hub id "
+            "with the config.json and safetensors that it was made from"
+        )
     folder = Path(path) if os.path.isdir(path) else _download(model, revision, token, on_progress)
     if not (folder / "config.json").is_file():
         raise ModelFileError(folder / "config.json", "is missing")
