@@ -402,9 +402,29 @@ def test_json_leaves_room_for_calls_and_any_other_form_is_that_of_the_whole_answ
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_time"}])
-def test_a_forced_call_leaves_no_room_for_a_form(choice: object) -> None:
+def test_a_forced_call_leaves_no_room_for_a_form_of_the_whole_answer(choice: object) -> None:
     with pytest.raises(InvalidRequest, match="tool_choice must be auto or none where a form"):
-        plan_tools([CLOCK], choice, form=StructuredOutputsParams(json_object=True))
+        plan_tools([CLOCK], choice, form=StructuredOutputsParams(regex="a"))
+    text_only = plan_tools([CLOCK], choice, form=StructuredOutputsParams(json_object=True))
+    assert text_only == plan_tools([CLOCK], choice)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>'),
+        ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'),
+    ],
+)
+def test_at_most_one_call_is_delivered_if_calls_may_not_be_parallel(name: str, text: str) -> None:
+    tools = [{"type": "function", "name": one, "parameters": {"type": "object"}} for one in ("f", "g")]
+    one, all_of_them = (
+        plan_tools(tools, tool_parser=name, parallel_tool_calls=parallel) for parallel in (False, True)
+    )
+    for cuts in (range(0), range(1, len(text))):
+        assert read(one.parser(), text, cuts) == call(0, "f", "{}")
+        assert read(all_of_them.parser(), text, cuts) == [*call(0, "f", "{}"), *call(1, "g", "{}")]
 
 
 def test_every_format_of_calls_has_a_grammar() -> None:
@@ -441,8 +461,10 @@ def test_required_asks_for_a_list_of_calls() -> None:
     assert names == [{"const": "get_weather"}, {"const": "get_time"}]
     text = '[{"name": "get_weather", "parameters": {"city": "Rome"}}, {"name": "get_time", "parameters": {}}]'
     events = [*call(0, "get_weather", '{"city": "Rome"}'), *call(1, "get_time", "{}")]
+    several = plan_tools([WEATHER, CLOCK], "required")
     for cuts in (range(0), range(1, len(text))):
-        assert read(plan.parser(), text, cuts) == events
+        assert read(several.parser(), text, cuts) == events
+        assert read(plan.parser(), text, cuts) == call(0, "get_weather", '{"city": "Rome"}')
 
 
 def test_definitions_that_parameters_refer_to_move_to_the_top() -> None:

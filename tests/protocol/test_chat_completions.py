@@ -135,8 +135,11 @@ def test_a_schema_becomes_a_constraint() -> None:
 def test_a_forced_call_is_a_constraint_and_leaves_no_room_for_another() -> None:
     forced = {"type": "function", "function": {"name": "look_up"}}
     assert params_of(tools=[TOOL], tool_choice=forced).structured_outputs is not None
-    error = refused(tools=[TOOL], tool_choice=forced, response_format={"type": "json_object"})
+    error = refused(tools=[TOOL], tool_choice=forced, structured_outputs={"regex": "a"})
     assert error.param == "tool_choice"
+    # A form of the text does not matter to an answer that is nothing but a call.
+    both = params_of(tools=[TOOL], tool_choice=forced, response_format={"type": "json_object"})
+    assert both == params_of(tools=[TOOL], tool_choice=forced)
 
 
 def test_strict_tools_bind_calls_and_a_form_that_is_asked_for_leaves_room_for_them() -> None:

@@ -474,7 +474,7 @@ def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form:
             "tool_choice.tools",
         ),
         (
-            {"tools": [ADD], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+            {"tools": [ADD], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "tool_choice",
         ),
         ({"structured_outputs": {"nothing": 1}}, "structured_outputs"),

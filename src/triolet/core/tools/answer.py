@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from triolet.core.tools.events import AnswerEvent, TextPiece, ToolCallBegin, ToolCallEnd
+from triolet.core.tools.events import AnswerEvent, TextPiece, ToolCallArguments, ToolCallBegin, ToolCallEnd
 from triolet.core.tools.formats import ToolFormat
 from triolet.core.tools.scanning import WHITESPACE
 
@@ -26,28 +26,45 @@ class AnswerParser:
     Args:
         reasoning: splits the reasoning off, if the model gives any.
         tools: finds the calls, if there can be any.
+        one_call: True delivers the first call only and drops those after it.
     """
 
-    def __init__(self, reasoning: Splitter | None = None, tools: ToolFormat | None = None) -> None:
+    def __init__(
+        self,
+        reasoning: Splitter | None = None,
+        tools: ToolFormat | None = None,
+        *,
+        one_call: bool = False,
+    ) -> None:
         self._reasoning = reasoning
         self._tools = tools
+        self._one_call = one_call
+        self._num_calls = 0
         self._spacing = ""
         self._follows_call = False
 
     def feed(self, text: str) -> tuple[AnswerEvent, ...]:
         """Take the next piece of text; return the events that are certain with it, often none."""
         events = self._reasoning.feed(text) if self._reasoning else [TextPiece(text)]
-        return tuple(self._spaced(self._with_calls(events)))
+        return tuple(self._spaced(self._allowed(self._with_calls(events))))
 
     def finish(self) -> tuple[AnswerEvent, ...]:
         """End the answer and return the events held back; calls that are open end."""
         events = list(self._with_calls(self._reasoning.finish() if self._reasoning else []))
         events += self._tools.finish() if self._tools else []
-        found = list(self._spaced(events))
+        found = list(self._spaced(self._allowed(events)))
         if self._spacing and not self._follows_call:
             found.append(TextPiece(self._spacing))
         self._spacing = ""
         return tuple(found)
+
+    def _allowed(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:
+        """Drop calls after the first, if only one is wanted: a free answer may hold more than the model was told to."""
+        for event in events:
+            self._num_calls += isinstance(event, ToolCallBegin)
+            is_call = isinstance(event, ToolCallBegin | ToolCallArguments | ToolCallEnd)
+            if not (self._one_call and is_call and self._num_calls > 1):
+                yield event
 
     def _with_calls(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:
         """Find the calls in text; reasoning holds none, whatever it looks like."""

@@ -97,6 +97,7 @@ class ToolPlan:
     tool_parser: str | None
     is_forced: bool = False
     _is_either: bool = False
+    _one_call: bool = False
     _names: tuple[str, ...] = ()
     _named: str | None = None
     _reasoning: str | None = None
@@ -111,7 +112,7 @@ class ToolPlan:
         if self._reasoning is not None:
             marks = REASONING_FORMATS[self._reasoning]
             splitter = ReasoningSplitter(marks, is_open=marks.is_open_after(prompt or ""))
-        return AnswerParser(splitter, self._format())
+        return AnswerParser(splitter, self._format(), one_call=self._one_call)
 
     def _format(self) -> ToolFormat | None:
         if self._named is not None:
@@ -143,12 +144,12 @@ def plan_tools(
         tool_parser: the model's format of calls (`Engine.tool_parser`); `none` for a model that cannot be told of
             tools, whose calls can only be forced; None if the format is not known.
         reasoning_parser: the model's marks of reasoning (`Engine.reasoning_parser`).
-        parallel_tool_calls: False: `required` asks for exactly one call, and where the answer is bound to a form under
-            `auto`, tools are called at most once. Otherwise the model decides.
-        form: that the text of the answer is to have. JSON leaves room for calls: an answer is either calls or that.
-            Any other form is that of the whole answer.
+        parallel_tool_calls: False: `required` asks for exactly one call, and under `auto` at most one is delivered; an
+            answer that is bound to a form ends with it, of a free one further calls are dropped.
+        form: that the text of the answer is to have. JSON leaves room for calls: an answer is either calls or that,
+            and where calls are forced the form is unused. Any other form is that of the whole answer.
     Raises:
-        InvalidRequest: a wrong tool or choice, or a form where calls are forced.
+        InvalidRequest: a wrong tool or choice, or a form of the whole answer where calls are forced.
         UnsupportedFeature: a tool that is no function; `auto` and a model whose format of calls is not known.
     """
     for field, name, known in (
@@ -180,9 +181,10 @@ def plan_tools(
         )
     is_auto = choice == "auto" and bool(functions)
     is_forced = choice != "auto"
-    if is_forced and form is not None:
+    # A form in JSON is that of the text, and an answer that is nothing but calls has none.
+    if is_forced and form is not None and not leaves_room_for_calls(form):
         raise wrong(
-            "tool_choice", "must be auto or none where a form of the answer is asked for", tool_choice
+            "tool_choice", "must be auto or none where a form of the whole answer is asked for", tool_choice
         )
     return ToolPlan(
         template_tools=None
@@ -194,6 +196,7 @@ def plan_tools(
         skip_special_tokens=not (is_auto and tool_parser in SPECIAL_MARKS),
         tool_parser=tool_parser if is_auto else None,
         is_forced=is_forced,
+        one_call=not parallel_tool_calls,
         is_either=is_auto and form is not None and leaves_room_for_calls(form),
         names=tuple(tool.name for tool in functions),
         named=choice.name if isinstance(choice, FunctionTool) else None,
