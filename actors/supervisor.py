@@ -44,13 +44,13 @@ class ChildStart(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ChildSpec:
-    """What a supervisor must know of a child.
+    """Specification of a child.
 
     Args:
         name: for reports, unique among siblings.
         start: the child itself, started anew for every life.
         restart: which endings are mended.
-        shutdown_s: how long a stop may take before it is reported as late, seconds. A task can not be killed.
+        shutdown_s: how long a stop may take before it is reported as late, seconds. A task cannot be killed.
     """
 
     name: str
@@ -84,7 +84,7 @@ def foreign_errors_kept(keep: Callable[[BaseException], None]) -> Iterator[None]
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What really happened: the first leaf of a group, and what lies beneath a supervisor that gave up."""
+    """Return the error behind a group (its first leaf) or behind a supervisor that gave up (its cause)."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -96,9 +96,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 @attrs.define(eq=False)
 class _Child:
-    """One life of a child. Shielded: it is stopped by its supervisor, in turn, and not by whoever cancels
-    that.
-    """
+    """One life of a child. Shielded: its supervisor stops it, in turn, also when the supervisor is cancelled."""
 
     spec: ChildSpec
     scope: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
@@ -165,7 +163,7 @@ class Supervisor:
         self._max_restarts, self._period_s = max_restarts, period_s
         self._on_report = on_report
         self._num_achieved = num_achieved
-        self._take_pardons = take_uncounted_restarts
+        self._take_uncounted_restarts = take_uncounted_restarts
         self._gives_up = gives_up
         self._pauses = Backoff()  # once there were too many restarts
         self._children: dict[str, _Child] = {}
@@ -241,7 +239,7 @@ class Supervisor:
             if reason is not None and isinstance(root_cause(reason), ResourceShortage):
                 # It passes, and another engine would find no more than this one: so it is waited for and not counted.
                 await trio.sleep(shortages.next_s())
-            elif intensity.allow(trio.current_time(), self._num_achieved(), self._take_pardons()):
+            elif intensity.allow(trio.current_time(), self._num_achieved(), self._take_uncounted_restarts()):
                 self._pauses.reset()
             else:
                 self._report("intensity_exceeded", reason, name)
@@ -259,7 +257,7 @@ class Supervisor:
     async def _start_again(
         self, names: Sequence[str], nursery: trio.Nursery
     ) -> tuple[str, BaseException] | None:
-        """Returns who failed to start, and with what; it counts as a crash of that child."""
+        """Start children again; return the name and error of the first that failed, which counts as its crash."""
         failures: list[BaseException] = []
         for name in names:
             if self._specs[name].restart is not Restart.TEMPORARY:

@@ -1,4 +1,4 @@
-"""Where one task waits until another has news for it."""
+"""A place for one task to wait until another task wakes it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import trio
 
 
 class WaitCell:
-    """A `trio.lowlevel.ParkingLot` for one, at half of its price: a reader waits here for each token.
+    """A `trio.lowlevel.ParkingLot` for one task, at half of its cost: a reader waits here for each token.
 
-    Nobody may wait while somebody does; a ring that nobody waits for is forgotten.
+    Only one task may wait at a time. A ring while no task waits is forgotten.
     """
 
     def __init__(self) -> None:
         self._waiting: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
-        """Until it rings. A checkpoint."""
-        assert self._waiting is None, "somebody waits here already"
+        """Wait until it rings. A checkpoint."""
+        assert self._waiting is None, "a task waits here already"
         self._waiting = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._leave)
 
@@ -25,7 +25,7 @@ class WaitCell:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def ring(self) -> None:
-        """Wake whoever waits. Never waits."""
+        """Wake the task that waits, if there is one. Never waits."""
         if (waiting := self._waiting) is not None:
             self._waiting = None
             trio.lowlevel.reschedule(waiting)

@@ -210,12 +210,12 @@ class EngineCore:
         return scheduler.plan_step(now_s)
 
     def next_look_s(self) -> float:
-        """When `plan_step` has something to do though nothing else has happened; infinity for never."""
+        """Return the time of the next deadline or of the end of a wait for masks; infinity for none."""
         return min(self._scheduler.next_deadline(), self.masks.waits_until_s)
 
     @property
     def must_halt(self) -> bool:
-        """Whether the multi-step plan in flight should end after its present step."""
+        """Tell that the multi-step plan in flight should end after its present step."""
         return self._scheduler.must_halt
 
     def apply(self, result: StepResult, now_s: float) -> None:
@@ -227,7 +227,7 @@ class EngineCore:
         return self._scheduler.take_progress()
 
     def is_in_flight(self, plan: StepPlan) -> bool:
-        """Whether the result of this plan is waited for."""
+        """Return True if the result of this plan is waited for."""
         return self.scheduler is not None and self.scheduler.is_in_flight(plan)
 
     def fail_step(self, plan: StepPlan, error: BaseException) -> CrashOutcome | None:

@@ -58,7 +58,7 @@ class GrammarMasks:
         return answers
 
     def step_waits(self, now_s: float) -> bool:
-        """Whether the next step should wait for a mask."""
+        """Return True if the next step should wait for a mask."""
         self._latest = {serial for serial in self._latest if serial in self._journal}
         if now_s >= self._wait_until_s:
             self._latest.clear()
@@ -66,19 +66,19 @@ class GrammarMasks:
 
     @property
     def waits_until_s(self) -> float:
-        """When a step that waits goes ahead without the masks; infinity if none waits."""
+        """Time at which a step that waits goes ahead without the masks; infinity if none waits."""
         return self._wait_until_s if self._latest else float("inf")
 
     # ------------------------------------------------------------------------------------ the driver's side
 
     @property
     def has_questions(self) -> bool:
-        """Whether masks are asked for."""
+        """True if masks are asked for."""
         return bool(self._asked)
 
     @property
     def has_answers(self) -> bool:
-        """Whether there are masks that the scheduler has not taken."""
+        """True if there are masks that the scheduler has not taken."""
         return bool(self._answers)
 
     def take_questions(self) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ class GrammarMasks:
         self._asked.update((entry.serial, None) for entry in self._journal if entry.awaits_mask)
 
     def needs_grammars(self, serials: Iterable[int]) -> bool:
-        """Whether any of these requests is bound to a grammar."""
+        """Return True if any of these requests is bound to a grammar."""
         constraints = [entry.request.constraint for entry in map(self._journal.get, serials) if entry]
         return any(constraint is not None and constraint.grammar is not None for constraint in constraints)
 

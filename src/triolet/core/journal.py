@@ -1,12 +1,11 @@
-"""The error kernel: for every live request, what was asked and what has been answered.
+"""Journal of the live requests: each request and its answer so far. Everything else can be recomputed from it.
 
-Everything else can be lost. A runner that dies takes the KV with it, a scheduler its block tables, a
-detokenizer its half characters; all of it is computed again from here. So this object does almost nothing,
-and it does it exactly once: a token is committed only at the position where the answer ends, and only for the
-stay (`epoch`) that the scheduler is counting on.
+A runner that dies takes the KV with it, a scheduler its block tables, a detokenizer its incomplete characters; all of
+it is computed again from here. So this object does almost nothing, and does it exactly once: a token is committed only
+at the position where the answer ends, and only for the stay (`epoch`) that the scheduler is counting on.
 
 A stay is one continuous presence of a request in a scheduler. Epochs are never reused, neither after a crash
-nor by another request of the same id, so that a late result can not be mistaken for a current one.
+nor by another request of the same id, so that a late result cannot be mistaken for a current one.
 
 The answers to one prompt (n > 1) are entries of their own. All but the first are held until the first has a token: by
 then the prompt has been computed, and they find its blocks instead of computing it again. If the first ends before
@@ -67,32 +66,32 @@ class JournalEntry:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether it is not known what may come next: it can not go on before it is."""
+        """True if the mask for its next token is missing: no token is computed before it is there."""
         if self.request.constraint is None:
             return False
         return self.guidance is None or self.guidance.position != len(self.output_token_ids)
 
     @property
     def ended_by_token(self) -> bool:
-        """Whether it stopped because of its last token, which is no text then. Complete forms end with text."""
+        """True if its last token, an EOS or stop token, ended it: that token gives no text."""
         if self.finish_reason is not FinishReason.STOP or not self.output_token_ids:
             return False
         return self.output_token_ids[-1] in self.request.ending_token_ids
 
     @property
     def mask(self) -> bytes | None:
-        """The tokens that may come next, a bit for each; None for any."""
+        """Mask of the tokens that may come next, a bit for each; None for any."""
         return None if self.guidance is None else self.guidance.mask
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether some of the prompt's log-probabilities were asked for and are not there yet."""
+        """True if some of the prompt's log-probabilities were asked for and are missing."""
         num_wanted = len(self.request.prompt_token_ids) - 1
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < num_wanted
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether what was computed before need not be computed for this request."""
+        """True if the request may use KV from the prefix cache."""
         return not (self.wants_prompt_logprobs or self.request.params.skip_reading_prefix_cache)
 
     def add_prompt_logprobs(self, share: PromptLogprobs) -> None:
@@ -108,7 +107,7 @@ class JournalEntry:
         return prompt[start:] + tuple(answer)
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """Write down why it ended; the first reason stays."""
+        """Record why it ended; the first reason stays."""
         if self.finish_reason is None:
             self.finish_reason, self.stop_reason = reason, stop_reason
 
@@ -164,7 +163,7 @@ class Journal:
         return entry
 
     def is_held(self, entry: JournalEntry) -> bool:
-        """Whether it waits for the first token of another one."""
+        """Return True if the entry waits for the first token of another one."""
         return any(entry in held for held in self._held.values())
 
     def take_arrivals(self) -> list[JournalEntry]:
@@ -178,7 +177,7 @@ class Journal:
         return self._num_epochs
 
     def begin_stay(self, entry: JournalEntry) -> int:
-        """Results of earlier stays of this request count no more."""
+        """Give the entry a new epoch, so that results of earlier stays are recognised as late."""
         entry.epoch = self._next_epoch()
         self._note_guidance(entry)
         return entry.epoch
@@ -194,7 +193,7 @@ class Journal:
         return serials
 
     def scheduled(self, entry: JournalEntry, now_s: float, num_cached_tokens: int = 0) -> None:
-        """A step with it has been planned, after which so many of its tokens need not be computed; the first counts."""
+        """Record the first step that was planned with it, and the prompt tokens found in the prefix cache by then."""
         if entry.scheduled_s is None:
             entry.scheduled_s, entry.num_cached_tokens = now_s, num_cached_tokens
             self._num_queued_tokens -= len(entry.request.prompt_token_ids)
@@ -224,7 +223,7 @@ class Journal:
             self.stats.next_token(now_s - entry.last_token_s)
 
     def close(self, entry: JournalEntry) -> list[int]:
-        """The request has ended: it will not be computed again. Harmless when repeated.
+        """Remove a request that has ended. Harmless when repeated.
 
         Returns:
             Serials of what has ended: its own, and those of the requests that waited for its first token.
@@ -239,7 +238,7 @@ class Journal:
         return [ended.serial for ended in (entry, *held)]
 
     def check(self) -> None:
-        """Hold the counts against the entries.
+        """Check the counts against the entries.
 
         Raises:
             InvariantViolated: with the numbers that differ.

@@ -1,4 +1,4 @@
-"""What the actors say to each other: frozen facts and wishes, in tuples.
+"""Messages between the actors: frozen values.
 
 The state that must survive is the journal's, so most messages are no more than "look there". Requests are named by
 their journal serial, which is never reused; ids that callers chose stay at the engine's edge.
@@ -13,12 +13,12 @@ from triolet.core.step_plan import StepResult
 
 @attrs.frozen
 class Wake:
-    """To the scheduler: requests came or went; look into the journal."""
+    """Message to the scheduler: requests were added or have ended; look into the journal."""
 
 
 @attrs.frozen
 class StepDone:
-    """To the scheduler: the runner has finished a step."""
+    """Message to the scheduler: the runner has finished a step."""
 
     result: StepResult
 
@@ -28,6 +28,6 @@ SchedulerMessage = Wake | StepDone
 
 @attrs.frozen
 class Progressed:
-    """To the detokenizer: these requests have new tokens in the journal, or have ended. One message per step."""
+    """Message to the detokenizer, one per step: these requests have new tokens in the journal, or have ended."""
 
     serials: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""What a caller holds: the engine, its streams, and the way a request enters and leaves."""
+"""The engine, its streams, and the way a request enters and leaves."""

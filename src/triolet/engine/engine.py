@@ -80,7 +80,7 @@ class Engine:
 
     @property
     def model_info(self) -> ModelInfo:
-        """What is known of the model."""
+        """Facts about the loaded model."""
         assert self._core.model.info is not None
         return self._core.model.info
 
@@ -112,7 +112,7 @@ class Engine:
         return reasoning_parser_named(self.config.reasoning_parser, self.tokenizer)
 
     def default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the model's own wishes, and as many tokens as the context holds."""
+        """Return the model's own parameters; without a limit of its own, as many tokens as the context holds."""
         return self.model_info.generation.sampling_params()
 
     def statistics(self) -> EngineStatistics:
@@ -141,7 +141,7 @@ class Engine:
         self._reporting.report(trio.current_time())
 
     def cache_config(self) -> dict[str, object]:
-        """How the KV cache is laid out."""
+        """Return the layout of the KV cache, in vLLM's words."""
         return self.model_info.cache_config(enable_prefix_caching=self.config.enable_prefix_caching)
 
     def check_health(self) -> None:
@@ -162,12 +162,12 @@ class Engine:
 
     @property
     def death(self) -> EngineDead | None:
-        """Why nothing will be served any more; None while the engine lives."""
+        """Error of a dead engine; None while it lives."""
         return self._availability.death
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken."""
+        """True if requests are taken."""
         return self._availability.is_open
 
     def status(self, request_id: str) -> RequestStatus | None:
@@ -183,7 +183,7 @@ class Engine:
         return live_requests(self._requests.submissions.values(), self._core, owner)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        """Forget the KV of everything that is not in use: no later request finds any of it.
+        """Forget all cached KV that is not in use: no later request finds any of it.
 
         Args:
             reset_running_requests: preempt the requests that run, so that theirs can be forgotten, too.
@@ -211,14 +211,14 @@ class Engine:
         trace_headers: Mapping[str, str] | None = None,
         owner: str | None = None,
     ) -> TokenStream:
-        """A stream of the answer to a prompt, to be entered with `async with`; nothing is queued before that.
+        """Return a stream of the answer to a prompt, to be entered with `async with`; nothing is queued before that.
 
         Args:
             prompt: a text, a list of token ids, `{"prompt_token_ids": [...]}` or a list of chat messages.
             sampling_params: by default the model's own.
             request_id: unique among live requests; by default the engine names it.
             priority: lower runs first under the `priority` policy.
-            client: whom the request is counted for.
+            client: name under which admission and fairness count the request.
             deadline: absolute `trio.current_time()` at which it ends with what there is; the deadline of the caller's
                 own cancel scope counts as well.
             queue_timeout: seconds that it may wait to be scheduled.
@@ -274,7 +274,7 @@ class Engine:
     async def complete(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
     ) -> RequestOutput:
-        """The whole answer at once; arguments and errors are those of `generate`.
+        """Return the whole answer at once; arguments and errors are those of `generate`.
 
         Raises:
             RequestFailed: it could not be finished.
@@ -354,7 +354,7 @@ class Engine:
         self._end_all(FinishReason.SHUTDOWN)
 
     def _die(self, cause: BaseException) -> None:
-        """The root has given up: tell everybody why."""
+        """Fail every live request, after the root supervisor has given up."""
         self._availability.die(cause, was_told=bool(self._core.outputs))
         self._requests.end_admissions()
         for entry in list(self._core.journal):

@@ -1,4 +1,4 @@
-"""The table of live requests: a look at everything that waits or runs, without a checkpoint."""
+"""Views of the live requests, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from triolet.engine.submission import Submission
 def live_requests(
     submissions: Iterable[Submission], core: EngineCore, owner: str | None
 ) -> tuple[LiveRequest, ...]:
-    """Those that have not ended, in the order in which they came.
+    """Return the requests that have not ended, in the order of arrival.
 
     Args:
         submissions: of the engine.
         core: of the engine.
-        owner: only what is this one's; None for all.
+        owner: whose requests; None for all.
     """
     now_s = trio.current_time()
     return tuple(
@@ -32,7 +32,7 @@ def live_requests(
 
 
 def _on_its_way(submission: Submission, now_s: float) -> LiveRequest:
-    """Its prompt is being tokenized, or its grammar compiled."""
+    """Describe a request whose prompt is being tokenized, or its grammar compiled."""
     return LiveRequest(
         request_id=submission.request_id,
         client=submission.client,
@@ -75,12 +75,12 @@ def _time_left(deadline_s: float, now_s: float) -> float | None:
 
 
 def has_first_token(submission: Submission) -> bool:
-    """Whether there is nothing left to follow."""
+    """Return True if a first token or an ending is there: progress ends with it."""
     return any(entry.output_token_ids or entry.finish_reason for entry in submission.entries)
 
 
 def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
-    """How far an admitted request has come; of several answers, the furthest counts."""
+    """Return the progress of an admitted request towards its first token; of several answers, the furthest counts."""
     first = submission.entries[0]
     num_prompt_tokens = len(first.request.prompt_token_ids)
     was_admitted = first.scheduled_s is not None or first.finish_reason is not None

@@ -69,7 +69,7 @@ class RequestTable:
         self._resumed |= {saved.request_id for saved in snapshot.requests}
 
     def status(self, request_id: str) -> RequestStatus | None:
-        """Where a request is; None for an id that is unknown, or that ended too long ago."""
+        """Return the status of a request; None for an id that is unknown, or that ended too long ago."""
         if (submission := self.submissions.get(request_id)) is not None:
             return submission.status()
         return self._endings.get(request_id, trio.current_time())

@@ -18,7 +18,7 @@ from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
 
 
 def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapshot:
-    """What is unfinished now; nothing is changed by that.
+    """Save the unfinished requests; nothing is changed by that.
 
     Args:
         info: of the model.

@@ -34,10 +34,10 @@ class Submission:
         outputs: of its answers, by index, once they are in the journal.
         answers: what its reader takes from, once there are outputs.
         reader: where its reader waits.
-        was_aborted: somebody aborted it before that.
+        was_aborted: it was aborted before that.
         progress: as it was last shown.
         admission: around the wait before that; cancelled when the engine takes nothing new any more.
-        saved: what another engine had answered of it.
+        saved: state from another engine that had begun to answer it.
         began_s: when its admission began, monotonic seconds.
     """
 
@@ -62,17 +62,17 @@ class Submission:
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits for its admission, or has not ended since."""
+        """True if it waits for its admission, or has not ended since."""
         return not self.outputs or any(entry.finish_reason is None for entry in self.entries)
 
     @property
     def entries(self) -> list[JournalEntry]:
-        """Of its answers, once they are in the journal."""
+        """Journal entries of its answers, once there are any."""
         return [output.entry for output in self.outputs]
 
     @property
     def error(self) -> BaseException | None:
-        """What its reader gets instead of a next output."""
+        """Error that its reader gets instead of a next output."""
         for output in self.outputs:
             if output.error is not None:
                 return output.error
@@ -80,21 +80,21 @@ class Submission:
 
     @property
     def has_failed(self) -> bool:
-        """Whether its reader gets an error in the end."""
+        """True if its reader gets an error in the end."""
         was_refused = any(entry.finish_reason is FinishReason.ERROR for entry in self.entries)
         return was_refused or self.error is not None
 
     def num_places(self, num_answers: int) -> int:
-        """How many of so many answers are to be computed: what another engine had finished takes no place."""
+        """Return the places that its answers take: none for those that another engine has finished."""
         return num_answers if self.saved is None else self.saved.num_unfinished
 
     def open(self, outputs: tuple[OpenOutput, ...]) -> None:
-        """It is in the journal."""
+        """Set the outputs, once the request is in the journal."""
         self.outputs = outputs
         self.answers = collector_of([output.processor.collector for output in outputs])
 
     def status(self) -> RequestStatus:
-        """Where it is: as far as the furthest of its answers, and ended when all have."""
+        """Return its status: that of the furthest of its answers, and ended when all have."""
         entries = self.entries
         if not any(entry.scheduled_s is not None or entry.finish_reason for entry in entries):
             return RequestStatus.WAITING
@@ -107,7 +107,7 @@ class Submission:
 
 @contextmanager
 def counted_admission(stats: StatsAccumulator) -> Iterator[None]:
-    """Around an admission: whoever is not taken in was rejected, or has left before."""
+    """Scope of an admission, which counts a rejection, or a caller that leaves before the end."""
     try:
         yield
     except trio.Cancelled:
@@ -129,7 +129,7 @@ def check_type(field: str, value: object, kind: type, rule: str) -> None:
 
 
 def seconds(field: str, value: object) -> float:
-    """A time in seconds; None is for ever, and NaN would be neither before nor after anything.
+    """Return a time in seconds; infinity for None. NaN is refused: it compares with no time.
 
     Raises:
         InvalidRequest: it is no number.

@@ -27,7 +27,7 @@ from triolet.errors import RequestFailed, StreamMisused
 
 
 class TokenStream:
-    """What `Engine.generate` returns; not to be made otherwise."""
+    """Stream of the outputs of one request; made by `Engine.generate`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TokenStream:
 
     @property
     def progress(self) -> RequestProgress:
-        """How far it has come on its way to the first token; never less than it was when last asked for.
+        """Progress towards the first token; never less than at the last look.
 
         Raises:
             StreamMisused: outside of the `async with`.
@@ -61,7 +61,7 @@ class TokenStream:
         return progress_of(self._submission, self._core)
 
     def follow(self) -> ProgressStream:
-        """Its `progress` whenever that has changed, with `async for`, until the first token or the end.
+        """Return an iterator over changes of `progress`, which ends with the first token or with the request.
 
         It takes nothing away from the outputs, and several tasks may follow while one reads.
 
@@ -85,7 +85,7 @@ class TokenStream:
         self.close()
 
     def close(self) -> None:
-        """What leaving the scope does. Synchronous, and harmless when repeated."""
+        """Abort the request, as leaving the scope does. Synchronous, and harmless when repeated."""
         if self._was_left:
             return
         self._run.check()
@@ -150,7 +150,7 @@ class TokenStream:
 
 
 class ProgressStream:
-    """What `TokenStream.follow` returns: yields what has changed, at most once per step.
+    """Iterator over the changes of a request's progress, at most one per step; made by `TokenStream.follow`.
 
     Ends with the first token, or with the request. It holds nothing, so it may be dropped at any point.
     """
