@@ -1,8 +1,7 @@
-"""How long the event loop was kept from everybody else: the longest step of any task.
+"""Loop monitor: the longest time that one task step has held the event loop.
 
-A task that computes between two checkpoints keeps all others waiting, and no profile of averages shows it. So every
-step is measured. From the end of one step to the end of the next there is nothing but that step, and the loop's own
-work; a step that waited for the operating system does not count what it waited.
+A task that computes between two checkpoints delays all others, and averages do not show it. So every step is measured,
+from the end of the step before (or of the wait for I/O) to its own end.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LONG_STEP_S = 0.01
 
 @attrs.define(eq=False)
 class LoopMonitor(trio.abc.Instrument):
-    """Measures while it is installed.
+    """Trio instrument that measures task steps while installed.
 
     Args:
         longest_s: the longest step so far, seconds.
@@ -35,11 +34,11 @@ class LoopMonitor(trio.abc.Instrument):
     _last_s: float = attrs.field(factory=time.perf_counter, init=False)
 
     def after_io_wait(self, timeout: float) -> None:
-        """Trio: the steps of the next tasks begin."""
+        """Start timing: the wait for I/O is over."""
         self._last_s = time.perf_counter()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Trio: a task waits again, or has ended."""
+        """Measure the step that has ended."""
         now_s = time.perf_counter()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         self.num_steps += 1
@@ -50,7 +49,7 @@ class LoopMonitor(trio.abc.Instrument):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """The scope in which it measures; from the Trio thread."""
+        """Install the instrument for a scope; call it in the Trio thread."""
         self._last_s = time.perf_counter()
         trio.lowlevel.add_instrument(self)
         try:

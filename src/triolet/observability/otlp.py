@@ -1,4 +1,4 @@
-"""Traces: a span for each finished request, exported with OpenTelemetry over OTLP (HTTP, protobuf).
+"""Tracing: one span per finished request, exported with OpenTelemetry over OTLP (HTTP, protobuf).
 
 It joins an engine as a stat logger: spans are made in the engine's loop, of numbers that were counted anyway, and sent
 by a thread of OpenTelemetry's. Its queue is bounded, and what does not fit is dropped; an exporter that fails or hangs
@@ -31,14 +31,14 @@ logger = logging.getLogger("triolet.tracing")
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """What sends spans to a collector; headers, certificates and the like come from OpenTelemetry's own variables."""
+    """Return the exporter; headers, certificates and the like come from OpenTelemetry's own variables."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
 
 
 class Tracing:
-    """The spans of one engine.
+    """Spans of one engine.
 
     Args:
         exporter: where they go.
@@ -58,7 +58,7 @@ class Tracing:
 
     @classmethod
     def to(cls, endpoint: str, model_name: str) -> Self:
-        """Send spans to this URL.
+        """Return a `Tracing` that exports to this URL.
 
         Raises:
             ImportError: the extra is not installed.
@@ -66,7 +66,7 @@ class Tracing:
         return cls(otlp_exporter(endpoint), model_name)
 
     def current_headers(self) -> TraceHeaders:
-        """The span that the calling task is in, if the program that the engine is embedded in traces itself."""
+        """Return the headers of the span that the calling task is in, if the embedding program traces itself."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier)
         return tuple(carrier.items())
@@ -74,11 +74,11 @@ class Tracing:
     # ------------------------------------------------------------------------------ as a stat logger
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
-        """Make a span of each request that is over."""
+        """Export a span for each finished request."""
         self._export_all([finished for finished in iteration.finished_requests if finished.is_last])
 
     def log(self) -> None:
-        """Nothing: spans are sent as they come."""
+        """Do nothing: spans are sent as they come."""
 
     def _export_all(self, requests: Sequence[FinishedRequest]) -> None:
         for finished in requests:
@@ -109,7 +109,7 @@ class Tracing:
     # ------------------------------------------------------------------------------------- the end
 
     def close(self) -> None:
-        """Send what there is, for at most some seconds, and end the thread. Waits: not for an event loop."""
+        """Flush for at most CLOSE_S seconds and end the export thread. Blocks: call it outside of the event loop."""
         patience = threading.Timer(CLOSE_S, self._exporter.shutdown)
         patience.daemon = True
         patience.start()
@@ -119,7 +119,7 @@ class Tracing:
 
 
 def _resource() -> Resource:
-    """What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say; without a name of the service, ours."""
+    """Return the resource by `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`; default service name: triolet."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     resource = Resource.create()

@@ -39,23 +39,23 @@ _N_BUCKETS = (1, 2, 5, 10, 20)
 _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 _GAUGES: Final = {
-    "num_requests_running": "Requests that are being computed.",
-    "num_requests_waiting": "Requests that wait to be computed.",
+    "num_requests_running": "Requests being computed.",
+    "num_requests_waiting": "Requests waiting to be computed.",
     "kv_cache_usage_perc": "Share of the KV cache that is in use, 0 to 1.",
-    "longest_task_step_seconds": "How long a task has kept the event loop from all others at most.",
+    "longest_task_step_seconds": "Longest time that one task step has held the event loop, seconds.",
 }
 _COUNTERS: Final = {
-    "num_preemptions": "Times a request's blocks were taken back.",
+    "num_preemptions": "Preemptions: KV blocks of a running request taken back.",
     "prompt_tokens": "Prompt tokens of requests that got a first token.",
     "generation_tokens": "Tokens generated.",
     "prompt_tokens_cached": "Prompt tokens whose KV was found in the prefix cache.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
-    "spec_decode_num_drafts": "Times a request has tried tokens beyond its next one.",
-    "spec_decode_num_draft_tokens": "Tokens tried.",
-    "spec_decode_num_accepted_tokens": "Tokens tried that came true.",
-    "long_task_steps": "Times that a task has kept the event loop from all others for more than 10 ms.",
-    "requests_received": "Requests that were asked for; each of them ends for one reason.",
+    "spec_decode_num_drafts": "Drafts: steps that verified draft tokens of a request.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
+    "long_task_steps": "Task steps that held the event loop for more than 10 ms.",
+    "requests_received": "Requests received; each ends for exactly one reason.",
 }
 _SECONDS: Final = {
     "time_to_first_token_seconds": ("From the arrival to the first token.", _TTFT_BUCKETS),
@@ -73,8 +73,8 @@ _SECONDS: Final = {
 _TOKENS: Final = {
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Tokens generated for a request.",
-    "request_max_num_generation_tokens": "Tokens of the longest of the n answers.",
-    "request_params_max_tokens": "Tokens that an answer might have had.",
+    "request_max_num_generation_tokens": "Tokens of the longest of the n completions.",
+    "request_params_max_tokens": "max_tokens of a request.",
     "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
 }
 _BLOCK_STATES: Final = ("free", "cached", "in_use", "quarantined")
@@ -86,7 +86,7 @@ _REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
 
 
 class MetricsSource(Protocol):
-    """What is needed of an engine."""
+    """Interface of an engine that metrics are read from."""
 
     @property
     def model_name(self) -> str:
@@ -99,24 +99,24 @@ class MetricsSource(Protocol):
         ...
 
     def statistics(self) -> EngineStatistics:
-        """Counts, taken now."""
+        """Return the current counts."""
         ...
 
     def cache_config(self) -> Mapping[str, object]:
-        """The labels of `cache_config_info`."""
+        """Return the labels of `cache_config_info`."""
         ...
 
     def add_stat_logger(self, stat_logger: Metrics) -> None:
-        """Tell it of every step."""
+        """Register a stat logger."""
         ...
 
     def tell_stat_loggers(self) -> None:
-        """Tell what has not been told yet."""
+        """Report what stat loggers have not been told yet."""
         ...
 
 
 class Metrics:
-    """The registry of one engine, which it joins as a stat logger.
+    """Prometheus registry of one engine; joins it as a stat logger.
 
     Args:
         engine: a running engine.
@@ -131,15 +131,19 @@ class Metrics:
         self._counters = {name: self._make(Counter, name, text) for name, text in _COUNTERS.items()}
         self._histograms = self._make_histograms(engine.max_model_len)
         self._waiting_by_reason = self._make_by(
-            Gauge, "num_requests_waiting_by_reason", "Requests that wait.", "reason", ("capacity", "deferred")
+            Gauge,
+            "num_requests_waiting_by_reason",
+            "Requests waiting, by reason.",
+            "reason",
+            ("capacity", "deferred"),
         )
         self._success = self._make_by(
-            Counter, "request_success", "Requests that have ended.", "finished_reason", _REASONS
+            Counter, "request_success", "Finished requests, by reason.", "finished_reason", _REASONS
         )
         self._rejections = self._make_by(
             Counter,
             "admission_rejections",
-            "Refused requests.",
+            "Requests refused at admission.",
             "reason",
             tuple(_REJECTION_LABELS.values()),
             common=("model_name",),  # as in vLLM: it is the front that refuses, and not one of its engines
@@ -147,7 +151,7 @@ class Metrics:
         self._by_source = self._make_by(
             Counter,
             "prompt_tokens_by_source",
-            "Where the KV of prompts came from.",
+            "Prompt tokens, by the source of their KV.",
             "source",
             ("local_compute", "local_cache_hit"),
         )
@@ -162,7 +166,7 @@ class Metrics:
         self._accepted = self._make_by(
             Counter,
             "spec_decode_num_accepted_tokens_per_pos",
-            "Tokens tried that came true, by their place in the draft.",
+            "Draft tokens accepted, by position in the draft.",
             "position",
             tuple(map(str, range(len(engine.statistics().spec_decode_num_accepted_tokens_per_pos)))),
         )
@@ -172,7 +176,7 @@ class Metrics:
         engine.add_stat_logger(self)
 
     def render(self) -> bytes:
-        """The text that Prometheus reads; its content type is `CONTENT_TYPE`."""
+        """Return the metrics as text; the content type is `CONTENT_TYPE`."""
         self._engine.tell_stat_loggers()
         self._catch_up(self._engine.statistics())
         return generate_latest(self.registry)
@@ -192,7 +196,8 @@ class Metrics:
         values: tuple[str, ...],
         common: tuple[str, ...] = LABELS,
     ) -> dict[str, Any]:
-        """All values are there from the start: a rate over a series that begins at 1 misses the 1."""
+        """Return a child per label value."""
+        # All exist from the start: a rate over a series that begins at 1 misses the 1.
         family = kind(self._prefix + name, text, (*common, label), registry=self.registry)
         labels = {name: self._labels[name] for name in common}
         return {str(value): family.labels(**labels, **{label: str(value)}) for value in values}
@@ -203,7 +208,7 @@ class Metrics:
             **_SECONDS,
             **{name: (text, token_buckets) for name, text in _TOKENS.items()},
             "iteration_tokens_total": ("Tokens computed in a step.", _ITERATION_BUCKETS),
-            "request_params_n": ("Answers asked for.", _N_BUCKETS),
+            "request_params_n": ("Completions requested (n).", _N_BUCKETS),
             "request_num_preemptions": ("Times a request was preempted.", _PREEMPTION_BUCKETS),
         }
         return {
@@ -215,7 +220,7 @@ class Metrics:
         facts = {key: str(value) for key, value in self._engine.cache_config().items()}
         info = Gauge(
             self._prefix + "cache_config_info",
-            "How the KV cache is laid out.",
+            "Layout of the KV cache, as labels.",
             (*LABELS, *facts),
             registry=self.registry,
         )
@@ -224,7 +229,7 @@ class Metrics:
     # ------------------------------------------------------------------------------------- recording
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
-        """Take in what has happened; called by the engine."""
+        """Record an iteration; called by the engine."""
         self._counters["prompt_tokens"].inc(iteration.num_prompt_tokens)
         self._counters["generation_tokens"].inc(iteration.num_generation_tokens)
         self._counters["prompt_tokens_cached"].inc(iteration.num_cached_tokens)
@@ -244,7 +249,7 @@ class Metrics:
                 self._rejections[_REJECTION_LABELS[limit]].inc(count)
 
     def log(self) -> None:
-        """Nothing: Prometheus asks by itself."""
+        """Do nothing: Prometheus asks by itself."""
 
     def _record_finished(self, finished: FinishedRequest) -> None:
         metrics, num_tokens = finished.metrics, finished.metrics.num_generation_tokens
@@ -270,7 +275,7 @@ class Metrics:
             self._histograms[name].observe(value)
 
     def _catch_up(self, now: EngineStatistics) -> None:
-        """Bring everything that the engine counts itself to its present value."""
+        """Update all metrics that the engine counts itself."""
         self._gauges["num_requests_running"].set(now.num_requests_running)
         self._gauges["num_requests_waiting"].set(now.num_requests_waiting)
         self._waiting_by_reason["capacity"].set(now.num_requests_waiting - now.num_requests_deferred)
@@ -305,6 +310,6 @@ class Metrics:
 
 
 def decade_buckets(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50 and so on, up to `most`."""
+    """Return 1, 2, 5, 10, 20, 50 and so on, up to `most`."""
     buckets = [mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5)]
     return tuple(bucket for bucket in buckets if bucket <= most)

@@ -1,7 +1,7 @@
-"""Telling the stat loggers, and a line in the log every ten seconds of work.
+"""Stat loggers: registration, calls after each step, and a throughput line every ten seconds of work.
 
-A logger is a guest: what it raises is logged once and it is not asked again, and no request notices. It is called in
-the engine's loop, after the next step has been sent on its way, so it must not take long.
+A logger that raises is logged once and removed; no request is affected. Loggers are called in the engine's loop, after
+the next step was sent to the runner, so they must be quick.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ logger = logging.getLogger("triolet.statistics")
 
 
 class StatLogger(Protocol):
-    """Somebody who wants to know."""
+    """Receiver of statistics."""
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
-        """Something has happened: as a rule, a step has ended. Must not wait."""
+        """Record an iteration, as a rule a step. Must not wait."""
         ...
 
     def log(self) -> None:
-        """Ten seconds with work have passed."""
+        """Write a summary; called after ten seconds with work."""
         ...
 
 
 class ThroughputLogger:
-    """The engine's own logger: one line about the last ten seconds."""
+    """Stat logger that writes the throughput of the last ten seconds to the log."""
 
     def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._num_prompt_tokens = self._num_generation_tokens = 0
-        self._drafted = 0, 0  # tokens that came true, and that were tried, up to the last line
+        self._drafted = 0, 0  # accepted and drafted tokens up to the last line
         self._statistics: EngineStatistics | None = None
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
@@ -73,14 +73,14 @@ class ThroughputLogger:
         self._num_prompt_tokens = self._num_generation_tokens = 0
 
     def _take_drafted(self, now: EngineStatistics) -> tuple[float, int, int]:
-        """What came of drafts since the last line: per cent that came true, and how many of how many that is."""
+        """Return the acceptance of drafts since the last line: per cent, accepted tokens, draft tokens."""
         accepted, tried = now.spec_decode_num_accepted_tokens, now.spec_decode_num_draft_tokens
         (accepted_before, tried_before), self._drafted = self._drafted, (accepted, tried)
         num_accepted, num_tried = accepted - accepted_before, tried - tried_before
         return 100 * num_accepted / max(1, num_tried), num_accepted, num_tried
 
     def forget(self) -> None:
-        """There was no work for a while: the next line is about what comes."""
+        """Reset the counts after an idle time."""
         self._num_prompt_tokens = self._num_generation_tokens = 0
 
 
@@ -88,9 +88,9 @@ class StatLoggers:
     """The stat loggers of one engine.
 
     Args:
-        tally: where what happened is taken from.
-        statistics: the engine's.
-        writes_log: whether there is a line every ten seconds.
+        stats: collects the iterations.
+        statistics: returns the engine's statistics.
+        writes_log: whether the throughput line is written.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class StatLoggers:
         self._window_began_s = 0.0
 
     def add(self, guest: StatLogger) -> None:
-        """Tell this one, too, from now on."""
+        """Register a stat logger."""
         if guest not in self._loggers:
             self._loggers.append(guest)
 
     def remove(self, guest: StatLogger) -> None:
-        """Tell this one no more; harmless if nobody did."""
+        """Remove a stat logger, if it is registered."""
         if guest in self._loggers:
             self._loggers.remove(guest)
 
     def report(self, now_s: float) -> None:
-        """Tell what is new, and every ten seconds of work ask for a line.
+        """Report new iterations, and ask for a summary every ten seconds of work.
 
         Args:
             now_s: monotonic seconds.
@@ -139,4 +139,4 @@ class StatLoggers:
                 raise
             except BaseException:  # a panic in foreign code is no Exception
                 self.remove(guest)
-                logger.exception("a stat logger has failed, and is asked no more")
+                logger.exception("a stat logger failed and was removed")

@@ -1,4 +1,4 @@
-"""Whether spans are exported, and what becomes of the trace headers that callers bring. There is no Trio in it."""
+"""Tracing set-up: the exporter of an engine, and the trace headers of requests. Neither Trio nor torch is used here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("triolet.tracing")
 
 
 def open_tracing(config: EngineConfig) -> Tracing | None:
-    """Who exports spans; None if nobody is to.
+    """Return the exporter of spans; None without an endpoint.
 
     Raises:
         ConfigError: the packages for it are not installed.
@@ -36,12 +36,12 @@ def open_tracing(config: EngineConfig) -> Tracing | None:
 
 
 def accepted_trace_headers(given: object, tracing: Tracing | None) -> TraceHeaders:
-    """What a request carries along of the headers that its caller gave.
+    """Return the trace headers of a request.
 
     Args:
         given: by name, in any case; only the two of W3C Trace Context count. Without any, the span counts that the
             calling task is in.
-        tracing: who will want them; None drops them, with one warning for all.
+        tracing: the exporter; None drops the headers, with one warning in all.
     Raises:
         InvalidRequest: they are no mapping of texts.
     """

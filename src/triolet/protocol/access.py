@@ -1,8 +1,8 @@
-"""Who may speak to the server: keys, and the two checks that keep foreign web pages out.
+"""Access rules: API keys, and the two checks against foreign web pages.
 
-A browser sends the page's origin along and leaves the decision to the server, so a page from anywhere could use a
-server on its visitor's machine; and a name that suddenly points to this machine (DNS rebinding) makes such a page look
-like the server's own. The first is told by `Origin`, the second by `Host`.
+A browser sends the page's origin and leaves the decision to the server, so a page from anywhere could use a server on
+its visitor's machine. With DNS rebinding, a foreign name points to this machine, and the page looks like the server's
+own. `Origin` shows the first, `Host` the second.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ANY = "*"
 
 @attrs.frozen(kw_only=True)
 class Access:
-    """The rules of one server.
+    """Access rules of one server.
 
     Args:
         listens_on: the address that it listens on.
-        api_keys: bearer keys; without any, everybody is let in.
-        allowed_origins: of web pages that may connect, beside the server's own; `*` is any.
-        allowed_hosts: names that are answered; `*` is any. Without one: this machine's names, where there are no keys
-            and the server listens on this machine only, and otherwise any.
+        api_keys: bearer keys; without any, every client is accepted.
+        allowed_origins: of web pages that may connect, besides the server's own; `*` means any.
+        allowed_hosts: names accepted in the Host header; `*` means any. Default: this machine's names, if there are no
+            keys and the server listens on this machine only, otherwise any.
     """
 
     listens_on: str = "127.0.0.1"
@@ -37,7 +37,7 @@ class Access:
     allowed_hosts: tuple[str, ...] = ()
 
     def owner(self, authorization: str | None) -> str | None:
-        """Whose request it is: a name for the key, which is not the key. None where there are no keys.
+        """Return the name of the key, a hash of it; None where there are no keys.
 
         Args:
             authorization: the header.
@@ -48,7 +48,7 @@ class Access:
             return None
         scheme, _, key = (authorization or "").partition(" ")
         given = key.strip().encode() if scheme.lower() == "bearer" else b""
-        # Every key is compared, and each in constant time: how long it takes tells nothing.
+        # Every key is compared, in constant time, so that the time does not depend on the key.
         if not sum(hmac.compare_digest(given, known.encode()) for known in self.api_keys):
             raise WireError(
                 "A valid API key must be given, as Authorization: Bearer KEY.",
@@ -59,7 +59,7 @@ class Access:
         return hashlib.sha256(given).hexdigest()[:16]
 
     def check_host(self, host: str | None) -> None:
-        """Hold the Host header to the names of this server.
+        """Check the Host header.
 
         Raises:
             WireError: 403.
@@ -82,7 +82,7 @@ class Access:
         return THIS_MACHINE if not self.api_keys and self.listens_on in THIS_MACHINE else (ANY,)
 
     def is_allowed_origin(self, origin: str | None, host: str | None) -> bool:
-        """Whether a page of this origin may use the server; None is no page at all.
+        """Return whether a page of this origin may use the server; None means no page.
 
         Args:
             origin: the header.
@@ -96,7 +96,7 @@ class Access:
             return False
 
     def check_origin(self, origin: str | None, host: str | None) -> None:
-        """Hold the Origin header to the pages that may use the server.
+        """Check the Origin header.
 
         Raises:
             WireError: 403.
@@ -111,7 +111,7 @@ class Access:
 
 
 def _name_of(host: str | None) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     try:
         return (urlsplit(f"//{host or ''}").hostname or "").lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""A chat that is longer than the model can read, without its oldest messages."""
+"""Truncation of chats that are longer than the context: leave out the oldest messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from triolet.protocol.responses.input_items import Message
 
 
 def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Message]:
-    """Leave out as many of the oldest messages as the chat is too long by, and one at least.
+    """Leave out as many of the oldest messages as the chat is too long by, at least one.
 
     System messages at the beginning stay, and so does the last message. A tool's result does not stay without the call
     that it belongs to.
@@ -16,7 +16,7 @@ def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Messag
         messages: of the chat.
         error: says how long it is, and how long it may be.
     Raises:
-        PromptTooLong: the same, if there is nothing left to leave out.
+        PromptTooLong: the same, if no message can be left out.
     """
     num_kept = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
     first, rest = messages[:num_kept], messages[num_kept:]

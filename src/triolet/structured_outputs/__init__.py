@@ -1,5 +1,5 @@
-"""Grammars that answers must follow, through llguidance; compiled in processes that can be killed.
+"""Structured outputs: grammars compiled with llguidance, in processes that can be killed.
 
-`lark_source` says what a `StructuredOutputsParams` means, `compiler` follows answers through a grammar, and
-`triolet.workers.grammar` is the process around both. Nothing here knows of Trio or torch.
+`lark_source` translates a `StructuredOutputsParams`, `compiler` computes token masks, `triolet.workers.grammar` runs
+both in a process. Neither Trio nor torch is used here.
 """

@@ -1,7 +1,7 @@
-r"""Regular expressions as vLLM's users mean them.
+r"""Regular expressions with ASCII classes, as vLLM's users expect them.
 
 llguidance reads `\d`, `\w` and `\s` as classes of Unicode, in which `\d` has some 700 digits. In JSON Schema (ECMA-262)
-and in vLLM's default engine they are those of ASCII; whoever wants more has `\p{Nd}` and the like.
+and in vLLM's default engine they are those of ASCII; for more there is `\p{Nd}` and the like.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def ascii_classes(regex: str) -> str:
-    r"""The expression with `\d`, `\w`, `\s` and their opposites spelled out.
+    r"""Return the expression with `\d`, `\w`, `\s` and their opposites spelled out.
 
-    Brackets that hold an opposite are left as they are: it can not be spelled there.
+    Brackets that hold an opposite are left as they are: they cannot be spelled there.
 
     Raises:
         ValueError: it ends in a backslash.

@@ -1,8 +1,8 @@
-"""Answers followed through a grammar, token by token: what may come next, and whether anything may.
+"""Token masks of a grammar: which tokens may come next in an answer.
 
-Compiling and following have limits of llguidance's own, in units of its work. They keep a step short: 200,000 units of
-lexing and 50,000 items of parsing are some tens of milliseconds. What they do not bound (the size of a schema's
-grammar, for instance) is bounded by the clock and the memory of the process around.
+Compiling and matching have llguidance's own limits, in units of its work. They keep a step short: 200,000 units of
+lexing and 50,000 items of parsing take some tens of milliseconds. Work that they do not bound (such as the size of a
+schema's grammar) is bounded by the time and memory limits of the process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
 class InvalidGrammar(ValueError):
-    """A grammar that says nothing, or that can not be compiled."""
+    """Grammar that matches no text, or cannot be compiled."""
 
 
 class GrammarVocabulary:
-    """A vocabulary, ready for grammars.
+    """Vocabulary prepared for llguidance.
 
     Raises:
-        ValueError: it is of a kind that grammars can not be matched with.
+        ValueError: grammars do not work with this kind of tokenizer.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -49,7 +49,7 @@ class GrammarVocabulary:
         self.eos_token_ids = tuple(self.tokenizer.eos_tokens)
 
     def special_token(self, text: str) -> int | None:
-        """The id of a text that is one special token; None for any other text."""
+        """Return the id of a text that is one special token; None for any other text."""
         token_ids = self._whole.tokenize_str(text, parse_special=True)
         if len(token_ids) != 1 or not self._whole.is_special_token(token_ids[0]):
             return None
@@ -57,12 +57,12 @@ class GrammarVocabulary:
 
 
 @attrs.define(eq=False)
-class _Answer:
-    """One answer on its way.
+class _MatcherState:
+    """Matching state of one answer.
 
     Args:
-        matcher: where in the grammar it is.
-        num_tokens: that were followed.
+        matcher: position in the grammar.
+        num_tokens: matched tokens.
     """
 
     matcher: LLMatcher
@@ -70,18 +70,18 @@ class _Answer:
 
 
 class Grammar:
-    """One grammar, compiled, and the answers that follow it.
+    """Compiled grammar, with the matching states of its answers.
 
     Raises:
-        WrongGrammar: it can not be compiled within its limits, or no text follows it.
+        WrongGrammar: it cannot be compiled within the limits, or matches no text.
     """
 
     def __init__(self, tokens: GrammarVocabulary, params: StructuredOutputsParams) -> None:
         self._tokens = tokens
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _MatcherState] = {}
         try:
             source = grammar_source(params, tokens.special_token)
-        except Exception as error:  # whatever the reader of foreign notations raises
+        except Exception as error:  # the parsers of llguidance raise various exceptions
             raise InvalidGrammar(_problem(error)) from error
         self._beginning = LLMatcher(tokens.tokenizer, source, log_level=0, limits=LIMITS)
         self._check(self._beginning)
@@ -94,15 +94,15 @@ class Grammar:
             raise InvalidGrammar(_problem(matcher.get_error()) or "no text follows it")
 
     def forget(self, serials: Iterable[int]) -> None:
-        """These answers will grow no more."""
+        """Drop the state of finished answers."""
         for serial in serials:
             self._answers.pop(serial, None)
 
     def next_mask(self, step: MaskQuestion) -> MaskAnswer:
-        """Follow an answer, and say what may come next in it."""
+        """Match the next tokens of an answer, and return the mask for the one after."""
         answer = self._answers.get(step.serial)
         if step.start == 0:
-            answer = self._answers[step.serial] = _Answer(self._beginning.deep_copy())
+            answer = self._answers[step.serial] = _MatcherState(self._beginning.deep_copy())
         if answer is None or answer.num_tokens != step.start:
             position = step.start + len(step.token_ids)
             return MaskAnswer(step.serial, position, b"", False, "its beginning is not known here")
@@ -115,7 +115,7 @@ class Grammar:
         return MaskAnswer(step.serial, answer.num_tokens, mask, is_over, problem)
 
     def _mask(self, matcher: LLMatcher) -> tuple[bytes, bool]:
-        """A bit per token, and whether nothing but the end can follow."""
+        """Return a bit per token, and whether the answer must end here."""
         if matcher.is_stopped():
             return b"", True
         mask = bytearray(matcher.compute_bitmask())
@@ -134,7 +134,7 @@ def _cleared(mask: bytearray, token_ids: Iterable[int]) -> bytearray:
 
 
 def _problem(error: object) -> str:
-    """What is wrong, in a line: the beginning of what the library says."""
+    """Return one line with the beginning of the library's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].startswith("NoExtension"):
         return "no text follows it"

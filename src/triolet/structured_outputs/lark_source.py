@@ -1,4 +1,4 @@
-"""From `StructuredOutputsParams` to the grammar that llguidance compiles."""
+"""Translate `StructuredOutputsParams` to llguidance's grammar notation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triolet.structured_outputs.ascii_regex import ascii_classes
 from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 from triolet.structured_outputs.tool_call_grammar import tool_calls_source
 
-# As people and programs write it. A model may go on for ever where any amount is allowed.
+# Bounded: where any amount of white space is allowed, a model may generate it without end.
 WHITESPACE_PATTERN = r"[ ]|\r?\n[ \t]{0,16}"
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
 def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken) -> str:
-    """The grammar in llguidance's own notation.
+    """Return the grammar in llguidance's notation.
 
     Args:
-        params: what it says.
+        params: schema, expression or grammar.
         special_token: the id of a text that is one special token, or None.
     Raises:
-        ValueError: a grammar in a notation that can not be read.
+        ValueError: the grammar cannot be parsed.
     """
     match params.kind:
         case "json":
@@ -70,7 +70,7 @@ def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
 
 
 def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: SpecialToken) -> str:
-    """Text, and where it says a trigger, a structure. What begins a structure may be one token, trigger and all."""
+    """Return a grammar of text in which each trigger is followed by its structure."""
     lines = ["%llguidance {}", "start: tagged* TEXT", TEXT]
     names = []
     for place, trigger in enumerate(tag["triggers"]):
@@ -92,7 +92,7 @@ def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: Spe
 def _structure(
     structure: Any, begin: str, params: StructuredOutputsParams, special_token: SpecialToken
 ) -> str:
-    """What is left of how it begins, its JSON, and how it ends."""
+    """Return the rest of the begin tag, the JSON and the end tag."""
     marks = [delimiter_rule(mark, special_token) if mark else "" for mark in (begin, structure["end"])]
     return f"{marks[0]} {_json_rule(structure['schema'], params)} {marks[1]}"
 
@@ -102,7 +102,7 @@ def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
 
 
 def forbid_additional_properties(schema: Any) -> Any:
-    """The schema, each of whose objects holds no properties but those that it names."""
+    """Return the schema with `additionalProperties: false` on each object that does not say otherwise."""
     if not isinstance(schema, dict):
         return schema
     changed = dict(schema)

@@ -1,9 +1,9 @@
-"""A vocabulary in which text is never a special token.
+"""Tokenizer for llguidance in which text is never a special token.
 
-Where a grammar leaves but one text, llguidance asks the tokenizer for its tokens, and lets nothing else come next. A
-tokenizer takes `<|end|>` in a text for the special token of that name, which to a grammar is no text: then nothing at
-all could come next. Here such a text is spelled. A grammar that wants the special token itself names it outside of
-texts, and gets it.
+Where a grammar allows only one text, llguidance asks the tokenizer for its tokens and allows only these. A tokenizer
+reads `<|end|>` in a text as the special token of that name, which is no text to a grammar: then no token would be
+allowed. Here such a text is spelled with ordinary tokens. A grammar that means the special token names it outside of
+string literals.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from llguidance._tokenizer import TokenizerWrapper
 
 
 class LiteralTokenizer(TokenizerWrapper):
-    """What llguidance asks for the tokens of a text.
+    """Tokenizer that llguidance calls for the tokens of a literal text.
 
     Args:
-        whole: the vocabulary as its file has it.
+        whole: the vocabulary of the file.
         tokenizer_json: that file's text.
         vocab_size: of the model, which may have room for more tokens than the file names.
     """
@@ -39,7 +39,7 @@ class LiteralTokenizer(TokenizerWrapper):
         self._tokenizer_json = tokenizer_json
 
     def __call__(self, text: str) -> list[int]:
-        """The text's tokens, none of them special."""
+        """Return the tokens of a text, none of them special."""
         token_ids = self._whole.tokenize_str(text)
         if any(map(self._whole.is_special_token, token_ids)):
             token_ids = self._speller.tokenize_str(text)
@@ -47,12 +47,13 @@ class LiteralTokenizer(TokenizerWrapper):
 
     @cached_property
     def _speller(self) -> LLTokenizer:
-        """Made when it is needed: it takes as long as reading the vocabulary, and hardly any text needs it."""
+        """Tokenizer without special tokens."""
+        # Made when first needed: it takes as long as loading the vocabulary, and hardly any text needs it.
         return LLTokenizer(_without_names(self._tokenizer_json, set(self.special_token_ids)))
 
 
 def _without_names(tokenizer_json: str, token_ids: Collection[int]) -> str:
-    """The same vocabulary, but no text has the names of these tokens, and all keep their places."""
+    """Return the vocabulary without the names of these tokens; all ids stay the same."""
     facts: dict[str, Any] = json.loads(tokenizer_json)
     vocab = facts["model"].get("vocab", ())
     known = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}

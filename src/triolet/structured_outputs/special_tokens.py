@@ -1,7 +1,7 @@
-"""Marks in a grammar: a text that means something whether it is one token or spelled from several.
+"""Delimiters in a grammar: each may be one special token or spelled from several tokens.
 
-To a grammar a special token is no text, and text is no special token; what reads the answer sees no difference. So
-either stands wherever a mark does.
+To a grammar a special token is no text, but the parser of the answer sees no difference. So both are allowed wherever a
+delimiter stands.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ TEXT = r"TEXT: /(.|\n)*/"
 
 
 def delimiter_rule(mark: str, special_token: SpecialToken) -> str:
-    """The mark itself."""
+    """Return the rule of a delimiter."""
     token_id = special_token(mark)
     return json.dumps(mark) if token_id is None else f"({json.dumps(mark)} | <[{token_id}]>)"
 
 
 def text_until_delimiter(name: str, mark: str, special_token: SpecialToken) -> Iterator[str]:
-    """A rule of that name: text (`TEXT`) up to a mark, and the mark."""
+    """Return a rule of that name: text (`TEXT`) up to a delimiter, and the delimiter."""
     token_id = special_token(mark)
     yield f"{name}_spelled[lazy]: TEXT {json.dumps(mark)}"
     yield f"{name}: {name}_spelled" + ("" if token_id is None else f" | TEXT <[{token_id}]>")

@@ -1,8 +1,8 @@
-"""Grammars of answers that may call tools: text as the model likes, and calls that follow their schemas.
+"""Grammars of answers that may call tools: free text, and calls that follow their schemas.
 
-Each format is the one of `triolet.core.tools.formats` that reads the answer afterwards. What is a call there must be
-one here: so a mark opens a call whether it is one token or spelled from several, and where a call needs no mark, no
-text may look like the beginning of one. With a form for what is no call there is no text: the answer is calls, or that.
+Each format is one that `triolet.core.tools.formats` parses afterwards. Whatever it parses as a call must be one here: a
+delimiter opens a call whether it is one token or spelled from several, and where calls need no delimiter, no text may
+look like the beginning of one. With a schema for other output there is no free text: either calls, or that schema.
 
     hermes       text <tool_call> call </tool_call> text ...
     llama3_json  an answer that begins with { is a call, and so is what follows <|python_tag|>
@@ -26,11 +26,11 @@ BETWEEN = r"BETWEEN: /[; \t\r\n]{1,16}/"
 def tool_calls_source(
     calls: Mapping[str, Any], json_rule: Callable[[Any], str], special_token: SpecialToken
 ) -> str:
-    """The grammar, in llguidance's dialect of Lark.
+    """Return the grammar in llguidance's dialect of Lark.
 
     Args:
         calls: see `StructuredOutputsParams.tool_calls`.
-        json_rule: what stands for a schema in such a grammar.
+        json_rule: returns the rule of a schema.
         special_token: the id of a text that is one special token, or None.
     """
     writer = _Writer(calls["tools"], calls["parallel"], calls.get("form"), json_rule, special_token)
@@ -88,7 +88,7 @@ class _Writer:
         ]
 
     def _start(self, more: str, only: str, form: dict[str, Any] | None = None) -> Iterable[str]:
-        """The whole answer: calls amid text, or, with a form, either nothing but calls or that."""
+        """Return the start rule: calls within text, or, with a form, only calls or the form."""
         if self.form is None:
             yield f"start: {more}"
         else:
@@ -99,7 +99,7 @@ class _Writer:
         return "call: " + " | ".join(self.json_rule(_call_schema(tool, arguments)) for tool in self.tools)
 
     def _opening(self, mark: str, text: str = TEXT) -> Iterable[str]:
-        """Text up to a mark that opens a call; with a form there is none."""
+        """Return the rules for text up to the delimiter of a call; with a form there is no text."""
         if self.form is not None:
             yield f"opening: {self._mark(mark)}"
         else:
@@ -111,14 +111,14 @@ class _Writer:
 
 
 def _unlike_calls(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The form without the objects that would be read as calls, unless it speaks of their keys itself."""
+    """Return the form without objects that would be parsed as calls, unless it names their keys itself."""
     named = {*form.get("properties", ()), *form.get("required", ())}
     free = {key: False for key in ("arguments", "parameters") if key not in named}
     return {**form, "allOf": [*form.get("allOf", ()), {"properties": free}]} if free else dict(form)
 
 
 def _call_schema(tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    """A call as an object; definitions that the parameters refer to as `#/$defs/...` move to its top."""
+    """Return the schema of a call; definitions that the parameters refer to as `#/$defs/...` move to its top."""
     parameters = dict(tool["parameters"])
     definitions = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
     return {

@@ -1,6 +1,6 @@
-"""What a client said: read and checked, before anybody acts on it.
+"""Client events: parse and check a WebSocket message before anything acts on it.
 
-Reading needs nothing of the conversation, so a long message can be read in another thread.
+Parsing needs no state of the session, so a long message can be parsed in another thread.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Body = CreateResponse | CancelResponse | SteerResponse | ResumeResponse
 
 @attrs.frozen(kw_only=True)
 class ClientEvent:
-    """One message of a client.
+    """Parsed message of a client.
 
     Args:
-        num_bytes: how long it was.
-        type: what it is; None if it is nothing that a client could say.
-        stream_id: its lane; None also for a name that can not be one.
-        payload: as it came.
-        body: what it says, if it is right.
-        params: of a `response.create`.
-        error: what is wrong with it.
+        num_bytes: length of the message.
+        type: type of the event; None if it is unknown.
+        stream_id: its lane; None also for an invalid name.
+        payload: the JSON object.
+        body: the structured event, if it is valid.
+        params: sampling parameters of a `response.create`.
+        error: why it is invalid.
     """
 
     num_bytes: int
@@ -49,7 +49,7 @@ class ClientEvent:
     error: WireError | None = None
 
     def traced_by(self, headers: TraceHeaders) -> ClientEvent:
-        """The same with the trace headers of the connection, where it starts an answer and brings none itself."""
+        """Return the event with the connection's trace headers, if it starts a response and has none itself."""
         if not isinstance(self.body, CreateResponse):
             return self
         return attrs.evolve(self, body=self.body.traced_by(headers))
@@ -61,7 +61,7 @@ def read_event(
     params_of: Callable[[CreateResponse], SamplingParams],
     limits: JsonLimits | None = None,
 ) -> ClientEvent:
-    """Read and check a message; whatever is wrong with it is in the event.
+    """Parse and check a message; errors are returned in the event.
 
     Args:
         raw: the message.
@@ -101,7 +101,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Body]] = {
 
 
 def _lane_of(payload: Mapping[str, Any]) -> str | None:
-    """The lane that a message belongs to; without a name that can be one, it is answered in the lane without a name."""
+    """Return the lane of a message; None, the lane without a name, if the name is invalid."""
     stream_id = payload.get("stream_id")
     try:
         check_stream_id(stream_id)

@@ -1,4 +1,4 @@
-"""The input of a response: a text, or items, and the messages of a chat that they become."""
+"""Input of a response: a text or items, and the chat messages that they become."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 @attrs.frozen(kw_only=True)
 class ContentPart:
-    """A piece of a message.
+    """Content part of a message.
 
     Args:
-        type: `input_text`, `output_text` or `text`; what is not text is refused.
+        type: `input_text`, `output_text`, `text` or `refusal`; other types are refused.
         text: of those; a refusal has it under `refusal`.
     """
 
@@ -44,7 +44,7 @@ class ContentPart:
 
 @attrs.frozen
 class Content:
-    """The content of a message, its parts joined."""
+    """Content of a message, its parts joined."""
 
     text: str
 
@@ -72,20 +72,19 @@ class MessageItem:
             raise Wrong("one of " + ", ".join(_ROLES), value, at="role")
 
     def messages(self) -> list[Message]:
-        """As messages of a chat; templates know no developer."""
+        """Return the chat messages; templates know no developer role."""
         return [{"role": "system" if self.role == "developer" else self.role, "content": self.content.text}]
 
 
 @attrs.frozen(kw_only=True)
 class FunctionCall:
-    """A call of a tool that an earlier answer made."""
+    """Tool call of an earlier response."""
 
     call_id: str
     name: str
     arguments: str
 
     def messages(self) -> list[Message]:
-        """As a message of a chat."""
         function = {"name": self.name, "arguments": self.arguments}
         call = {"id": self.call_id, "type": "function", "function": function}
         return [{"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -93,7 +92,7 @@ class FunctionCall:
 
 @attrs.frozen(kw_only=True)
 class FunctionCallOutput:
-    """What came of such a call."""
+    """Output of a tool call."""
 
     call_id: str
     output: Content
@@ -105,10 +104,9 @@ class FunctionCallOutput:
 
 @attrs.frozen(kw_only=True)
 class Reasoning:
-    """What an earlier answer said to itself: templates leave it out of the next turn, and so do we."""
+    """Reasoning of an earlier response; like templates, it is left out of the next turn."""
 
     def messages(self) -> list[Message]:
-        """Nothing of it."""
         return []
 
 
@@ -134,7 +132,7 @@ def _item(value: Any, _: Any) -> Item:
 
 @attrs.frozen
 class Input:
-    """What is new in a turn."""
+    """Input of one turn."""
 
     items: tuple[Item, ...]
 
@@ -148,7 +146,7 @@ class Input:
         return cls(CONVERTER.structure(value, tuple[Item, ...]))
 
     def messages(self) -> tuple[Message, ...]:
-        """As messages of a chat; calls made together are one message."""
+        """Return the chat messages; calls made together are one message."""
         messages: list[Message] = []
         for message in (message for item in self.items for message in item.messages()):
             if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
@@ -160,7 +158,7 @@ class Input:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether all of it are messages of the user, and there is one."""
+        """Whether the input is user messages only, at least one."""
         return bool(self.items) and all(
             isinstance(item, MessageItem) and item.role == "user" for item in self.items
         )

@@ -1,4 +1,4 @@
-"""What a response was asked in, as a list of items that is read page by page."""
+"""Pages of the input items of a response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LIMIT = 100
 
 
 def input_items(response_id: str, chat: Sequence[Message]) -> list[dict[str, Any]]:
-    """The items of a chat, oldest first; their ids are always the same.
+    """Return the items of a chat, oldest first; their ids never change.
 
     Args:
         response_id: of the response that answers the chat.
@@ -49,13 +49,13 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """The part of a list that is asked for.
+    """Return one page of a list.
 
     Args:
         items: oldest first.
         query: `order`, `desc` (the default) or `asc`; `after`, the id of the last item that was read; `limit`.
     Raises:
-        WireError: a value that can not be meant.
+        WireError: an invalid value in the query.
     """
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):

@@ -1,4 +1,4 @@
-"""The items of an answer, and the events of each: it is added, it grows, it is done."""
+"""Output items of a response, and the events of each: added, deltas, done."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Logprobs = EncodedList  # of positions: the longest thing that a response says, 
 
 
 class OutputItem(Protocol):
-    """One item of an answer."""
+    """Output item of a response."""
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of it, in the order in which they were made."""
+        """Ids in the order in which they were made."""
         ...
 
     def begin(self) -> list[Event]:
-        """It is added."""
+        """Return the events that add the item."""
         ...
 
     def end(self, status: str) -> list[Event]:
-        """It is done; `status` is `completed` or `incomplete`."""
+        """Return the events that finish the item; `status` is `completed` or `incomplete`."""
         ...
 
     def item(self, status: str) -> dict[str, Any]:
-        """The item as it is now."""
+        """Return the item object with its content so far."""
         ...
 
 
 @attrs.define(eq=False)
 class MessageOutput:
-    """What is said to the user."""
+    """Message item: text for the user."""
 
     id: str
     output_index: int
@@ -52,7 +52,6 @@ class MessageOutput:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
         return "".join(self._pieces)
 
     def begin(self) -> list[Event]:
@@ -65,7 +64,7 @@ class MessageOutput:
         ]
 
     def add(self, text: str, logprobs: Logprobs) -> list[Event]:
-        """More of it."""
+        """Append text; return its events."""
         self._pieces.append(text)
         self._logprobs.add(logprobs)
         return [{"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": logprobs}]
@@ -95,7 +94,7 @@ class MessageOutput:
 
 @attrs.define(eq=False)
 class ReasoningOutput:
-    """What the model says to itself."""
+    """Reasoning item."""
 
     id: str
     output_index: int
@@ -112,7 +111,7 @@ class ReasoningOutput:
         return [{"type": "response.output_item.added", "output_index": self.output_index, "item": item}]
 
     def add(self, text: str) -> list[Event]:
-        """More of it."""
+        """Append text; return its events."""
         self._pieces.append(text)
         return [{"type": "response.reasoning_text.delta", **self._place(), "delta": text}]
 
@@ -138,7 +137,7 @@ class ReasoningOutput:
 
 @attrs.define(eq=False)
 class CallOutput:
-    """A call of a tool."""
+    """Function call item."""
 
     id: str
     output_index: int
@@ -157,7 +156,7 @@ class CallOutput:
         return [{"type": "response.output_item.added", "output_index": self.output_index, "item": item}]
 
     def add(self, text: str) -> list[Event]:
-        """More of its arguments."""
+        """Append a piece of the arguments; return its events."""
         self._pieces.append(text)
         return [{"type": "response.function_call_arguments.delta", **self._place(), "delta": text}]
 
@@ -190,7 +189,7 @@ class CallOutput:
 
 
 def messages_of(items: Sequence[OutputItem]) -> list[dict[str, Any]]:
-    """An answer as the assistant's message in a chat, for the next turn; no message, if it says nothing."""
+    """Return the assistant's chat message for the next turn; none if the response is empty."""
     texts = [item.text for item in items if isinstance(item, MessageOutput)]
     calls = [
         {

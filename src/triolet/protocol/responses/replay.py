@@ -1,4 +1,4 @@
-"""What an answer grows by, and all that it has grown by: enough to make the same events of it once more."""
+"""Deltas of a response, and its history: enough to make the same events again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from triolet.protocol.responses.output_items import Logprobs
 
 @attrs.frozen(kw_only=True)
 class ResponseDelta:
-    """What is new with one output of the engine.
+    """New content of one engine output.
 
     Args:
         text: the next characters.
-        num_tokens: the next tokens, whether their text is in this piece or in a later one.
-        logprobs: theirs, if they were asked for.
+        num_tokens: number of new tokens; their text may come with a later delta.
+        logprobs: of these tokens, if requested.
     """
 
     text: str
@@ -27,7 +27,7 @@ class ResponseDelta:
 
     @classmethod
     def of(cls, completion: CompletionOutput, num_top: int | None) -> ResponseDelta:
-        """What is new in an output of kind DELTA.
+        """Return the new content of an output of kind DELTA.
 
         Args:
             completion: its answer.
@@ -44,7 +44,7 @@ class ResponseDelta:
 
 @attrs.frozen(kw_only=True)
 class ResponseHistory:
-    """How an answer came to be what it is.
+    """Everything that determines the events of a response.
 
     Args:
         pieces: that it has taken.
@@ -62,7 +62,6 @@ class ResponseHistory:
 
     @property
     def num_chars(self) -> int:
-        """Of all pieces."""
         return sum(len(piece.text) for piece in self.pieces)
 
     @property
@@ -72,7 +71,7 @@ class ResponseHistory:
 
 
 def _position(token_id: int, logprobs: dict[int, Logprob], num_top: int) -> dict[str, Any]:
-    """One token's log-probability, and those of the likeliest at its place."""
+    """Return the log-probability of a token and of the likeliest tokens at its position."""
     falling = sorted(logprobs.values(), key=lambda one: -one.logprob)
     top = falling if num_top == -1 else falling[:num_top]
     return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, top))}

@@ -1,4 +1,4 @@
-"""One response: outputs of the engine in, server events out, and exactly one ending.
+"""One response as a state machine: engine outputs in, server events out, and exactly one terminal event.
 
     state      what comes                          events                                            next
     fresh      begin                               response.created, response.in_progress            running
@@ -17,10 +17,10 @@
     fresh      cancel, fail                        those of begin, then as above                     over
     over       anything                            none
 
-What is left over goes on in the next server, where it is replayed piece by piece: its events are the same ones.
+A left-over response continues in the next server, where its history is replayed: its events are the same.
 
-The same for WebSocket and HTTP; who sends the events adds what is the transport's, such as a `stream_id`. What goes
-beyond OpenAI's events are two keys of a response that is over: `finish_reason`, the engine's own word, and `metrics`.
+WebSocket and HTTP share this; the transport adds its own fields, such as `stream_id`. A finished response has two keys
+that OpenAI's does not have: `finish_reason`, the engine's value, and `metrics`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _State(enum.Enum):
 
 @attrs.define(eq=False, kw_only=True)
 class ResponseBuilder:
-    """A response on its way; see the table at the head of this module.
+    """Builder of one response and its events; see the table in the module.
 
     Args:
         response_id: such as `resp_...`.
@@ -90,18 +90,18 @@ class ResponseBuilder:
 
     @property
     def is_over(self) -> bool:
-        """Whether its terminal event has been made."""
+        """Whether its terminal event was made."""
         return self._state is _State.OVER
 
     @property
     def can_be_continued(self) -> bool:
-        """Whether it is over, and later turns can continue it."""
+        """Whether it is over and later turns can continue it."""
         return self._ending.get("status") in ("completed", "incomplete", "cancelled")
 
     # -------------------------------------------------------------------------------------- what comes
 
     def begin(self) -> list[Event]:
-        """The request was admitted."""
+        """Return the first events: the request was admitted."""
         if self._state is not _State.FRESH:
             return []
         self._state = _State.RUNNING
@@ -111,7 +111,7 @@ class ResponseBuilder:
         ]
 
     def add(self, output: RequestOutput, now: int) -> list[Event]:
-        """The engine has something new.
+        """Add an engine output; return its events.
 
         Args:
             output: of kind DELTA.
@@ -127,7 +127,10 @@ class ResponseBuilder:
         return self._take(piece, output, completion.finish_reason, now)
 
     def replay(self, history: ResponseHistory) -> None:
-        """Become what another one was, whose events nobody is told again; `new_id` must give its items the same ids."""
+        """Replay the history of a saved response, without emitting its events again.
+
+        `new_id` must give its items the same ids.
+        """
         self.begin()
         for number, piece in enumerate(history.pieces, start=1):
             assert history.output is not None, "a piece is a piece of an output"
@@ -135,7 +138,7 @@ class ResponseBuilder:
             self._take(piece, history.output, reason, history.completed_at)
 
     def history(self) -> ResponseHistory | None:
-        """For `replay`, of a resumable response; None if it has not begun, or the engine did not end it."""
+        """Return the history for `replay`; None if the response has not begun or was not ended by the engine."""
         was_finished = self._finish_reason is not None and self.can_be_continued
         if self._state is _State.FRESH or (self.is_over and not was_finished):
             return None
@@ -163,7 +166,7 @@ class ResponseBuilder:
         return events
 
     def cancel(self, now: int, *, steered: bool = False) -> list[Event]:
-        """Somebody wants no more of it; it ends with what was sent so far."""
+        """Cancel the response; it ends with the output so far."""
         if self.is_over:
             return []
         ending: dict[str, Any] = {"status": "cancelled", "finish_reason": "abort"}
@@ -172,7 +175,7 @@ class ResponseBuilder:
         return [*self.begin(), *self._end("response.incomplete", "incomplete", ending, now)]
 
     def fail(self, error: WireError, now: int) -> list[Event]:
-        """It can not be finished."""
+        """End the response with an error."""
         if self.is_over:
             return []
         return [*self.begin(), *self._fail(error, FinishReason.ERROR, now)]
@@ -180,7 +183,7 @@ class ResponseBuilder:
     # ------------------------------------------------------------------------------------- what it is
 
     def response(self) -> dict[str, Any]:
-        """The response object as it is now; strict clients want every key."""
+        """Return the response object; strict clients require every key."""
         request, params = self.request, self.params
         return {
             "id": self.response_id,
@@ -189,7 +192,7 @@ class ResponseBuilder:
             "completed_at": None,
             "status": "in_progress",
             "model": self.model,
-            "output": self._items.as_they_are(),
+            "output": self._items.snapshot(),
             "error": None,
             "incomplete_details": None,
             "instructions": request.instructions,
@@ -221,11 +224,11 @@ class ResponseBuilder:
         }
 
     def messages(self) -> list[Message]:
-        """The answer as messages of a chat, for the next turn."""
+        """Return the answer as chat messages for the next turn."""
         return self._items.messages()
 
     def stored(self, owner: str | None) -> StoredResponse:
-        """What is remembered of it once it is over."""
+        """Return what is stored of the finished response."""
         return StoredResponse(
             response=self.response(),
             messages=(*self.chat, *self.messages()),
@@ -240,7 +243,7 @@ class ResponseBuilder:
         match reason:
             case FinishReason.STOP:
                 return self._end("response.completed", "completed", {**ending, "status": "completed"}, now)
-            case FinishReason.LENGTH if not self.request.generate:  # its one token, which nobody gets
+            case FinishReason.LENGTH if not self.request.generate:  # its one token is not sent
                 ending = {"finish_reason": "stop", "status": "completed"}
                 return self._end("response.completed", "completed", ending, now)
             case FinishReason.LENGTH:
@@ -265,7 +268,7 @@ class ResponseBuilder:
             "error": {"code": code, "message": error.message},
             "finish_reason": reason.value,
         }
-        self._items.end("incomplete", is_whole=False)  # nobody is told
+        self._items.end("incomplete", is_whole=False)  # no events: response.failed is the only one
         return [self._over("response.failed", ending, now)]
 
     def _over(self, kind: str, ending: dict[str, Any], now: int) -> Event:
@@ -276,7 +279,7 @@ class ResponseBuilder:
         return self.numbered({"type": kind, "response": self.response()})
 
     def numbered(self, event: Event) -> Event:
-        """Give an event the next number of this response."""
+        """Give an event the next sequence number."""
         event["sequence_number"] = self._num_events
         self._num_events += 1
         if self.request.resumable:
@@ -284,7 +287,7 @@ class ResponseBuilder:
         return event
 
     def events_after(self, sequence_number: int) -> list[Event]:
-        """What a client has missed that has events up to this number; of a resumable response only."""
+        """Return the events after a sequence number; of a resumable response only."""
         return self._log[max(sequence_number + 1, 0) :]
 
     # ---------------------------------------------------------------------------------------- numbers
@@ -304,7 +307,7 @@ class ResponseBuilder:
         }
 
     def _metrics(self) -> dict[str, float] | None:
-        """Where the time went, in seconds; keys that are not known yet are left out."""
+        """Return latencies in seconds; unknown ones are left out."""
         if self._last_output is None:
             return None
         metrics = self._last_output.metrics

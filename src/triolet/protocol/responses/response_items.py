@@ -1,7 +1,7 @@
-"""The items of a response as they grow: what the model says in, item by item the events out.
+"""Output items of a response as they grow: deltas of the model in, item events out.
 
-One item at most is open, the last one. Text, reasoning and calls follow each other as the model gives them: what is of
-another kind closes what is open.
+At most one item is open, the last one. Text, reasoning and calls follow each other as the model produces them: content
+of another kind closes the open item.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ NewId = Callable[[str], str]
 
 @attrs.define(eq=False)
 class ResponseItems:
-    """See the module's text.
+    """Output items of one response; see the module.
 
     Args:
-        new_id: names items.
-        plan: how the answer is read.
-        num_reasoning_tokens: of the pieces with reasoning in them.
+        new_id: makes item ids.
+        plan: how the answer is parsed.
+        num_reasoning_tokens: tokens of the deltas that contain reasoning.
     """
 
     _new_id: NewId
@@ -58,24 +58,24 @@ class ResponseItems:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of the items, in the order in which they were made."""
+        """Ids of the items, in the order in which they were made."""
         return tuple(item_id for item in self._items for item_id in item.ids)
 
-    def as_they_are(self) -> list[dict[str, Any]]:
-        """The items of a response object."""
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the items of the response object."""
         statuses = [*self._statuses, "in_progress"]
         return [item.item(status) for item, status in zip(self._items, statuses, strict=False)]
 
     def messages(self) -> list[Message]:
-        """The items as messages of a chat."""
+        """Return the items as chat messages."""
         return messages_of(self._items)
 
     def add(self, new: ResponseDelta, prompt: str | None, *, is_last: bool) -> list[Event]:
-        """The model goes on.
+        """Add a delta; return its events.
 
         Args:
-            new: what it says.
-            prompt: what it answers; reasoning may have been begun there.
+            new: the delta.
+            prompt: the prompt; reasoning may begin there.
             is_last: whether nothing follows.
         """
         if self._parser is None:
@@ -92,11 +92,11 @@ class ResponseItems:
         return events
 
     def end(self, status: str, *, is_whole: bool) -> list[Event]:
-        """No more comes.
+        """Close the open item; return its events.
 
         Args:
-            status: of what is open: `completed` or `incomplete`.
-            is_whole: whether the model has said what it had to say: nothing, too, is an answer.
+            status: of the open item: `completed` or `incomplete`.
+            is_whole: whether the model has finished: then an empty answer gets an empty message.
         """
         events = self._text("") if is_whole and not self._items else []
         return events + self._closed(status)

@@ -1,7 +1,7 @@
-"""The conversation on one WebSocket, without the socket: client events in, effects out.
+"""Session on one WebSocket, without the socket: client events in, effects out.
 
-A lane is a queue of turns. One turn of a lane is active at a time, lanes beside each other are independent, and of all
-active turns of a connection there are at most `max_active`; who waits for that, waits in order of arrival.
+A lane is a queue of turns. One turn of a lane is active at a time, lanes are independent of each other, and all lanes
+of a connection have at most `max_active` active turns; lanes that wait for a place get it in order of arrival.
 
     turn       what comes                      effects                                             turn next
     -          response.create, it is right    none, or Start                                      queued, starting
@@ -22,9 +22,9 @@ active turns of a connection there are at most `max_active`; who waits for that,
     active     the server ends it, and the     Stop                                                over
                next one goes on with it
 
-So every `response.create` has exactly one ending: one `error`, or one terminal event after `response.created`, if need
-be from the next server. Errors of a create wait for their place in the lane, since a client tells the turns of a lane
-apart by their order alone.
+So every `response.create` ends exactly once: with one `error`, or with one terminal event after `response.created`,
+possibly from the next server. The error of a create waits for its place in the lane, because clients tell the turns of
+a lane apart by their order alone.
 """
 
 from __future__ import annotations
@@ -53,21 +53,22 @@ MAX_LOCAL_BYTES = 16 * 2**20
 
 @attrs.frozen(kw_only=True)
 class ResponsesContext:
-    """What a conversation must know of the server that it is held with.
+    """Settings and shared state of a server that its sessions need.
 
     Args:
-        models: names under which the model answers; the first is the one that it calls itself.
-        defaults: the model's own wishes.
-        store: of responses that are to outlive their connection.
-        find_resumable: the answer of that id that may be read on, for this owner.
+        models: names of the model; responses carry the first one.
+        defaults: the model's default sampling parameters.
+        store: of responses that outlive their connection.
+        find_resumable: finds a resumable response by id and owner.
         new_id: makes ids.
-        tool_parser: the model's format of calls.
-        reasoning_parser: the model's marks of reasoning.
-        max_active: turns at the same time.
-        max_lanes: named lanes.
-        max_queued: turns that wait.
-        max_queued_bytes: how long what they were asked with may be together.
-        hands_over: the next server goes on with resumable responses that this one can not finish.
+        tool_parser: format of the model's tool calls.
+        reasoning_parser: format of the model's reasoning.
+        max_active: most active turns of a connection.
+        max_lanes: most named lanes.
+        max_queued: most queued turns.
+        max_queued_bytes: most bytes of their messages together.
+        local_budget: memory for responses with `store: false`, of all connections together.
+        hands_over: resumable responses are saved for the next server.
     """
 
     models: tuple[str, ...]
@@ -85,25 +86,25 @@ class ResponsesContext:
     saves_snapshot: bool = False
 
     def plan(self, request: CreateResponse) -> ToolPlan:
-        """What follows from the tools of a request, see there.
+        """Return the tool plan of a request.
 
         Raises:
-            WireError: they are wrong.
+            WireError: its tools are invalid.
         """
         return request.plan(self.tool_parser, self.reasoning_parser)
 
     def params(self, request: CreateResponse) -> SamplingParams:
-        """With what a request is sampled.
+        """Return the sampling parameters of a request.
 
         Raises:
-            WireError: something in it is wrong.
+            WireError: a value is invalid.
         """
         return request.sampling_params(self.defaults, self.plan(request))
 
     def answer(
         self, request: CreateResponse, params: SamplingParams, before: tuple[Message, ...], now: int
     ) -> ResponseBuilder:
-        """The answer to a request that has its place now, still without any event.
+        """Return a new response, still without events.
 
         Args:
             request: what is asked for.
@@ -125,11 +126,11 @@ class ResponsesContext:
 
 
 class Session:
-    """See the table at the head of this module. `now` is always seconds since the epoch.
+    """Session of one connection; see the table in the module. `now` is always seconds since the epoch.
 
     Args:
         service: the server.
-        owner: whose key the connection was opened with; None where there are none.
+        owner: name of the connection's key; None where there are no keys.
     """
 
     def __init__(self, context: ResponsesContext, owner: str | None = None) -> None:
@@ -145,18 +146,18 @@ class Session:
         self._local = ResponseStore(MAX_LOCAL_RESPONSES, MAX_LOCAL_BYTES, context.local_budget)
 
     def close(self) -> None:
-        """Give back what the connection remembers."""
+        """Delete the responses that only this connection could continue."""
         self._local.clear()
 
     @property
     def active(self) -> list[Turn]:
-        """The turns that are starting or active."""
+        """Turns that are starting or active."""
         return self._lanes.active
 
     # ---------------------------------------------------------------------------- what the client says
 
     def receive(self, event: ClientEvent, now: int) -> list[Effect]:
-        """Take in what the client says."""
+        """Handle a client event."""
         if self._is_closed:
             return []
         if event.type in ("response.create", "response.resume"):
@@ -227,7 +228,7 @@ class Session:
     # ------------------------------------------------------------------------- what comes of the turns
 
     def emit(self, turn: Turn, events: Sequence[Event], now: int) -> list[Effect]:
-        """There is news of a turn; of one that is not active any more there is none."""
+        """Send events of a turn; events of a turn that is no longer active are dropped."""
         if not self._lanes.is_active(turn):
             return []
         effects: list[Effect] = []
@@ -236,12 +237,12 @@ class Session:
             turn.was_told = True
             effects.append(Send(_in_lane(event, turn.stream_id)))
             if event["type"] in TERMINAL_TYPES:
-                self._keep(turn.answer)
+                self._store_response(turn.answer)
                 effects += self._ended(turn, now)
         return effects
 
     def refuse(self, turn: Turn, error: WireError, now: int) -> list[Effect]:
-        """The engine does not take a turn, or can not finish it."""
+        """End a turn with an error."""
         if not self._lanes.is_active(turn):
             return []
         if turn.was_told and turn.answer is not None:
@@ -251,7 +252,7 @@ class Session:
     # ------------------------------------------------------------------------------------ the way down
 
     def drain(self, now: int) -> list[Effect]:
-        """Take nothing new; what is active may finish, and then the connection closes."""
+        """Refuse new turns; close the connection after the last active one."""
         self._is_draining = True
         effects: list[Effect] = [
             Send(shutting_down().event(turn.stream_id)) for turn in self._lanes.take_queued()
@@ -259,7 +260,7 @@ class Session:
         return effects + self._closed_if_idle()
 
     def end(self, now: int) -> list[Effect]:
-        """End everything now: the server ends."""
+        """End all turns and close the connection: the server ends."""
         effects = self.drain(now)
         for turn in self.active:
             goes_on = turn.was_told and turn.answer is not None and turn.answer.survives_restart
@@ -270,7 +271,7 @@ class Session:
         return self.refuse(turn, shutting_down(), now)
 
     def expire(self, now: int) -> list[Effect]:
-        """The connection has lived long enough."""
+        """Close the connection: it has reached its longest lifetime."""
         error = WireError(
             "This connection has reached its longest lifetime; open another one.",
             code="websocket_connection_limit_reached",
@@ -283,7 +284,7 @@ class Session:
         return effects + self._closed_if_idle()
 
     def abandon(self) -> list[Effect]:
-        """The client is given up: nothing can be said to it any more."""
+        """Stop all turns without sending anything: the client does not read."""
         self._is_draining = self._is_closed = True
         self._lanes.take_queued()
         return [Stop(turn) for turn in self.active]
@@ -319,10 +320,10 @@ class Session:
         return effects
 
     def _prepare(self, turn: Turn, now: int) -> None:
-        """What could not be known before the turns before it had ended.
+        """Prepare a turn that may start now.
 
         Raises:
-            WireError: there can be no answer.
+            WireError: the turn cannot be started.
         """
         if turn.error is not None:
             raise turn.error
@@ -347,15 +348,15 @@ class Session:
         self._lanes.end(turn)
         return self._start_waiting(now) or self._closed_if_idle()
 
-    def _keep(self, answer: ResponseBuilder) -> None:
-        """An answer that is over can be continued."""
+    def _store_response(self, answer: ResponseBuilder) -> None:
+        """Store a finished response, so that it can be continued."""
         if answer.can_be_continued:
             store = self._context.store if answer.request.store else self._local
             store.put(answer.stored(self._owner))
 
 
 def shutting_down() -> WireError:
-    """Nothing new is taken."""
+    """Return the error for requests during shutdown."""
     return WireError(
         "The server is shutting down.", code="service_unavailable", status=503, type="server_error"
     )

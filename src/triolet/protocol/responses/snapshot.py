@@ -1,8 +1,8 @@
-"""Resumable responses as lines of text, and back: what one server leaves to the next one.
+"""Serialization of resumable responses as JSON lines: what one server saves for the next one.
 
-The first line says what this is, its version, and how many lines follow. Each of those is a response: its request, and
-the pieces that it has grown by. The next server makes the same events of them, with the same numbers, and has its
-engine go on where the last one was; what that one knew of the request is a text that means nothing here.
+The first line holds the format, its version and the number of lines that follow. Each of these is a response: its
+request and its deltas. The next server makes the same events of them, with the same sequence numbers, and its engine
+continues where the last one stopped. The engine's own part is opaque here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_BYTES: Final = 2**28  # a thousand responses of 256 KiB: longer than most ch
 
 @attrs.frozen(kw_only=True)
 class SavedOutput:
-    """Of an answer's last output what is not in its pieces; see `RequestOutput`."""
+    """Fields of the last engine output that are not in the deltas; see `RequestOutput`."""
 
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...]
@@ -45,11 +45,11 @@ class SavedOutput:
 
     @classmethod
     def of(cls, output: RequestOutput) -> SavedOutput:
-        """What is kept of an output."""
+        """Return the saved fields of an output."""
         return cls(**{field.name: getattr(output, field.name) for field in attrs.fields(cls)})
 
     def output(self, response_id: str) -> RequestOutput:
-        """An output of which it would be the same."""
+        """Return an output with the saved fields."""
         fields = {field.name: getattr(self, field.name) for field in attrs.fields(SavedOutput)}
         nothing = CompletionOutput(index=0, text="", token_ids=())
         return RequestOutput(request_id=response_id, outputs=(nothing,), finished=False, **fields)
@@ -57,7 +57,7 @@ class SavedOutput:
 
 @attrs.frozen(kw_only=True)
 class SavedResponse:
-    """One response.
+    """Saved response.
 
     Args:
         response_id: its id.
@@ -91,7 +91,7 @@ class SavedResponse:
     def of(
         cls, answer: ResponseBuilder, history: ResponseHistory, owner: str | None, engine: str | None
     ) -> SavedResponse:
-        """What is kept of an answer.
+        """Return what is saved of a response.
 
         Args:
             answer: it.
@@ -115,7 +115,7 @@ class SavedResponse:
         )
 
     def history(self) -> ResponseHistory:
-        """The reverse of that."""
+        """Return the history of the saved response."""
         return ResponseHistory(
             pieces=self.pieces,
             item_ids=self.item_ids,
@@ -125,16 +125,16 @@ class SavedResponse:
         )
 
     def answer(self, context: ResponsesContext) -> ResponseBuilder:
-        """The answer as it was.
+        """Return the response as it was.
 
         Raises:
-            SnapshotError: it could not be one of this server's.
+            SnapshotError: the response cannot be one of this server.
         """
         try:
             return self._answer(context)
         except (WireError, InvalidRequest, ValueError) as error:
             raise SnapshotError(
-                f"response {self.response_id[:80]} can not be one of this server's: {error}"
+                f"response {self.response_id[:80]} cannot be one of this server: {error}"
             ) from error
 
     def _answer(self, context: ResponsesContext) -> ResponseBuilder:
@@ -160,7 +160,7 @@ class SavedResponse:
 
 
 def _fields(request: CreateResponse) -> dict[str, Any]:
-    """A request as a client would write it, for its messages, which a chat has already."""
+    """Return a request as a client would write it, without its input, which the chat already holds."""
     fields = attrs.asdict(attrs.evolve(request, input=Input(()), client_metadata=None), recurse=False)
     fields |= write_sampling(fields.pop("sampling"), ApiFamily.RESPONSES)
     for name in ("text", "reasoning"):
@@ -177,7 +177,7 @@ def _first(ids: Iterable[str], new_id: NewId) -> NewId:
 
 
 def to_bytes(answers: Iterable[SavedResponse], max_bytes: int = MAX_BYTES) -> tuple[bytes, int]:
-    """Lines for a file.
+    """Serialize responses, up to a limit.
 
     Args:
         answers: the most important first.
@@ -196,7 +196,7 @@ def to_bytes(answers: Iterable[SavedResponse], max_bytes: int = MAX_BYTES) -> tu
 
 
 def from_bytes(data: bytes) -> tuple[SavedResponse, ...]:
-    """The reverse of `to_bytes`.
+    """Parse the lines of `to_bytes`.
 
     Raises:
         SnapshotError: with what is wrong.
@@ -255,11 +255,11 @@ CONVERTER.register_structure_hook(EncodedList, _logprobs)
 
 @attrs.define
 class ReplaySkipper:
-    """What an engine that goes on tells beyond what had been told: its first output brings all of it once more.
+    """Filter that skips the outputs which the previous server has sent already.
 
     Args:
-        num_chars: that were told.
-        num_tokens: likewise.
+        num_chars: sent characters.
+        num_tokens: sent tokens.
     """
 
     num_chars: int
@@ -267,11 +267,11 @@ class ReplaySkipper:
 
     @classmethod
     def after(cls, history: ResponseHistory) -> ReplaySkipper:
-        """What comes after that."""
+        """Return the filter for a replayed response."""
         return cls(history.num_chars, history.num_tokens)
 
     def of(self, output: RequestOutput) -> RequestOutput | None:
-        """What is new in the next output; None if nothing is."""
+        """Return the new part of the next output; None if nothing is new."""
         [completion] = output.outputs
         num_chars = min(self.num_chars, len(completion.text))
         num_tokens = min(self.num_tokens, len(completion.token_ids))

@@ -1,4 +1,4 @@
-"""Which turn of a connection is next: first in, first out within a lane, and a bound on how many are active."""
+"""Turn queues of one connection: first in, first out within a lane, and a limit on active turns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class _Lane:
 
 @attrs.define(eq=False, kw_only=True)
 class TurnQueues:
-    """The lanes of one connection; the one without a name is always there.
+    """Lanes of one connection, each a queue of turns; the one without a name always exists.
 
     Args:
-        max_active: turns at the same time, of all lanes together.
-        max_lanes: named ones; a name that was used counts as long as the connection lives.
-        max_queued: turns that wait.
-        max_queued_bytes: how long what they were asked with may be together.
+        max_active: most active turns, of all lanes together.
+        max_lanes: most named lanes; a used name counts until the connection ends.
+        max_queued: most queued turns.
+        max_queued_bytes: most bytes of their messages together.
     """
 
     max_active: int
@@ -41,23 +41,23 @@ class TurnQueues:
 
     @property
     def active(self) -> list[Turn]:
-        """The turns that are active, or were told to start."""
+        """Active turns, and those told to start."""
         return [lane.active for lane in self._lanes.values() if lane.active is not None]
 
     def active_in(self, stream_id: str | None) -> Turn | None:
-        """The active turn of a lane."""
+        """Return the active turn of a lane."""
         lane = self._lanes.get(stream_id)
         return None if lane is None else lane.active
 
     def is_active(self, turn: Turn) -> bool:
-        """Whether this turn is its lane's active one."""
+        """Return whether this turn is the active one of its lane."""
         return self.active_in(turn.stream_id) is turn
 
     def add(self, turn: Turn) -> None:
-        """Put a turn at the end of its lane.
+        """Append a turn to its lane.
 
         Raises:
-            WireError: there are too many lanes, or too many turns wait.
+            WireError: there are too many lanes or queued turns.
         """
         if (
             turn.stream_id not in self._lanes and len(self._lanes) > self.max_lanes
@@ -71,7 +71,7 @@ class TurnQueues:
             self.num_queued and self.num_queued_bytes + turn.num_bytes > self.max_queued_bytes
         ):
             raise WireError(
-                f"{self.num_queued} responses wait on this connection; read their answers first.",
+                f"{self.num_queued} responses wait on this connection; wait for their responses first.",
                 code="rate_limit_exceeded",
                 status=429,
                 type="rate_limit_error",
@@ -84,13 +84,13 @@ class TurnQueues:
             self._waiting.append(turn.stream_id)
 
     def put_first(self, turn: Turn) -> None:
-        """Put a turn right behind the active one of its lane."""
+        """Insert a turn right after the active one of its lane."""
         self._lanes[turn.stream_id].queue.appendleft(turn)
         self.num_queued += 1
         self.num_queued_bytes += turn.num_bytes
 
     def take_next(self) -> Turn | None:
-        """The turn whose place has come, if there is one; it is active from now on."""
+        """Activate and return the next turn, if one may start."""
         if not self._waiting or self.num_active >= self.max_active:
             return None
         lane = self._lanes[self._waiting.popleft()]
@@ -101,7 +101,7 @@ class TurnQueues:
         return turn
 
     def end(self, turn: Turn) -> None:
-        """An active turn is over."""
+        """End an active turn."""
         lane = self._lanes[turn.stream_id]
         lane.active = None
         self.num_active -= 1
@@ -109,7 +109,7 @@ class TurnQueues:
             self._waiting.append(turn.stream_id)
 
     def take_queued(self) -> list[Turn]:
-        """Everything that waits; nothing waits any more."""
+        """Remove and return all queued turns."""
         turns = [turn for lane in self._lanes.values() for turn in lane.queue]
         for lane in self._lanes.values():
             lane.queue.clear()

@@ -1,4 +1,4 @@
-"""The turns of a conversation, and what is to be done for them."""
+"""Turns of a session, and the effects that the session asks for."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from triolet.protocol.responses.response import ResponseBuilder
 
 @attrs.define(eq=False, kw_only=True)
 class Turn:
-    """One `response.create`, or one `response.resume`, and what came of it.
+    """One `response.create` or `response.resume`, with its response.
 
     Args:
         stream_id: its lane.
-        request: what was asked for; None for a resume.
-        params: with what it is to be sampled.
-        resume: what is to be read on; None for a create.
-        error: why there will be no answer.
-        messages: what the model is asked with, once it has started.
-        answer: once it has started.
-        was_told: whether the client knows of it.
-        num_bytes: how long the message was that asked for it.
+        request: the request; None for a resume.
+        params: its sampling parameters.
+        resume: the response to read on; None for a create.
+        error: why it cannot be started.
+        messages: chat for the model, once started.
+        answer: the response, once started.
+        was_told: whether any event was sent to the client.
+        num_bytes: length of the message that asked for it.
     """
 
     stream_id: str | None
@@ -41,7 +41,7 @@ class Turn:
 
     @classmethod
     def of(cls, event: ClientEvent) -> Turn:
-        """The turn that a `response.create` or a `response.resume` asks for, be it right or wrong."""
+        """Return the turn of a `response.create` or `response.resume`, valid or not."""
         return cls(
             stream_id=event.stream_id,
             request=event.body if isinstance(event.body, CreateResponse) else None,
@@ -54,28 +54,28 @@ class Turn:
 
 @attrs.frozen
 class Send:
-    """Say this to the client."""
+    """Effect: send this event to the client."""
 
     event: Event
 
 
 @attrs.frozen
 class Start:
-    """Have the engine answer this turn, or read its answer on."""
+    """Effect: generate the response of this turn, or read it on."""
 
     turn: Turn
 
 
 @attrs.frozen
 class Stop:
-    """Nobody wants more of this turn."""
+    """Effect: stop the turn."""
 
     turn: Turn
 
 
 @attrs.frozen
 class Close:
-    """End the connection, after what was said before."""
+    """Effect: close the connection after everything sent before."""
 
     code: int
     reason: str

@@ -271,7 +271,7 @@ document.addEventListener("keydown", (event) => {
   find(button).click();
 });
 
-// Whoever leaves wants no more of it; a connection that is only lost is waited for.
+// Leaving the page cancels; a lost connection is resumed.
 window.addEventListener("pagehide", stop);
 
 for (const suggestion of SUGGESTIONS) {

@@ -1,4 +1,4 @@
-// One WebSocket for all lanes. It comes back by itself; what the lanes were about, they say again then.
+// One WebSocket for all lanes. It reconnects by itself; then the lanes resume their turns.
 
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
@@ -22,13 +22,13 @@ export class Connection extends EventTarget {
     const socket = (this.#socket = new WebSocket(this.url, protocols));
     socket.onopen = () => {
       this.#retries = 0;
-      this.#become("open");
+      this.#setState("open");
       for (const message of this.#unsent.splice(0)) socket.send(message);
     };
     socket.onmessage = (message) => {
       this.dispatchEvent(new CustomEvent("event", { detail: JSON.parse(message.data) }));
     };
-    socket.onclose = () => this.#comeBack();
+    socket.onclose = () => this.#reconnect();
   }
 
   // What is said before the first connection waits for it; what is said to a lost one is lost.
@@ -38,13 +38,13 @@ export class Connection extends EventTarget {
     else if (this.state === "connecting") this.#unsent.push(message);
   }
 
-  #comeBack() {
+  #reconnect() {
     const wait = RETRY_MS[Math.min(this.#retries++, RETRY_MS.length - 1)];
-    this.#become("waiting");
+    this.#setState("waiting");
     this.#timer = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
   }
 
-  #become(state) {
+  #setState(state) {
     this.state = state;
     this.dispatchEvent(new CustomEvent("state", { detail: state }));
   }

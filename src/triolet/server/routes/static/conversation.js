@@ -1,4 +1,4 @@
-// A lane: turns one after the other, each a question and an answer that grows. The server's lanes bear the same names.
+// Lane: a list of turns, each a question and a growing answer. Lanes have the same names on the server.
 
 export class Turn {
   constructor(asked) {
@@ -53,7 +53,7 @@ export class Lane {
     const turn = this.active;
     if (!turn) return;
     turn.isUnwanted = true; // also if the connection is away, and has to be told later
-    this.#say({ type: "response.cancel", ...(turn.id && { response_id: turn.id }) });
+    this.#send({ type: "response.cancel", ...(turn.id && { response_id: turn.id }) });
   }
 
   // The connection is back: read on where it broke off, or ask again what was never heard.
@@ -62,7 +62,7 @@ export class Lane {
     if (!turn) return;
     if (turn.id) {
       this.#isResuming = true;
-      this.#say({ type: "response.resume", response_id: turn.id, starting_after: turn.last });
+      this.#send({ type: "response.resume", response_id: turn.id, starting_after: turn.last });
     } else {
       this.#create({ input: turn.asked, previous_response_id: this.parent });
     }
@@ -137,10 +137,10 @@ export class Lane {
   }
 
   #create(fields) {
-    this.#say({ type: "response.create", model: this.options.model, resumable: true, truncation: "auto", ...this.options.fields(), ...fields });
+    this.#send({ type: "response.create", model: this.options.model, resumable: true, truncation: "auto", ...this.options.fields(), ...fields });
   }
 
-  #say(event) {
+  #send(event) {
     this.#connection.send({ ...event, stream_id: this.name });
   }
 }

@@ -1,4 +1,4 @@
-// The engine as it is now, from /metrics, once a second while somebody looks.
+// State of the engine, read from /metrics once a second while the page is visible.
 
 const INTERVAL_MS = 1000;
 const NUM_RATES = 60;
@@ -17,8 +17,8 @@ export class EngineView {
 
   start() {
     this.pause();
-    this.#timer = setInterval(() => this.#look(), INTERVAL_MS);
-    this.#look();
+    this.#timer = setInterval(() => this.#poll(), INTERVAL_MS);
+    this.#poll();
   }
 
   pause() {
@@ -26,14 +26,14 @@ export class EngineView {
     this.#before = null;
   }
 
-  async #look() {
+  async #poll() {
     try {
       const answer = await fetch("metrics", { signal: AbortSignal.timeout(5000) });
       if (!answer.ok) throw new Error(answer.statusText);
       this.#show(parse(await answer.text()), performance.now());
-      this.#say("engine-note", "");
+      this.#setText("engine-note", "");
     } catch {
-      this.#say("engine-note", "No news from the engine.");
+      this.#setText("engine-note", "No news from the engine.");
       this.#before = null;
     }
   }
@@ -41,31 +41,31 @@ export class EngineView {
   #show(now, time) {
     const before = this.#before;
     this.#before = { ...now, time };
-    this.#say("running", now.running);
-    this.#say("waiting", now.waiting);
+    this.#setText("running", now.running);
+    this.#setText("waiting", now.waiting);
     this.#showBlocks(now.blocks);
     if (!before) return;
     const rate = Math.max(0, (now.tokens - before.tokens) / ((time - before.time) / 1000));
     this.#rates = [...this.#rates, rate].slice(-NUM_RATES);
-    this.#say("rate", rate < 10 ? rate.toFixed(1) : Math.round(rate));
+    this.#setText("rate", rate < 10 ? rate.toFixed(1) : Math.round(rate));
     if (now.firstTokens > before.firstTokens) {
       const seconds = (now.firstTokenSeconds - before.firstTokenSeconds) / (now.firstTokens - before.firstTokens);
-      this.#sayTime(seconds);
+      this.#setTime(seconds);
     }
     this.#draw();
   }
 
   #showBlocks(blocks) {
     const total = Object.values(blocks).reduce((sum, count) => sum + count, 0);
-    this.#say("blocks-total", total.toLocaleString());
+    this.#setText("blocks-total", total.toLocaleString());
     for (const state of STATES) {
-      this.#say(state, (blocks[state] ?? 0).toLocaleString());
+      this.#setText(state, (blocks[state] ?? 0).toLocaleString());
       this.find("blocks").querySelector(`.${state}`).style.width = `${(100 * (blocks[state] ?? 0)) / (total || 1)}%`;
     }
     this.find("blocks").setAttribute("aria-label", STATES.map((state) => `${blocks[state]} ${state.replace("_", " ")}`).join(", "));
   }
 
-  #sayTime(seconds) {
+  #setTime(seconds) {
     const isLong = seconds >= 1;
     const unit = Object.assign(document.createElement("small"), { textContent: isLong ? "s" : "ms" });
     this.find("ttft").replaceChildren(isLong ? seconds.toFixed(1) : Math.round(seconds * 1000), unit);
@@ -82,7 +82,7 @@ export class EngineView {
     area.setAttribute("d", `M${from.toFixed(2)},32L${points.join("L")}L120,32Z`);
   }
 
-  #say(id, text) {
+  #setText(id, text) {
     this.find(id).textContent = text;
   }
 }
