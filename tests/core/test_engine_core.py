@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.core.fake_model import FakeModel, expected_answer
 from tests.core.make import make_request
 from tests.core.stage import make_config
 from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.request import RequestTask
 from triolet.core.request.status import FinishReason
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import StepPlan
-from triolet.errors import RequestFailed
+from triolet.errors import RequestFailed, UnsupportedFeature
 
 VOCAB = 50
 CONFIG = make_config()
@@ -80,6 +83,13 @@ def test_what_is_added_is_answered_step_by_step_and_its_reader_is_notified() -> 
     assert last(output).outputs[0].token_ids == tuple(expected_answer((1, 2, 3), 0, 5, VOCAB))
     assert (driver.core.outputs, len(driver.core.journal), driver.blocks_in_use()) == ({}, 0, 0)
     assert driver.core.statistics().num_requests_ended == {"length": 1}
+
+
+def test_a_task_other_than_to_generate_is_refused_by_name_and_nothing_is_entered() -> None:
+    driver = Driver()
+    with pytest.raises(UnsupportedFeature, match="task must be 'generate'; got 'pool'") as caught:
+        driver.add("r", task=RequestTask.POOL)
+    assert (caught.value.field, driver.core.outputs, len(driver.core.journal)) == ("task", {}, 0)
 
 
 def test_no_step_is_planned_while_one_is_in_flight_and_a_late_result_changes_nothing() -> None:

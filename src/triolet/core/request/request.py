@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 import attrs
 
@@ -11,6 +12,13 @@ from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.trace_context import TraceHeaders
+
+
+class RequestTask(StrEnum):
+    """Kind of result that a request wants."""
+
+    GENERATE = "generate"
+    POOL = "pool"  # a vector; refused where a request enters
 
 
 @attrs.frozen(kw_only=True)
@@ -34,6 +42,7 @@ class Request:
         stream_interval: tokens from one output of the stream to the next.
         constraint: what bounds the form of the answer.
         client: whom admission and fairness count it for.
+        task: kind of result.
         cache_namespace: requests share cached blocks only within one.
         trace_headers: names and values of the headers that say which trace it belongs to.
         arrival_s: when it was admitted, monotonic seconds.
@@ -56,6 +65,7 @@ class Request:
     stream_interval: int = 1
     constraint: Constraint | None = None
     client: str | None = None
+    task: RequestTask = RequestTask.GENERATE
     cache_namespace: CacheNamespace = DEFAULT_NAMESPACE
     trace_headers: TraceHeaders = ()
     arrival_s: float = 0.0
