@@ -77,7 +77,7 @@ def test_what_can_not_be_a_hub_id_is_not_asked_for(name: str, unreachable: None)
 
 def test_a_file_is_not_a_folder(tmp_path: Path, unreachable: None) -> None:
     (tmp_path / "model.bin").touch()
-    with pytest.raises(ModelNotFound, match=r"model\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"model\.bin"):
         resolve_folder(str(tmp_path / "model.bin"))
 
 
