@@ -1,4 +1,4 @@
-"""What attention over block tables must know of a step: whose tokens these are, and where their keys lie."""
+"""Sequences of a step and the places of their keys, for attention over block tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triolet.kernels.gathered_attention import GatherPlan
 
 @attrs.frozen(eq=False, kw_only=True)
 class AttentionMetadata:
-    """Where this step's sequences stand: built once per step, shared by every layer.
+    """Lengths, block tables and slots of a step's sequences; built once per step, shared by every layer.
 
     Args:
         cu_query_lens: [num_seqs + 1] int32; sequence i's tokens are rows cu[i]:cu[i+1] of the step's tensors.
@@ -35,7 +35,7 @@ class AttentionMetadata:
     )
 
     def gather_plan(self, block_size: int, sliding_window: int | None) -> GatherPlan:
-        """Which slots each sequence reads, and what it masks; made by the first layer that asks."""
+        """Return the slots and masks of each sequence; the first layer that asks computes them."""
         plan = self._gather_plans.get((block_size, sliding_window))
         if plan is None:
             plan = GatherPlan.of(

@@ -6,7 +6,7 @@ meets few keys that all of it masks. Which slots are gathered and what is masked
 worked out once per step, in a `GatherPlan`, which also keeps the memory that is gathered into, because fresh pages
 cost more than the copy.
 
-Only slots that belong to the sequence are gathered: what other slots hold, even NaN, can not reach a result. All
+Only slots that belong to the sequence are gathered: what other slots hold, even NaN, cannot reach a result. All
 is computed in float32, because attention in bfloat16 is slower than that on CPUs.
 """
 
@@ -103,7 +103,7 @@ class _Chunk:
 
 @attrs.frozen(eq=False)
 class GatherPlan:
-    """What one step's attention reads, for one block size and one sliding window.
+    """Slots and masks of one step's attention, for one block size and one sliding window.
 
     Args:
         parts: groups of decodes, and chunks.

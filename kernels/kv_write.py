@@ -1,4 +1,4 @@
-"""Putting this step's keys and values into their slots of the paged cache."""
+"""Write this step's keys and values into their slots of the paged cache."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _attention_kernel(
             v = v.to(tl.float32)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale  # [ROWS, KEYS]
         if HAS_SOFT_CAP:
-            small = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / soft_cap))  # tanh through what can not overflow
+            small = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / soft_cap))  # tanh through what cannot overflow
             bent = soft_cap * (1.0 - small) / (1.0 + small)
             scores = tl.where(scores >= 0, bent, -bent)
         seen = key_live[None, :] & (key[None, :] <= position[:, None])

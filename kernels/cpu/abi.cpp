@@ -23,7 +23,7 @@ namespace {
       _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(eps), _(attention_soft_cap)
 #define STEP(_)                                                                                                   \
   _(token_ids), _(positions), _(slots), _(logits_indices), _(cu_query_lens), _(seq_lens), _(block_tables),        \
-      _(keys), _(values), _(hidden), _(logits), _(max_logits), _(argmax), _(block_tables_stride), _(num_tokens),             \
+      _(keys), _(values), _(hidden), _(logits), _(max_logits), _(argmax), _(block_tables_stride), _(num_tokens),  \
       _(num_seqs), _(num_logits), _(block_size), _(num_threads)
 #define MULTI_STEP_RUN(_) _(elapsed_s), _(num_steps), _(is_halted), _(num_done)
 #define ATTENTION_CALL(_)                                                                                         \

@@ -41,7 +41,7 @@ _LINK_FLAGS = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-W
 
 
 class BuildError(Exception):
-    """The kernels can not be compiled here; the message says why."""
+    """Error of a build; the message says why the kernels cannot be compiled here."""
 
 
 @attrs.frozen
@@ -56,7 +56,7 @@ class Toolchain:
 
     @classmethod
     def find(cls) -> Toolchain:
-        """This machine's.
+        """Find this machine's compiler.
 
         Raises:
             BuildError: there is no compiler.
@@ -68,13 +68,13 @@ class Toolchain:
         return cls(Path(found).resolve())
 
     def accepts(self, target: Target) -> bool:
-        """Whether the compiler knows the target's flags; one that is older than the CPU may not."""
+        """Tell whether the compiler knows the target's flags; one that is older than the CPU may not."""
         command = [str(self.compiler), *target.flags, "-E", "-x", "c++", os.devnull]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         return done.returncode == 0
 
     def key(self, target: Target) -> str:
-        """A name for what the sources become: 24 hexadecimal digits."""
+        """Return 24 hexadecimal digits that change with sources, compiler and flags."""
         stat = self.compiler.stat()  # stands for the compiler's version, without the time to ask it
         facts = [*_FLAGS, *_LINK_FLAGS, str(self.compiler), str(stat.st_size), str(stat.st_mtime_ns)]
         facts += target.flags
@@ -102,7 +102,7 @@ class Toolchain:
 
 
 def build(target: Target, toolchain: Toolchain | None = None, *, cache: Path | None = None) -> Path:
-    """The library for a target, compiled now if it is not in the cache.
+    """Return the library for a target, compiled now if it is not in the cache.
 
     Starts that come at once build it once: the others wait. A build that was interrupted leaves nothing behind that a
     later one could take for a library.
@@ -116,7 +116,7 @@ def build(target: Target, toolchain: Toolchain | None = None, *, cache: Path | N
         Path of a shared library.
 
     Raises:
-        BuildError: there is no compiler, it failed, or the cache can not be written.
+        BuildError: there is no compiler, it failed, or the cache cannot be written.
     """
     toolchain = toolchain or Toolchain.find()
     cache = cache or cache_folder()
@@ -134,7 +134,7 @@ def build(target: Target, toolchain: Toolchain | None = None, *, cache: Path | N
 
 
 def shipped(target: Target) -> Path | None:
-    """The library that a wheel has brought for a target; None where it brought none, or for other sources."""
+    """Return the library that a wheel has brought for a target; None if it has none, or one of other sources."""
     path = SOURCES / SHIPPED / _shipped_name(target)
     return path if path.exists() else None
 
@@ -155,7 +155,7 @@ def build_shipped(folder: Path) -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: triolet's folder in the user's cache."""
+    """Return the folder of compiled kernels: triolet's in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "triolet"
 
@@ -222,7 +222,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _check(process: subprocess.Popen[bytes]) -> None:
-    """One that has ended may not have failed."""
+    """Raise `BuildError` if a process that has ended failed."""
     said = process.communicate()[0].decode(errors="replace")
     if process.returncode:
         first = next((line for line in said.splitlines() if "error" in line), said[:200])

@@ -36,13 +36,13 @@ struct Workspace {
   std::vector<WorkItem> items;
   Stages stages;
   std::vector<Argmax> argmaxes;        // [threads, num_logits]
-  std::vector<ArgmaxCandidates> candidates;  // likewise, if there is a screen
-  bool only_decodes = true;     // one token and one piece for each sequence
+  std::vector<ArgmaxCandidates> candidates;  // likewise, if there is an argmax filter
+  bool only_decodes = true;     // one token and one item for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
-  Int8Rows int8_rows;                             // of what enters a product of int8_rows
-  float* lengths;                             // [num_logits]: of what enters the head, if it is screened
-  Bf16x3Rows bf16x3_rows;                           // of what enters one of thirds
+  Int8Rows int8_rows;                             // of what enters a product of int8 or int4
+  float* lengths;                             // [num_logits]: of what enters the head, with an argmax filter
+  Bf16x3Rows bf16x3_rows;                           // of what enters a BF16x3 product
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -85,7 +85,7 @@ struct Workspace {
     const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
     const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
     const size_t scales = Int8Rows::num_scales(static_cast<int>(widest));
-    const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // twice as int8_rows
+    const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // two int8 rows each
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
                                 num_estimated * (model.hidden / 2 + 3) + split + 11 * 16);
@@ -200,7 +200,7 @@ class Worker {
     return rows;
   }
 
-  // Rows as thirds: each thread's own, if they are few.
+  // Rows split into three bfloat16 parts: each thread's own, if they are few.
   Bf16x3Rows as_bf16x3(const Linear& linear, const T* x, int num_rows) {
     static thread_local Scratch scratch;
     const int width = linear.num_in;

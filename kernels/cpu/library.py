@@ -1,4 +1,4 @@
-"""The compiled kernels, loaded into this process; or, where they can not be, one warning and torch instead.
+"""Load the compiled kernels into this process, or warn once and leave the work to torch.
 
 Of the kinds of CPU that they can be compiled for (targets.py) the best that this machine can run is taken: as the
 wheel has brought it, or else compiled now. `TRIOLET_CPU_KERNELS` names another, or none.
@@ -28,7 +28,7 @@ SWITCH = "TRIOLET_CPU_KERNELS"
 
 @attrs.frozen(eq=False)
 class Kernels:
-    """What was loaded.
+    """Loaded library of kernels.
 
     Args:
         cpp: the functions. Calls into it release the GIL.
@@ -43,10 +43,10 @@ class Kernels:
 
 @functools.cache
 def kernels() -> Kernels | None:
-    """The kernels, compiled at the first call if there is need; None where torch has to do their work.
+    """Return the kernels, compiled at the first call if there is need; None where torch does their work.
 
     Raises:
-        ConfigError: `TRIOLET_CPU_KERNELS` names what there is not, or what this machine can not run.
+        ConfigError: `TRIOLET_CPU_KERNELS` names what there is not, or what this machine cannot run.
     """
     wish = os.environ.get(SWITCH, "") or "auto"
     if wish in ("0", "off"):
@@ -61,7 +61,7 @@ def kernels() -> Kernels | None:
 
 
 def library() -> ctypes.CDLL | None:
-    """The functions of `kernels()`."""
+    """Return the functions of `kernels()`."""
     loaded = kernels()
     return None if loaded is None else loaded.cpp
 
@@ -83,7 +83,7 @@ def load(target: Target, path: Path) -> Kernels:
 
 
 def _best() -> Kernels:
-    """For the best target that there is a library for: what the package brings, or else from a compiler.
+    """Load the best target that there is a library for: from the package, or else compiled now.
 
     Raises:
         BuildError: there is none; says why for each target.
@@ -117,7 +117,7 @@ def _forced(name: str) -> Kernels:
 
 
 def _threads_of_torch() -> ctypes._FuncPointer | None:
-    """Where the OpenMP runtime that this process has loaded, torch's, starts threads; None = there is none."""
+    """Find `GOMP_parallel` in the OpenMP runtime that torch has loaded; None if there is none."""
     try:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:

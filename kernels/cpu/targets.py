@@ -1,4 +1,4 @@
-"""The kinds of CPU that the kernels are compiled for, and which of them this machine is.
+"""Kinds of CPU that the kernels are compiled for, and the ones that this machine can run.
 
 A library for one kind runs on every CPU that has its features. Which features there are is what the kernel of the
 operating system says, which knows what it saves of a thread's registers, too; a newer CPU under an old system has less.
@@ -73,12 +73,12 @@ NAMES = tuple(target.name for target in TARGETS)
 
 
 def runnable() -> tuple[Target, ...]:
-    """What this machine can run, best first; never nothing."""
+    """Return the targets that this machine can run, best first; there is at least one."""
     return tuple(target for target in TARGETS if not missing(target))
 
 
 def missing(target: Target) -> tuple[str, ...]:
-    """The features that this machine does not have, sorted."""
+    """Return the features that this machine lacks, sorted."""
     return tuple(sorted(target.features - _features()))
 
 
@@ -89,7 +89,7 @@ def _features() -> frozenset[str]:
 
 
 def cpu_facts() -> tuple[str, ...]:
-    """What the CPU is and can do, in lines that change when it does."""
+    """Return model and features of the CPU, in lines of /proc/cpuinfo."""
     try:
         processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

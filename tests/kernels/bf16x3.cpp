@@ -1,4 +1,4 @@
-// A linear layer by thirds, for test_cpu_bf16x3.py: everything that a decoder does with one, in one call.
+// A linear layer by BF16x3 splitting, for test_cpu_bf16x3.py: all that a decoder does with one, in one call.
 
 #include <vector>
 

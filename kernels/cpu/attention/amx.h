@@ -1,6 +1,6 @@
-// attend_many for bfloat16 on AMX: keys and values are multiplied as they are stored.
+// attend_prefill for bfloat16 on AMX: keys and values are multiplied as they are stored.
 //
-// Both products leave a row's numbers under each other, so that the softmax between them is the one of attend_many:
+// Both products leave a row's numbers under each other, so that the softmax between them is the one of attend_prefill:
 //   scores [key, row]  = keys [key, dim] @ queries^T [dim, row]
 //   out [dim, row]    += values^T [dim, key] @ weights [key, row]
 // The second operand of a product lies in pairs: a word has two numbers of a column, those of rows 2 i and 2 i + 1.

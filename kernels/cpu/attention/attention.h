@@ -16,13 +16,13 @@
 constexpr int MAX_DECODE_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
 constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens
 
-// The way is chosen by all the rows that the sequence has: the last piece of a long chunk is computed like the others,
+// The way is chosen by all the rows that the sequence has: the last item of a long chunk is computed like the others,
 // and a decode with a draft, bit for bit, like one without.
 INLINE bool is_decode(int query_len, int group) {
   return query_len * group <= MAX_DECODE_ROWS || (group <= MAX_DECODE_ROWS && query_len <= DRAFT_TOKENS);
 }
 
-// Rows of one piece of work.
+// Rows of one work item.
 INLINE int rows_per_item(int query_len, int group) {
   return is_decode(query_len, group) ? std::min(query_len * group, MAX_DECODE_ROWS) : TILE_COLUMNS;
 }

@@ -13,7 +13,7 @@ constexpr int MAX_SHARED_ROWS = 12;
 constexpr int ROWS_AT_ONCE = 4;    // of one head, as many as the registers hold
 constexpr int CHUNK = 16;          // keys of a tile that all heads are done with before the next ones; of LANES
 
-// Where the tokens of a tile lie, in K: as stored, or widened. Only those that somebody sees are set.
+// Where the tokens of a tile lie, in K: as stored, or widened. Only keys that some row sees are set.
 template <class K>
 struct KeyTile {
   const K *key[KEYS], *value[KEYS];

@@ -1,4 +1,4 @@
-"""The launcher of paged_attention.cpp."""
+"""Launcher of paged_attention.cpp."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def paged_attention_cpp(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """`paged_attention` in C++, without its checks; on torch's number of threads."""
+    """Run `paged_attention` in C++, without its checks, on torch's number of threads."""
     allocate = torch.empty if sum(metadata.query_lens_host) == len(query) else torch.zeros
     out = allocate(query.shape, dtype=query.dtype)
     call = AttentionCall(

@@ -16,7 +16,7 @@ INLINE void widen_tile(const PagedHead<T>& head, int tile, int lo, int hi, int d
   std::fill(wide + hi * padded_dim, wide + KEYS * padded_dim, 0.0f);
 }
 
-// What the rows of a piece see, and how far they are. The lanes past the last row repeat it.
+// What the rows of a item see, and how far they are. The lanes past the last row repeat it.
 template <int WIDTH>
 struct RowState {
   alignas(64) int begin[WIDTH], end[WIDTH];  // of the keys

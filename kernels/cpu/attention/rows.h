@@ -31,7 +31,7 @@ struct PagedHead {
   }
 };
 
-// What one piece of work computes: `num_rows` rows from `first_row` on.
+// What one work item computes: `num_rows` rows from `first_row` on.
 template <class T>
 struct AttentionRows {
   const T* query;  // the sequence's first token, the KV head's first query head

@@ -1,4 +1,4 @@
-// One layer's attention of a whole step, cut into pieces of work.
+// One layer's attention of a whole step, cut into work items.
 
 #pragma once
 
@@ -56,7 +56,7 @@ class Prefixes {
   const AttentionCall& call_;
 };
 
-// Pieces of sequences with so few rows that several fit into one: those that share a prefix, together. All threads are
+// Items of sequences with so few rows that several fit into one: those that share a prefix, together. All threads are
 // to have some of them. Under all KV heads.
 inline void add_shared_items(const AttentionCall& call, std::vector<int> sequences, std::vector<WorkItem>& items) {
   const int group = call.num_heads / call.num_kv_heads;
@@ -82,7 +82,7 @@ inline void add_shared_items(const AttentionCall& call, std::vector<int> sequenc
   }
 }
 
-// KV heads that are computed side by side: as many as leave enough pieces for all threads, and a tile of them, with the
+// KV heads that are computed side by side: as many as leave enough items for all threads, and a tile of them, with the
 // next one, in the second-level cache.
 inline int heads_together(const AttentionCall& call, int num_items) {
   constexpr int ITEMS_PER_THREAD = 8, TILE_BYTES = 256 * 1024;
@@ -91,7 +91,7 @@ inline int heads_together(const AttentionCall& call, int num_items) {
   return std::max(1, std::min((call.num_kv_heads + parts - 1) / parts, TILE_BYTES / head_bytes));
 }
 
-// The same pieces, each cut into pieces of fewer KV heads.
+// The same items, each cut into items of fewer KV heads.
 inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, int num_kv_heads, int together) {
   std::vector<WorkItem> cut;
   cut.reserve(items.size() * ((num_kv_heads + together - 1) / together));
@@ -158,7 +158,7 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
   return work;
 }
 
-// One of the pieces; the next one is likely to follow.
+// One of the items; the next one is likely to follow.
 template <class T>
 inline void attend(const AttentionCall& call, const std::vector<WorkItem>& items, size_t index, Scratch& scratch) {
   auto rows_under = [&](const WorkItem& item, int i) { return rows_of<T>(call, item.sequences[i], item.first_head); };

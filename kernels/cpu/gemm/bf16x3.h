@@ -1,8 +1,9 @@
-// Linear layers in float32 on Intel's AMX tiles, which multiply bfloat16: up to twice as fast as vectors of float32.
+// FP32 GEMM on AMX by BF16x3 splitting: six of the nine partial products, summed in FP32. Up to twice as fast as
+// vectors of float32.
 //
-// A float32 number is the sum of three of bfloat16, its thirds: its upper half, that of the rest, and the rest of that.
-// Nothing is lost, and products of thirds are exact in float32. Of the nine of each two numbers six are added up; the
-// others are smaller than what rounding a sum costs. Source: Henry, Tang and Heinecke, "Leveraging the bfloat16
+// A float32 number is the sum of three bfloat16 parts: its upper half, that of the rest, and the rest of that. Nothing
+// is lost, and products of parts are exact in float32. The three products that are left out are smaller than the
+// rounding error of the sum. Source: Henry, Tang and Heinecke, "Leveraging the bfloat16
 // Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
 //
 // The weights stay float32 in memory, in blocks. One is split when its turn comes, into the first-level cache, while
@@ -41,7 +42,7 @@ INLINE void pack_bf16x3_blocks(const float* weight, int num_out, int num_in, boo
   });
 }
 
-// Rows of activations that were split: tiles of 16 rows and BLOCK_INPUTS inputs, [ceil(rows / 16), blocks, THIRDS].
+// Rows of activations that were split: tiles of 16 rows and BLOCK_INPUTS inputs, [ceil(rows / 16), blocks, PARTS].
 // What no row has written to may be anything: rows do not meet.
 struct Bf16x3Rows {
   uint32_t* tiles;
@@ -65,8 +66,8 @@ INLINE Words without(Words x, Words part) {
   return reinterpret_cast<Words>(reinterpret_cast<Floats>(x) - reinterpret_cast<Floats>(part));
 }
 
-// Thirds of weights are cut off; those of activations are the nearest, which makes what is left out smaller, and as
-// often too much as too little.
+// Parts of weights are truncated; those of activations are rounded to nearest, which makes the products that are left
+// out smaller, and as often positive as negative.
 INLINE Words nearest_part(Words x) {
   return upper_half((x & 0x7fffffffu) < 0x7f7f0000u ? x + 0x8000u : x);  // no number may become infinite
 }
@@ -142,7 +143,7 @@ INLINE void split_some(const float* block, int first, int last, uint32_t* to) {
   meanwhile(turn)
 #define ALL_WRITTEN() asm volatile("" ::: "memory")  // tiles are loaded behind the compiler's back
 
-constexpr int TURNS = 6;  // products of thirds
+constexpr int TURNS = 6;  // products of parts
 
 // Sums of one or two (BOTH) tiles of rows += a block. `meanwhile` is called with 0 to TURNS - 1.
 template <bool BOTH, class Meanwhile>

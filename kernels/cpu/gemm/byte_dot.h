@@ -20,7 +20,7 @@ INLINE Ints dot_int16(Int16s a, Int16s b) {
 }
 #endif
 
-// Fours of unsigned bytes times fours of signed ones.
+// Groups of 4 unsigned bytes times groups of 4 signed ones.
 INLINE Ints dot_bytes(Ints sum, Words positive, Words either) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(positive),

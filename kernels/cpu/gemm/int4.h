@@ -1,9 +1,8 @@
-// Linear layers whose weights are halves of bytes: 4.5 bits a weight, with the scale that every GROUP inputs of an
-// output have of their own. A weight is (half - 8) * scale. The groups of a row of activations are bytes with a scale
-// each, too.
+// Linear layers with int4 weights: two nibbles a byte, and a bfloat16 scale for every GROUP inputs of an output, 4.5
+// bits a weight in all. A weight is (nibble - 8) * scale. Rows of activations are int8 with a scale for each group.
 //
 // A panel lies group after group: for every eight inputs four bytes of each output, the first four inputs in the lower
-// halves, then the scales of all outputs, bfloat16. Within a group sums are exact in int32; groups are added in
+// nibbles, then the scales of all outputs, bfloat16. Within a group sums are exact in int32; groups are added in
 // float32, in their order, whatever the number of rows: a row's result does not depend on its neighbours.
 
 #pragma once

@@ -1,5 +1,5 @@
-// Linear layers whose weights are bytes, a quarter of float32: each output has a scale, and each row of activations
-// gets one of its own when it comes.
+// Linear layers with int8 weights, a quarter of float32: a scale for each output, and one for each row of activations,
+// which is quantised when it is computed.
 //
 // Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
 // instructions (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what

@@ -1,5 +1,5 @@
-// Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or bytes
-// (gemm/int8.h), or halves of bytes (gemm/int4.h).
+// Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or
+// int8 (gemm/int8.h), or int4 (gemm/int4.h).
 //
 // A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
 // reads it, so that a step streams the weights through the cache once: for every input the numbers of all its outputs.
@@ -110,7 +110,7 @@ INLINE Floats dot_add(Floats sum, Words weights, Words x) {
 #endif
 }
 
-// Fours of bytes times fours, added to int32.
+// Groups of 4 bytes times groups of 4, added to int32.
 INLINE Ints dot_add(Ints sum, Words weights, Words x) { return dot_bytes(sum, x, weights); }
 
 template <class Number>

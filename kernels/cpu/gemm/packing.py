@@ -28,7 +28,7 @@ _PACKED_DTYPES = {**DTYPES, torch.int8: 3}
 
 @attrs.frozen(eq=False)
 class CppLinear:
-    """A linear layer's packed weights, and what goes with them in the same order; all stay alive as long as this does.
+    """Packed weights of a linear layer, with bias, scales and offsets in the same order.
 
     Args:
         weights: packed.
@@ -52,12 +52,12 @@ class CppLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all of it."""
+        """Bytes of all tensors."""
         parts = (self.weights, self.bias, self.scales, self.zero_point_offsets)
         return sum(part.nbytes for part in parts if part is not None)
 
     def struct(self) -> LinearStruct:
-        """What the C++ side reads."""
+        """Return the struct that C++ reads; it is valid as long as this object lives."""
         return LinearStruct(
             self.weights.data_ptr(),
             pointer(self.bias),
@@ -72,7 +72,7 @@ class CppLinear:
 
 @attrs.frozen(eq=False)
 class CppArgmaxFilter:
-    """What finds the outputs of a linear layer that can have its largest result; alive as long as its struct is.
+    """Int8 copy of a linear layer with error bounds: finds the outputs that can be its argmax.
 
     Args:
         weights: of the layer, as bytes.
@@ -84,11 +84,11 @@ class CppArgmaxFilter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all of it."""
+        """Bytes of all tensors."""
         return self.weights.num_bytes + self.bounds.nbytes
 
     def struct(self) -> ArgmaxFilterStruct:
-        """What the C++ side reads."""
+        """Return the struct that C++ reads; it is valid as long as this object lives."""
         return ArgmaxFilterStruct(self.weights.struct(), self.bounds.data_ptr())
 
 
@@ -117,7 +117,7 @@ def pack_linear(
 def pack_bf16x3(
     library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
-    """`pack_linear`, but for float32 where there are tiles to multiply it with: in blocks, which are split for them.
+    """Pack float32 in blocks for BF16x3 splitting where AMX can be used; otherwise the same as `pack_linear`.
 
     Args:
         library: the kernels, which know whether there are.
@@ -148,7 +148,7 @@ def pack_bf16x3(
 def pack_int8(
     library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
-    """`pack_linear` with each output's weights rounded to 255 steps between their largest size and its opposite.
+    """Round a weight to int8, symmetric, with a scale for each output, and pack it.
 
     Args:
         library: the kernels.
@@ -185,7 +185,7 @@ def _pack_rounded_int8(
 
 
 def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each output's weights as int8 steps between their largest size and its opposite, and how large a step is."""
+    """Round to int8, symmetric per output; return the numbers and the scales."""
     rounded = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for part in _parts(len(weight)):
@@ -196,7 +196,7 @@ def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_argmax_filter(library: ctypes.CDLL, weight: Tensor) -> CppArgmaxFilter | None:
-    """What finds the largest results of a layer without a bias in a quarter or half of the time.
+    """Pack the int8 copy that finds the argmax of a layer without a bias in a quarter or half of the time.
 
     Args:
         library: the kernels.
@@ -218,7 +218,7 @@ def pack_argmax_filter(library: ctypes.CDLL, weight: Tensor) -> CppArgmaxFilter 
 
 
 def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
-    """How far each output's estimate is off from what is computed from its weights, at most, for a row of length 1.
+    """Bound the error of each output's estimate for a row of length 1.
 
     The parts: what rounding took from the weights; what is left of a row that was rounded twice, no number of which is
     more than half a step of the second kind, or 1 / (4 * 127**2) of the largest; and what float32 sums can be off.
@@ -238,7 +238,7 @@ def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
 def pack_int4(
     library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> CppLinear:
-    """`pack_linear` with weights rounded to 16 steps, whose size every `GROUP` inputs of an output have of their own.
+    """Round a weight to int4 with a scale for every `GROUP` inputs of an output, and pack it.
 
     Args:
         library: the kernels.
@@ -276,7 +276,7 @@ GROUP = 32
 
 
 def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest steps, and their size in each group.
+    """Round to int4 in groups.
 
     Args:
         weight: [num_out, num_in] float32.
@@ -350,5 +350,5 @@ def _huge_page_tensor(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """The address of a tensor's first element; None stays None."""
+    """Return the address of a tensor's first element; None stays None."""
     return None if tensor is None else tensor.data_ptr()

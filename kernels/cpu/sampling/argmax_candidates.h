@@ -1,9 +1,9 @@
-// The largest results of a linear layer without computing all of them: which outputs can have them is found from
-// weights that are bytes, a quarter of float32, and only those are computed from the weights themselves. What is chosen
-// is what the layer would have given, to the last bit.
+// Argmax of a linear layer without computing all its outputs: candidates are found from an int8 copy of the weights, a
+// quarter of float32, and only those are computed from the weights themselves. The result is the layer's own, to the
+// last bit.
 //
 // An estimate is wrong by no more than a bound that was computed with the bytes: by Cauchy and Schwarz the length of
-// what rounding took from the weights of an output times that of the row (`Screen::bounds`; pack_screen in packing.py
+// what rounding took from the weights of an output times that of the row (`ArgmaxFilter::bounds`; _bounds in packing.py
 // has the parts). An output whose estimate plus bound is below another's estimate minus bound is not the largest.
 
 #pragma once
@@ -16,7 +16,7 @@
 
 // Mirrored in abi.py.
 struct ArgmaxFilter {
-  Linear int8;          // without bias; weights null = there is no screen
+  Linear int8;          // without bias; weights null = there is no filter
   const float* bounds;  // [panels * TILE_COLUMNS]: how far off an estimate can be, for a row of length 1
 };
 

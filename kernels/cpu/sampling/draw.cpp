@@ -1,4 +1,4 @@
-// Choosing tokens from logits that were written down, row by row, on the threads of a step.
+// Argmax and random draws from rows of logits, on the threads of a step.
 
 #include "sampling/argmax.h"
 #include "sampling/draw.h"

@@ -1,4 +1,4 @@
-"""The launcher of draw.cpp: the largest of each row of logits, and a token drawn from each."""
+"""Launchers of draw.cpp: the argmax of each row of logits, and a token drawn from each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triolet.kernels.cpu.library import library
 
 
 def row_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`logits.max(dim=1)`: NaN is larger than everything, and of equal numbers the first is taken.
+    """Compute `logits.max(dim=1)`: NaN is larger than everything, and of equal numbers the first is taken.
 
     Args:
         logits: [num_rows, vocab_size].
@@ -53,7 +53,7 @@ def draw(cpp: ctypes.CDLL, draws: int, logits: Tensor) -> Tensor:
 
 
 def can_choose(logits: Tensor) -> bool:
-    """Whether the kernels take logits like these."""
+    """Tell whether the kernels take logits like these."""
     return (
         logits.device.type == "cpu"
         and logits.dtype in MODEL_DTYPES

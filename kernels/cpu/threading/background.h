@@ -13,7 +13,7 @@ class BackgroundThread {
   BackgroundThread() : thread_([this] { work(); }) {}
 
   ~BackgroundThread() {
-    if (getpid() != process_) {  // see Team
+    if (getpid() != process_) {  // see ThreadPool
       thread_.detach();
       return;
     }

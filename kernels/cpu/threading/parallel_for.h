@@ -1,5 +1,5 @@
-// Items shared out among the threads that the rest of the process computes with: those of torch's OpenMP, which are
-// awake already, once the launcher has said where they are (library.py); else those of a team of one's own.
+// parallel_for over the threads that the rest of the process computes with: those of torch's OpenMP, which are awake
+// already, once library.py has found them; else those of a thread pool of our own.
 //
 // So the library is linked to no OpenMP runtime. Two of them in one process would each keep threads that spin for work,
 // on the same cores; and where torch's lies is known only where torch is.

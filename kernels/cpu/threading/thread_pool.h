@@ -1,7 +1,7 @@
 // The threads of a step, and how they share its work.
 //
 // A step is a row of stages; a stage is a number of items, each computed by one thread alone. A stage is over when its
-// items are done, whoever did them: a thread that comes late, or whose core was taken away between two items, is not
+// items are done, by whichever thread: a thread that comes late, or whose core was taken away between two items, is not
 // waited for. So a step needs no more than the thread that called it; the others join in when they wake up.
 //
 // Between steps the others sleep. They must not spin for long there, as OpenMP's do for milliseconds: on a machine of
@@ -73,7 +73,7 @@ class Stages {
   std::unique_ptr<Counter[]> counters_;
 };
 
-// The threads that help one other thread, which they end with.
+// Worker threads of one other thread; they end with it.
 class ThreadPool {
  public:
   // The calling thread's own.
@@ -155,7 +155,7 @@ class ThreadPool {
   bool try_join(int thread, unsigned& last) {
     const unsigned job = job_.load(std::memory_order_acquire);
     if (job % 2 == 0 || job == last) return false;
-    inside_.fetch_add(1);  // seen by whoever closes the job, or else the job is seen to be closed
+    inside_.fetch_add(1);  // seen by the thread that closes the job, or else the job is seen to be closed
     const bool is_open = job_.load() == job;
     if (is_open && thread < threads_) call_(context_, thread);
     inside_.fetch_sub(1);

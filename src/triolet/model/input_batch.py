@@ -1,6 +1,6 @@
-"""The runner's table of rows, one for each request that it is computing, and the input tensors of a step.
+"""The runner's table of rows, one per request that is being computed, and the input tensors of a step.
 
-The scheduler says only what changed; everything else is remembered here. A plan that contradicts what is remembered is
+A plan holds only what changed; everything else is kept here. A plan that contradicts what is remembered is
 a bug of ours and raises `InvariantViolated` before anything is computed: on a GPU a wrong index would poison the
 process, and on a CPU it would write into another request's blocks.
 """
@@ -22,15 +22,11 @@ from triolet.model.interface import ForwardBatch, LayerCache
 from triolet.model.sampling.logprobs import PromptShare
 from triolet.model.sampling.sampling_row import SamplingRow
 
-# --------------------
-# What the runner remembers of one request that it is computing: its tokens, and how far they are computed.
-
-
 Int64s = npt.NDArray[np.int64]
 
 
 class Row:
-    """One request in the table.
+    """Tokens of one request that is being computed, and how far they are computed.
 
     Args:
         start: the request.
@@ -72,11 +68,11 @@ class Row:
         )
 
     def tokens(self, start: int, end: int) -> Int64s:
-        """Tokens of prompt and answer."""
+        """Return the tokens of prompt and answer at positions `start : end`."""
         return self._tokens[start:end]
 
     def prompt_share(self, start: int, end: int) -> PromptShare | None:
-        """What a step that computes `start : end` tells of the prompt, if that is wanted."""
+        """Return the prompt positions whose log-probabilities a step over `start : end` gives; None if not wanted."""
         end = min(end, self.num_prompt_tokens - 1)  # after the last one comes the answer
         if self.num_prompt_logprobs is None or start >= end:
             return None
@@ -91,11 +87,11 @@ class Row:
             self._tokens[self.num_tokens : self.num_tokens + len(draft)] = draft
 
     def go_on(self) -> None:
-        """A run computes the token that it sampled last."""
+        """Note that a multi-step run computes the token that it sampled last."""
         self.num_computed_tokens = self.num_tokens
 
     def token(self, position: int) -> int:
-        """One of them."""
+        """Return the token at a position."""
         return int(self._tokens[position])
 
     def append(self, token_id: int) -> bool:
@@ -120,7 +116,7 @@ class Row:
             self._tokens = np.resize(self._tokens, 2 * self.num_tokens + 16 + count)
 
     def sampling_after(self, num_guessed: int) -> SamplingRow:
-        """What the sampler looks at after so many tokens of the draft: itself, as it will be if they come true."""
+        """Return the sampler's row as it will be if this many draft tokens are accepted."""
         if not num_guessed:
             return self.sampling
         return self.sampling.after(self.tokens(self.num_tokens, self.num_tokens + num_guessed).tolist())
@@ -160,7 +156,7 @@ class StepInput:
 
 @attrs.frozen(eq=False)
 class Decoding:
-    """What stays the same from step to step while the same rows get a token each; see `StepInput`."""
+    """Input tensors that stay the same while the same rows decode one token each; see `StepInput`."""
 
     rows: tuple[Row, ...]
     row_ids: Int64s
@@ -171,7 +167,7 @@ class Decoding:
 
 
 def _is_plain_decode(planned: PlanRow, row: Row) -> bool:
-    """Whether this row has one token to compute, a next one to be sampled, and nothing beside it."""
+    """Tell whether this row computes one token and samples the next, without a draft or prompt log-probabilities."""
     return (
         planned.num_tokens == 1
         and planned.sample
@@ -231,7 +227,7 @@ class RowTable:
         return tuple(rows)
 
     def take(self, plan: StepPlan) -> StepInput:
-        """Follow a plan: forget, fill, advance; then lay its tokens end to end.
+        """Apply a plan to the table and build the input of its step.
 
         Raises:
             InvariantViolated: the plan contradicts the table, which may now hold half of it: `clear` it.
@@ -246,7 +242,7 @@ class RowTable:
         return self._input(plan.rows, [self._advance(planned, further) for planned in plan.rows], further)
 
     def take_back(self, plan: StepPlan) -> None:
-        """The step that was taken last has not been computed: its rows have all they had, and no more."""
+        """Undo `take` for a step that was not computed."""
         for planned in plan.rows:
             if (row := self._rows[planned.row_id]) is not None:
                 row.num_computed_tokens = planned.start
@@ -378,7 +374,7 @@ class RowTable:
         )
 
     def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:
-        """The same for rows with one token each: the steps that there are most of, with most of it known before.
+        """Build the input of a plain decode step, the most frequent kind, from tensors that are mostly kept.
 
         Block tables are long enough for `further` tokens.
         """

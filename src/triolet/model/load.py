@@ -132,6 +132,6 @@ def _load_native(
 
 
 def _not_quantised(quantization: str) -> ConfigError:
-    """It is for what runs as one C++ step: see `triolet.model.backends.cpu_decoder`."""
+    """Refuse quantization: only the CPU decoder has it."""
     rule = "none for this model: it is for dense ones like Llama, on a CPU, in float32 or bfloat16"
     return ConfigError("quantization", rule, quantization)

@@ -123,7 +123,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, done_fd: int) -> BackgroundRun | None:
-        """Begin a plan that needs no thread of ours, if it is one: tokens for rows that want their likeliest.
+        """Begin a plan in the model's own thread, if all its rows are greedy decodes.
 
         Args:
             plan: see `execute`; also a run.
@@ -150,7 +150,7 @@ class ModelRunner:
         return step
 
     def rest(self) -> None:
-        """Take note that nothing is being computed any more."""
+        """Note that no step is being computed any more."""
         if self._pages is not None:
             self._pages.rest()
 
@@ -174,7 +174,7 @@ class ModelRunner:
     def note(
         self, rows: tuple[Row, ...], samples: Samples
     ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
-        """Remember what was sampled, and make it known.
+        """Store the sampled tokens in their rows, and return them as results.
 
         Args:
             rows: as in `StepInput.sampled`.
@@ -198,7 +198,7 @@ class ModelRunner:
         return tuple(tokens), tuple(failures)
 
     def _batch_for(self, rows: tuple[Row, ...]) -> SamplingBatch:
-        """The sampling tensors of these rows; those of the last step, if it sampled the same, each row once."""
+        """Return the sampling tensors of these rows; the last step's, if it sampled the same rows, each once."""
         if rows != self._batch_rows or len(set(rows)) < len(rows):  # rows are compared by identity
             self._batch = SamplingBatch(
                 list(_in_turn(rows)),
@@ -211,7 +211,7 @@ class ModelRunner:
 
 
 class BackgroundRun:
-    """A plan that is being computed, by a model that needs no thread of ours.
+    """Plan that a model computes in a thread of its own.
 
     Args:
         runner: whose rows they are.
@@ -229,7 +229,7 @@ class BackgroundRun:
         self._is_first = True
 
     def results(self, count: int) -> list[StepResult]:
-        """Of the next steps, as many as `done_fd` says are over."""
+        """Return the results of the next `count` steps, which `done_fd` has counted as over."""
         steps = self._run.steps(count)
         if self._run.is_over:
             self._runner.rest()
@@ -247,16 +247,16 @@ class BackgroundRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether no others follow those that were told of."""
+        """True when no results follow those that were returned."""
         return self._run.is_over
 
     def halt(self) -> None:
-        """Have it end after the step that is being computed."""
+        """End the run after the step that is being computed."""
         self._run.halt()
 
 
 def _in_turn(rows: tuple[Row, ...]) -> Iterator[SamplingRow]:
-    """What the sampler looks at. A row that stands there several times in a row has come further each time."""
+    """Yield the sampler's rows; a row that is repeated has one more draft token each time."""
     for _, same in groupby(rows, key=id):
         for num_guessed, row in enumerate(same):
             yield row.sampling_after(num_guessed)
@@ -383,12 +383,8 @@ def _model_info(
     )
 
 
-# --------------------
-# From the operator's configuration to a running model: the one place that knows which fields are the runner's.
-
-
 def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tuple[ModelRunner, ModelInfo]:
-    """Load what a configuration names.
+    """Load the model and KV cache of a configuration.
 
     Args:
         config: with a `model`.

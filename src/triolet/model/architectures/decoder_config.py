@@ -1,4 +1,4 @@
-"""What the native decoder needs to know of a model: shapes, flags, one entry per layer, and the checkpoint's names.
+"""Configuration of a native decoder: shapes, flags, one entry per layer, and the checkpoint's tensor names.
 
 `families.py` fills it in from a folder's config.json; nothing after it looks at that file again.
 """
@@ -82,7 +82,7 @@ class MoeConfig:
 
 @attrs.frozen(kw_only=True)
 class LayerConfig:
-    """What may differ from layer to layer.
+    """Part of the configuration that may differ from layer to layer.
 
     Args:
         attention_scale: scores are multiplied by it.

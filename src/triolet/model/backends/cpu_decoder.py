@@ -45,13 +45,10 @@ from triolet.model.backends.torch_decoder import decoder_facts
 from triolet.model.interface import ForwardBatch, GreedyStep, LayerCache, ModelSpec
 from triolet.model.memory.out_of_memory import trim_heap
 
-# --------------------
-# What greedy steps of the C++ decoder have found, while they run and after.
-
 
 @attrs.frozen(eq=False)
 class Found:
-    """Where steps write down their likeliest tokens, and how long they took.
+    """Output arrays of greedy steps, written by C++ while they run.
 
     Args:
         count: tokens of a step.
@@ -67,18 +64,18 @@ class Found:
 
     @classmethod
     def of(cls, count: int, num_steps: int = 1) -> Found:
-        """Room for that many tokens of that many steps."""
+        """Allocate the arrays for `count` tokens of each step."""
         size = count * num_steps
         return cls(
             count, (ctypes.c_float * size)(), (ctypes.c_int64 * size)(), (ctypes.c_float * num_steps)()
         )
 
     def addresses(self) -> dict[str, int]:
-        """For the fields of `StepStruct`."""
+        """Return the addresses for the fields of `StepStruct`."""
         return {"max_logits": ctypes.addressof(self.max_logits), "argmax": ctypes.addressof(self.argmax)}
 
     def step(self, index: int) -> GreedyStep:
-        """What one step has found; it must be over."""
+        """Return the result of one step, which must be over."""
         place = slice(index * self.count, (index + 1) * self.count)
         return GreedyStep(self.max_logits[place], self.argmax[place], self.elapsed_s[index])
 
@@ -176,7 +173,7 @@ class CpuDecoder:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights, packed, with norms and rotary tables."""
+        """Bytes of the packed weights, norms and rotary tables."""
         packed = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear | CppArgmaxFilter)]
         return sum(packed) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
 
@@ -310,7 +307,7 @@ def build_cpu_decoder(
 
 @attrs.define
 class _Planner:
-    """Fills in the structs, and keeps what they point at."""
+    """Builder of the structs; owns the memory that they point at."""
 
     config: DecoderConfig
     weights: WeightReader

@@ -1,4 +1,4 @@
-"""How many blocks of keys and values there are, and the tensors that hold them.
+"""Size and tensors of the KV cache.
 
 Each attention layer has its own pair of tensors, [num_blocks, block_size, num_kv_heads, head_dim]; block i of one layer
 and block i of another belong to the same tokens, so one block table serves all layers.
@@ -105,7 +105,7 @@ def allocate_kv_cache(
 
 
 def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Main memory that this process could still take without swapping, bytes.
+    """Return the main memory that this process could still take without swapping, bytes.
 
     Args:
         meminfo: the kernel's own account; without it, half of all memory is assumed to be free.

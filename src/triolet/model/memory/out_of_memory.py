@@ -1,4 +1,4 @@
-"""Errors that mean: there was no memory for this, and a smaller step may find some."""
+"""Recognise errors that mean that memory ran out, and free what can be freed: a smaller step may fit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ctypes
 
 import torch
 
-# torch says so on CPUs, and C++ wherever it can not say it better; neither has a class of its own in Python.
+# torch says so on CPUs, and C++ wherever it cannot say it better; neither has a class of its own in Python.
 SIGNS = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
 
 
 def lack_of_memory(error: Exception) -> str | None:
-    """What an error says, if it says that memory ran out, of the device or of the host."""
+    """Return the text of an error of running out of memory, on the device or the host; None for other errors."""
     is_lack = isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
     )
@@ -19,7 +19,7 @@ def lack_of_memory(error: Exception) -> str | None:
 
 
 def give_back(device: torch.device) -> None:
-    """Let go of what the allocator keeps for later: in small pieces it may be what was missing."""
+    """Free the memory that the allocator keeps for later; in small pieces it may be what was missing."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""The memory of a KV cache, made ready before it is needed.
+"""Touch the pages of a KV cache before they are needed.
 
 A cache in main memory takes pages from the system as it grows: one that is never full never takes its whole size. But
 a page of two megabytes has to be cleared first, and a step that comes upon new ones, in every layer at once, waits for
@@ -35,7 +35,7 @@ MADV_POPULATE_WRITE = 23  # from <asm-generic/mman-common.h>; Linux 5.14
 
 
 class PagePrefault:
-    """A thread that keeps some blocks beyond the highest used one in memory; it ends with the cache.
+    """Thread that touches some blocks beyond the highest used one; ends with the cache.
 
     Args:
         tensors: of the cache, each [num_blocks, ...], contiguous, on the CPU.
@@ -58,14 +58,14 @@ class PagePrefault:
         self._end = weakref.finalize(self, _end, self._pages, thread)
 
     def reach(self, block_id: int) -> None:
-        """Steps begin that use blocks; the highest of them."""
+        """Note that steps begin, and the highest block that they use."""
         self._pages.is_busy = True
         if block_id > self._highest:
             self._highest = block_id
             self._pages.want(block_id + 1)
 
     def rest(self) -> None:
-        """The steps that began are over."""
+        """Note that the steps are over."""
         self._pages.busy_until_s = time.monotonic()
         self._pages.is_busy = False
 
@@ -128,7 +128,7 @@ class _Pages:
         return self._quiet_s if self.is_busy else self.busy_until_s + self._quiet_s - time.monotonic()
 
     def _touch(self, tensor: Tensor, count: int) -> bool:
-        """Whether a tensor's blocks up to that one are in memory; not if it is over, or the system can not do it."""
+        """Whether a tensor's blocks up to that one are in memory; not if it is over, or the system cannot do it."""
         page, block = os.sysconf("SC_PAGE_SIZE"), tensor[0].nbytes
         begin = (tensor.data_ptr() + self._num_touched * block) // page * page
         end = tensor.data_ptr() + count * block

@@ -1,4 +1,4 @@
-"""Drawing on a CPU: all rows in one call into C++, which sorts nothing but the few tokens that are drawn from.
+"""Draw tokens on a CPU: all rows in one call into C++, which sorts only the few tokens that are drawn from.
 
 It is the same draw as `triolet.model.sampling.random_draw`'s in torch, with the same noise; exponentials and
 logarithms may differ
@@ -26,7 +26,7 @@ _DRAW = np.dtype(DrawStruct)
 
 
 class CpuDraws:
-    """What some rows are drawn with, step after step.
+    """Sampling parameters of some rows, as C++ reads them step after step.
 
     Args:
         cpp: the kernels.
@@ -56,6 +56,6 @@ class CpuDraws:
 def make_cpu_draws(
     params: Sequence[SamplingParams], answers: Tensor, vocab_size: int, device: torch.device
 ) -> CpuDraws | None:
-    """Draws for rows whose logits are on this device; None where torch has to draw."""
+    """Prepare draws for rows whose logits are on this device; None where torch has to draw."""
     cpp = library() if device.type == "cpu" else None
     return None if cpp is None else CpuDraws(cpp, params, answers, vocab_size)

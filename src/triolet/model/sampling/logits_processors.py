@@ -1,4 +1,4 @@
-"""Changes to logits before a token is chosen, in the order that users of vLLM rely on.
+"""Change logits before a token is chosen, in vLLM's order.
 
     allowed_token_ids -> bad_words -> min_tokens -> logit_bias -> repetition -> frequency -> presence
 
@@ -49,7 +49,7 @@ class Entries:
 
 
 class LogitEdits:
-    """The changes that a batch of rows asks for; made once, applied every step while the batch stays the same.
+    """Changes that a batch of rows asks for; built once, applied every step while the batch stays the same.
 
     Args:
         rows: (index in the logits, row), for the rows with `has_edits`.
@@ -146,23 +146,13 @@ class Penalties:
         logits[rows, token_ids] = torch.where(before == NEVER, before, scores.clamp_(-LARGE, LARGE))
 
 
-# --------------------
-# The first thing that happens to logits: what may not come next is taken out, before anybody looks at the rest.
-#
-# A mask comes as bits, one per token id, least significant first (as llguidance writes it); bits that are missing at
-# its
-# end are those of tokens that may not come.
-
-
-NEVER = float("-inf")
-
-
 def apply_bitmasks_(logits: Tensor, masks: Sequence[bytes | None]) -> None:
-    """Take what is masked out of the rows that have a mask, in place.
+    """Apply grammar bitmasks to the logits, in place, before sampling and logprobs.
 
     Args:
         logits: [num_rows, vocab_size] of any floating dtype.
-        masks: one per row; None leaves a row as it is.
+        masks: one per row; None leaves a row as it is. One bit per token id, least significant first, as llguidance
+            writes it; tokens past the end of the mask are barred.
     """
     rows = [row for row, mask in enumerate(masks) if mask is not None]
     if not rows:

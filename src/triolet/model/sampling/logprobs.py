@@ -1,4 +1,4 @@
-"""Log-probabilities for those who ask: which tokens they are told of, and their ranks."""
+"""Log-probabilities and ranks of chosen, likeliest and prompt tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = -1
 def token_logprobs(
     logprobs: Tensor, chosen: Tensor, num_top: Sequence[int], named: Sequence[tuple[int, ...]] = ()
 ) -> list[TokenLogprobs]:
-    """Pick what each row asks for.
+    """Select the log-probabilities that each row asks for.
 
     Args:
         logprobs: [num_rows, vocab_size] float32, normalised; or logits.
@@ -47,13 +47,6 @@ def _tops(logprobs: Tensor, num_top: Sequence[int]) -> list[tuple[list[int], lis
     return [(token_ids[:count], values[:count]) for token_ids, values, count in rows]
 
 
-# --------------------
-# Log-probabilities of the tokens of prompts: the logits after each token say how likely the next one was.
-#
-# A long prompt is computed in chunks, so a step gives a share of its positions; the journal puts the shares together.
-# They are of the model's own distribution, whatever `logprobs_mode` says of the answer: nothing is sampled here.
-
-
 ROWS_AT_ONCE = 64
 """Positions that are normalised together: in float32 and a long vocabulary they take some 40 MB."""
 
@@ -76,7 +69,9 @@ class PromptShare:
 
 
 def prompt_logprobs(shares: Sequence[PromptShare], logits: Tensor) -> tuple[PromptLogprobs, ...]:
-    """Look the prompts' tokens up.
+    """Compute the log-probabilities of prompt tokens, from the model's own distribution in every `logprobs_mode`.
+
+    A long prompt is computed in chunks, so a step gives a share of its positions; the journal joins the shares.
 
     Args:
         shares: in the order of their logits.

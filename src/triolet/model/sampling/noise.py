@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def _signed(bits: int) -> int:
-    """The int64 that has these 64 bits: torch has no uint64 arithmetic, and products wrap around all the same."""
+    """Return the int64 with these 64 bits: torch has no uint64 arithmetic, and products wrap around all the same."""
     return bits - 2**64 if bits >= 2**63 else bits
 
 
@@ -50,7 +50,7 @@ def _stream_output(start: Tensor, index: Tensor) -> Tensor:
 
 
 def answer_streams(seeds: Tensor) -> Tensor:
-    """Where the noise of each answer begins; the same for its whole life.
+    """Return the start of each answer's noise stream, fixed for the answer.
 
     Args:
         seeds: [n] int64, any.
@@ -61,7 +61,7 @@ def answer_streams(seeds: Tensor) -> Tensor:
 
 
 def position_streams(answers: Tensor, positions: Tensor) -> Tensor:
-    """Where the noise of each answer's next token begins.
+    """Return the start of the noise stream of each answer's next token.
 
     Args:
         answers: [n] int64, from `answer_streams`.
@@ -73,7 +73,7 @@ def position_streams(answers: Tensor, positions: Tensor) -> Tensor:
 
 
 def random_bits(streams: Tensor, token_ids: Tensor) -> Tensor:
-    """64 random bits for each token id of each row.
+    """Generate 64 random bits for each token id of each row.
 
     Args:
         streams: [n] int64, from `position_streams`.
@@ -85,7 +85,7 @@ def random_bits(streams: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def uniform_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
-    """Uniform numbers in the open interval (0, 1); arguments as for `random_bits`.
+    """Generate uniform numbers in the open interval (0, 1); arguments as for `random_bits`.
 
     63 bits become one float32, so small numbers keep all their digits, down to 2**-63: exponential noise near 0 decides
     whether an unlikely token wins, and 24 bits would never let through, or twice too often, what has a chance of 1e-8.
@@ -98,7 +98,7 @@ def uniform_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def exponential_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
-    """Exponential numbers of mean 1, in (0, 17); arguments as for `random_bits`.
+    """Generate exponential numbers of mean 1, in (0, 17); arguments as for `random_bits`.
 
     The token with the largest `probability / noise` is a draw from the probabilities.
 

@@ -1,4 +1,4 @@
-"""The random half of sampling: temperature, min_p, then a draw, with or without limits on what may be drawn."""
+"""Random sampling: temperature, min_p, then a draw, with or without top_k and top_p."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RandomDraw:
         )
 
     def draws_from(self, logits: Tensor) -> bool:
-        """Whether logits like these can be drawn from as they are, without being made float32."""
+        """Tell whether tokens can be drawn from logits of this dtype, without a float32 copy."""
         return self.on_cpu is not None and can_choose(logits)
 
     def draw(self, logits: Tensor, max_logits: Tensor, positions: Sequence[int]) -> Tensor:
@@ -101,7 +101,7 @@ class RandomDraw:
         return scaled, max_logits
 
     def filtered(self, logits: Tensor, max_logits: Tensor) -> Tensor:
-        """What `draw` draws from: scaled logits, -inf where nothing is drawn. Slower than drawing.
+        """Return the scaled logits that `draw` draws from, -inf for tokens that are left out. Slower than drawing.
 
         Args:
             logits: [num_rows, vocab_size] float32; stay as they are.

@@ -36,7 +36,7 @@ NOTHING_ALLOWED = "no token is left to choose from: all are masked"
 
 @attrs.frozen
 class Samples:
-    """What a batch of rows got; indices are those of the rows.
+    """Tokens, failures and log-probabilities of a batch; indices are those of the rows.
 
     Args:
         token_ids: one per row; without meaning for a row that failed.
@@ -53,7 +53,7 @@ NO_SAMPLES = Samples([], {}, {})
 
 
 def greedy_samples(max_logits: Sequence[float], token_ids: list[int]) -> Samples:
-    """The samples of rows that want nothing but their likeliest token.
+    """Build the samples of greedy rows.
 
     Args:
         peaks: each row's largest logit; NaN is larger than everything.
@@ -101,7 +101,7 @@ class SamplingBatch:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each row wants its likeliest token as the model has it, and no more: `greedy_samples` is enough."""
+        """True if every row takes the argmax of the unchanged logits and wants no log-probabilities."""
         return not (self._worked or self._with_logprobs)
 
     def _index(self, rows: list[int]) -> Tensor:
@@ -133,7 +133,7 @@ class SamplingBatch:
         return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
 
     def _draw_as_is(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What `_work` gives, without its copy, for rows that nothing is to be done with before they are drawn."""
+        """Do the same as `_work` without its copy, for rows without edits."""
         work = _take(logits, self._worked_index)
         if self._random is None or self._edits is not None or self._is_processed:
             return None
@@ -159,14 +159,14 @@ class SamplingBatch:
         return max_logits, tokens
 
     def _raw(self, logits: Tensor) -> Tensor | None:
-        """What is told of the rows that want log-probabilities, as long as nothing has been processed; a copy."""
+        """Copy the raw logits or log-probabilities of the rows that want them."""
         if not self._with_logprobs:
             return None
         raw = logits.index_select(0, self._logprobs_index).to(torch.float32)
         return raw if self._is_processed or not self._is_normalised else raw.log_softmax(dim=1)
 
     def _processed(self, work: Tensor, max_logits: Tensor) -> Tensor:
-        """Logits that tokens are drawn from, or, of greedy rows, that the largest is taken of; a copy."""
+        """Copy the logits after all edits, limits and temperature."""
         processed = work.clone()
         if self._random is not None:
             drawn = self._drawn_index
@@ -201,5 +201,5 @@ def _problem(max_logit: float) -> str:
 
 
 def _take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Those rows, which are in rising order; without a copy if they are all."""
+    """Select rows, given in rising order; without a copy if they are all."""
     return tensor if len(rows) == len(tensor) else tensor[rows]

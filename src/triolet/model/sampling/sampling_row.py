@@ -1,4 +1,4 @@
-"""What the sampler keeps of one request: its parameters and its history, no more of it than the parameters ask for."""
+"""Sampler's state of one request: its parameters, and as much of its history as they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triolet.core.request.params import SamplingParams
 
 
 class TokenCounts:
-    """The distinct tokens of prompt and answer, and how often the answer has each: what the penalties look at.
+    """Distinct tokens of prompt and answer and their counts in the answer, for the penalties.
 
     A list of those tokens, not a count for every token there is: a request has a few thousand, a vocabulary up to a
     quarter of a million.
@@ -39,7 +39,7 @@ class TokenCounts:
         self._counts[place] += 1
 
     def after(self, token_ids: Iterable[int]) -> TokenCounts:
-        """A copy, with some more tokens of the answer."""
+        """Return a copy with some more tokens of the answer."""
         later = copy(self)
         later._places, later._token_ids = dict(self._places), self._token_ids.copy()
         later._counts = self._counts.copy()
@@ -70,13 +70,13 @@ class TokenCounts:
 
 
 class SamplingRow:
-    """One request, as the sampler sees it.
+    """Sampling parameters and token history of one request.
 
     Args:
         params: sampling parameters.
         seed: of the noise.
         vocab_size: token ids from here on are left out of `ending_token_ids` and `bad_words_token_ids`: a tokenizer or
-            a generation config may know more tokens than the model has scores for, and those can not be drawn.
+            a generation config may know more tokens than the model has scores for, and those cannot be drawn.
         prompt_token_ids: the prompt.
         output_token_ids: the answer so far.
         ending_token_ids: masked while the answer is shorter than `params.min_tokens`.
@@ -109,7 +109,7 @@ class SamplingRow:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the request's own tokens change its logits."""
+        """True if the request's own tokens change its logits."""
         params = self.params
         return (
             params.repetition_penalty != 1.0
@@ -119,7 +119,7 @@ class SamplingRow:
 
     @property
     def has_edits(self) -> bool:
-        """Whether logits are changed before the greedy choice is made."""
+        """True if logits are changed before the argmax is taken."""
         params = self.params
         return (
             self.has_penalties
@@ -130,13 +130,13 @@ class SamplingRow:
         )
 
     def append(self, token_id: int) -> None:
-        """Take note of a token that was chosen."""
+        """Append a token that was chosen."""
         self.output_token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
 
     def after(self, token_ids: Sequence[int]) -> SamplingRow:
-        """A copy, as it will be when these tokens have been chosen, too."""
+        """Return a copy as it will be after these tokens."""
         later = copy(self)
         later.output_token_ids = [*self.output_token_ids, *token_ids]
         if self.counts is not None:
@@ -144,7 +144,7 @@ class SamplingRow:
         return later
 
     def banned_token_ids(self) -> list[int]:
-        """Tokens that may not come next: they would complete a bad word, or end the answer too early."""
+        """Return the tokens that may not come next: they would complete a bad word, or end the answer too early."""
         banned = [last for before, last in self.bad_words if self._answer_ends_in(before)]
         if len(self.output_token_ids) < self.params.min_tokens:
             banned.extend(self.ending_token_ids)

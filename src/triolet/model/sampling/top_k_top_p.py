@@ -1,4 +1,4 @@
-"""Drawing within top_k and top_p.
+"""Draw within top_k and top_p.
 
 A vocabulary is long, and what top_k and top_p leave of it is short. So a row is not sorted: its likeliest few tokens
 are taken out, and it is seen whether they hold all that is kept. If not, the row tries again with more of them, at last
@@ -55,19 +55,19 @@ class TopKTopP:
         )
 
     def widths(self, vocab_size: int) -> list[int]:
-        """How many candidates to look at: first, then, and in the worst case."""
+        """Return the numbers of candidates to try in turn: first, second, worst case."""
         # One more than top_k shows that nothing ties with the k-th; fewer than 16 are not faster.
         first = max(FIRST_WIDTH if self.needs_totals else 16, self.max_top_k + 1)
         return [*sorted(width for width in {first, SECOND_WIDTH} if first <= width < vocab_size), vocab_size]
 
 
 def has_top_k(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether the top_k leaves any token out."""
+    """Tell whether top_k leaves any token out."""
     return 0 < params.top_k < vocab_size
 
 
 def is_limited(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether there is a top_k or top_p to observe."""
+    """Tell whether there is a top_k or top_p to apply."""
     return has_top_k(params, vocab_size) or params.top_p < 1.0
 
 
@@ -91,7 +91,7 @@ def draw_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor, streams: T
 
 
 def keep_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor) -> Tensor:
-    """The logits of what each row's top_k and then its top_p leave, -inf for the others.
+    """Mask the logits that each row's top_k and then its top_p leave out with -inf.
 
     Args:
         limits: of each row.
@@ -107,7 +107,7 @@ def keep_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor) -> Tensor:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Rows that wait for a token; `totals` is the sum of exp(logit - peak), used where there is no top_k."""
+    """Rows that wait for a token; `totals` is the sum of exp(logit - max_logit), used where there is no top_k."""
 
     logits: Tensor
     max_logits: Tensor

@@ -1,4 +1,4 @@
-"""Texts of tokens that are the same wherever they stand, but for the beginning of a text.
+"""Texts of tokens that do not depend on the tokens before them.
 
 Theory of operation. Most decoders put one token's text behind the other's, and take something away only where the text
 begins: `▁the` is ` the` but there. Then decoding a token twice shows it in both places. Of the decoders that
@@ -27,7 +27,7 @@ FUSING = ("ByteFallback", "Fuse", "Strip")
 
 
 def token_pieces(backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> Piece:
-    """What is known of this tokenizer's tokens.
+    """Return the context-free texts of this tokenizer's tokens.
 
     Args:
         backend: nobody may change its decoder any more.
@@ -51,7 +51,7 @@ def token_pieces(backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) ->
 
 
 def puts_side_by_side(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the decoder is one that takes tokens one by one, wherever the text does not begin."""
+    """Tell whether the decoder decodes token by token after the beginning of a text."""
     if backend.decoder is None:
         return False
     spec = json.loads(backend.decoder.__getstate__())

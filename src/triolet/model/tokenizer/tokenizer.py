@@ -47,7 +47,7 @@ class TextTokenizer:
         return {skips: token_pieces(self.backend, skip_special_tokens=skips) for skips in (False, True)}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; with the special tokens that the model wants around a prompt, or without."""
+        """Encode a text, with or without the special tokens that the model wants around a prompt."""
         if len(text) < LONG_TEXT_CHARS:
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
         else:  # `encode` holds the interpreter's lock for its whole length, and would stop everybody's tokens
@@ -56,7 +56,7 @@ class TextTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids; ids that have no token (padding of the vocabulary) have no text."""
+        """Decode token ids; ids without a token (padding of the vocabulary) have no text."""
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -65,7 +65,7 @@ class TextTokenizer:
         return self._pieces[skip_special_tokens]
 
     def render(self, messages: Sequence[Mapping[str, Any]] | ChatPrompt) -> str:
-        """The text of a conversation, up to where the assistant's next turn begins, or as the conversation says.
+        """Render a conversation, up to the beginning of the assistant's next turn unless it says otherwise.
 
         Raises:
             UnsupportedFeature: the model has no chat template.
@@ -125,7 +125,7 @@ class TextTokenizer:
         return text
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Ids that would write each word, at a beginning and after a space.
+        """Return the ids that would write each word, at a beginning and after a space.
 
         Raises:
             InvalidPrompt: a word has no tokens.
