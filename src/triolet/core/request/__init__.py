@@ -1,1 +1,1 @@
-"""What is asked of the engine: prompt, parameters, limits, and the checks that hold them."""
+"""A request to the engine: prompt, parameters, limits, and the checks on them."""

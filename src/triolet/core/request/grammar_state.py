@@ -1,11 +1,11 @@
-"""What an answer may go on with: its grammar, and the thinking before it.
+"""Constraints on the next token of an answer: its grammar, and the reasoning before it.
 
-    Constraint   of a request: what was asked for, resolved; never changes
-    Guidance     of an answer of so many tokens: which tokens may come next, or that none may
-    Thinking     where in an answer the reasoning ends, and with it the model's freedom from the grammar
+    Constraint   of a request: grammar and reasoning rules, resolved once; never changes
+    TokenMask    of an answer with a given number of tokens: the tokens that may come next, or that the answer is over
+    Thinking     position in an answer where the reasoning ends and the grammar begins
 
-The scheduler computes no token for a request whose `TokenMask` is older than its last token. It does not matter to it
-where guidance comes from, nor how long that takes: such a request sits steps out, and the others go on.
+The scheduler computes no token for a request while its `TokenMask` is older than its last token. Such a request is left
+out of the steps, and the others go on; so it does not matter where masks come from or how long they take.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 
 @attrs.frozen(kw_only=True)
 class ThinkingRules:
-    """How a model marks its reasoning, in tokens.
+    """Token ids of the marks around a model's reasoning, and the limit of its length.
 
     Args:
         opening_token_ids: of the mark that begins it.
         closing_token_ids: of the mark that ends it.
-        is_open: the prompt ends amid reasoning, or the model always begins with it.
-        budget: tokens of reasoning after which it is ended; None for as many as it likes.
+        is_open: True if the prompt ends amid reasoning, or the model always begins with it.
+        budget: tokens of reasoning after which it is ended; None for no limit.
     """
 
     opening_token_ids: tuple[int, ...]
@@ -36,11 +36,11 @@ class ThinkingRules:
 
 @attrs.frozen(kw_only=True)
 class Constraint:
-    """What bounds a request's answer.
+    """Grammar and reasoning rules of a request's answer.
 
     Args:
-        grammar: the form of the answer, from where the reasoning ends.
-        thinking: about that reasoning; None if the model gives none.
+        grammar: form of the answer, from where the reasoning ends.
+        thinking: rules of that reasoning; None if the model gives none.
     """
 
     grammar: StructuredOutputsParams | None = None
@@ -49,13 +49,13 @@ class Constraint:
 
 @attrs.frozen
 class TokenMask:
-    """What may come next in an answer.
+    """Tokens that may come next in an answer.
 
     Args:
         position: tokens that the answer has.
         mask: a bit per token id, least significant first: 1 for those that may come next; None for any token.
-        is_over: nothing may: the answer is all that it can be.
-        problem: why the answer can not go on; None if it can.
+        is_over: True if the grammar allows no further token: the answer is complete.
+        problem: why the answer cannot go on; None if it can.
     """
 
     position: int
@@ -65,15 +65,14 @@ class TokenMask:
 
 
 class Thinking:
-    """Follows an answer through its reasoning. A function of the tokens alone, so it can be made anew at any time.
-
-    An answer that is bound to a form begins with the form or with the mark that opens reasoning; so a model that need
-    not think keeps to the form, too.
+    """Tracker of the reasoning in an answer.
 
     Args:
         rules: of the model and the request; None if there is no reasoning.
-        is_bound: the answer has a form, which begins where the reasoning ends.
+        is_bound: True if the answer has a form, which begins where the reasoning ends.
     """
+
+    # The state is a function of the tokens alone, so that it can be built again at any time.
 
     def __init__(self, rules: ThinkingRules | None, *, is_bound: bool) -> None:
         self._rules = rules
@@ -81,20 +80,22 @@ class Thinking:
         self._num_tokens = 0
         self._began: int | None = 0 if rules is not None and rules.is_open else None
         self.ended: int | None = 0 if rules is None else None
-        """How many tokens the answer had when the reasoning was over; None before."""
+        """Number of tokens that the answer had when the reasoning was over; None before."""
 
     @property
     def optional_token_id(self) -> int | None:
-        """The token that may come next beside those of the form: at the beginning, the one that begins reasoning."""
+        """Token that may come next beside those of the form: at the beginning, the one that opens reasoning."""
+        # An answer with a form begins with the form or with the opening mark, so the form also holds where the model
+        # may skip its reasoning.
         rules = self._rules
         is_undecided = self._is_bound and self._num_tokens == 0 and self._began is None
         return rules.opening_token_ids[0] if rules is not None and is_undecided else None
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Look at an answer that has grown.
+        """Update the state from an answer that has grown.
 
         Args:
-            token_ids: all of its tokens.
+            token_ids: all tokens of the answer.
         """
         rules = self._rules
         while rules is not None and self.ended is None and self._num_tokens < len(token_ids):
@@ -108,11 +109,10 @@ class Thinking:
                 self.ended = 0
 
     def forced_token_id(self, token_ids: Sequence[int]) -> int | None:
-        """The token that must come next: the rest of a mark that was begun, or the closing mark when the budget is
-        spent; None if any may.
+        """Return the token that must come next, of a begun opening mark or of the closing mark; None if any may.
 
         Args:
-            token_ids: all tokens of the answer, the same as were followed.
+            token_ids: all tokens of the answer, the same that `follow` got.
         """
         rules = self._rules
         if rules is None or self.ended is not None:
@@ -121,6 +121,8 @@ class Thinking:
             return rules.opening_token_ids[self._num_tokens] if self._is_bound and self._num_tokens else None
         if rules.budget is None or self._num_tokens - self._began < rules.budget:
             return None
+        # The budget is spent: write the closing mark, from behind the part of it that the answer already ends with.
+        # The budget is spent: write the closing mark, from behind the part of it that the answer already ends with.
         closing, num_tokens = rules.closing_token_ids, len(token_ids)
         num_said = next(
             n for n in range(len(closing) - 1, -1, -1) if _ends_with(token_ids, num_tokens, closing[:n])
@@ -133,14 +135,14 @@ def _ends_with(token_ids: Sequence[int], end: int, ending: tuple[int, ...]) -> b
 
 
 def only(token_id: int, vocab_size: int) -> bytes:
-    """The mask that leaves one token to choose from."""
+    """Return a mask that allows one token of the vocabulary."""
     mask = bytearray((vocab_size + 7) // 8)
     mask[token_id // 8] = 1 << token_id % 8
     return bytes(mask)
 
 
 def with_token(mask: bytes, token_id: int) -> bytes:
-    """A mask that allows one token more."""
+    """Return the mask with one more token allowed."""
     changed = bytearray(mask.ljust(token_id // 8 + 1, b"\0"))
     changed[token_id // 8] |= 1 << token_id % 8
     return bytes(changed)

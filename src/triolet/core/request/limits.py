@@ -1,4 +1,4 @@
-"""How much one request may ask for: what `SamplingParams` allow is cut to what the operator of an engine allows."""
+"""Limits of one request, set by the operator of an engine; narrower than the ranges of `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidParams
 
 MAX_PROMPT_ENTRIES = 2**22
-"""Log-probabilities that are kept of one prompt: some 200 bytes each. With 20 per token it has 200,000 tokens."""
+"""Log-probabilities kept of one prompt, some 200 bytes each; at 20 per token they suffice for 200,000 tokens."""
 
 
 @attrs.frozen(kw_only=True)
 class RequestLimits:
-    """Bounds of one engine; the names are those of the fields of `EngineConfig`, and errors name them.
+    """Limits of one engine, under the names of the fields of `EngineConfig`, which errors name.
 
     Args:
         max_n: answers to one prompt.
-        max_logprobs: likeliest tokens named per position; -1 is the whole vocabulary.
+        max_logprobs: most likely tokens per position; -1 is the whole vocabulary.
         max_stop_strings: entries of `stop`.
         max_logit_bias: entries of `logit_bias`.
         max_bad_words: entries of `bad_words`.
@@ -31,13 +31,13 @@ class RequestLimits:
     max_bad_words: int
 
     def check(self, params: SamplingParams, vocab_size: int) -> None:
-        """Hold a request against the limits.
+        """Check the parameters of a request against the limits.
 
         Args:
             params: of the request.
-            vocab_size: of the model; what -1 log-probabilities amount to.
+            vocab_size: of the model; the number that -1 log-probabilities stand for.
         Raises:
-            InvalidParams: it asks for too much; names the field, the limit and what came.
+            InvalidParams: a value exceeds its limit; names the field, the limit and the value.
         """
         if params.n > self.max_n:
             raise refuse("n", f"must be at most {self.max_n} (max_n)", params.n)
@@ -53,10 +53,10 @@ class RequestLimits:
         self._check_logprobs("prompt_logprobs", "prompt", params.prompt_logprobs, vocab_size)
 
     def check_prompt(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
-        """Hold what is wanted of a prompt against its length.
+        """Check the number of log-probabilities of a prompt against the limit.
 
         Raises:
-            InvalidParams: its log-probabilities would be too many.
+            InvalidParams: the prompt is too long for that many per token.
         """
         if params.prompt_logprobs is None:
             return

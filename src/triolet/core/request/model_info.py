@@ -1,4 +1,4 @@
-"""What the rest of the engine knows of the model that the runner has loaded."""
+"""Facts about the loaded model that the model runner reports to the rest of the engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from triolet.core.request.tokenizer_interface import TokenizerInterface
 
 @attrs.frozen(kw_only=True)
 class GenerationDefaults:
-    """The model's own wishes, from its generation_config.json; None where it has none.
+    """Default sampling parameters of a model, from its generation_config.json; None where it gives none.
 
     Args:
-        eos_token_ids: ids that end an answer; the tokenizer's own one first.
+        eos_token_ids: ids that end an answer; the one of the tokenizer first.
         max_new_tokens: longest answer, tokens.
     """
 
@@ -26,35 +26,36 @@ class GenerationDefaults:
     max_new_tokens: int | None = None
 
     def sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: these wishes, and without a longest answer the whole context.
+        """Return the parameters of a request that gives none.
 
         Raises:
-            InvalidParams: a wish is out of its range.
+            InvalidParams: a default is out of its range.
         """
-        wishes = attrs.asdict(self)
-        del wishes["eos_token_ids"]
-        max_tokens = wishes.pop("max_new_tokens")
-        return SamplingParams(max_tokens=max_tokens, **{k: v for k, v in wishes.items() if v is not None})
+        defaults = attrs.asdict(self)
+        del defaults["eos_token_ids"]
+        # None stays None, which lets an answer fill the context, in place of the short default of SamplingParams.
+        max_tokens = defaults.pop("max_new_tokens")
+        return SamplingParams(max_tokens=max_tokens, **{k: v for k, v in defaults.items() if v is not None})
 
 
 @attrs.frozen(kw_only=True)
 class ModelInfo:
-    """What a runner reports once it is ready.
+    """Report of a model runner that is ready.
 
     Args:
-        folder: where the model's files are; the tokenizer is read from here, too.
+        folder: of the model's files; the tokenizer is read from it, too.
         architecture: from config.json.
         backend: `native` or `transformers`.
         vocab_size: token ids are below it.
         max_position: longest sequence that the model can place, tokens.
-        max_model_len: longest sequence of this engine, tokens: the operator's wish, or what model and KV cache allow.
+        max_model_len: longest sequence of this engine, tokens: as configured, or what model and KV cache allow.
         num_kv_blocks: blocks that the KV tensors have.
         block_size: tokens in a block.
         dtype: of weights and KV.
-        device: where they are.
-        cpu_kernels: the kind of CPU that the C++ kernels are compiled for, such as `avx2`; None = torch works instead.
-        generation: the model's defaults.
-        process_id: of the process that the model lives in, if it is not the engine's own.
+        device: of weights and KV.
+        cpu_kernels: kind of CPU that the C++ kernels are compiled for, such as `avx2`; None if torch is used instead.
+        generation: default sampling parameters of the model.
+        process_id: of the model's process, if it is not the engine's own.
     """
 
     folder: str
@@ -72,10 +73,10 @@ class ModelInfo:
     process_id: int | None = None
 
     def cache_config(self, *, enable_prefix_caching: bool) -> dict[str, object]:
-        """How the KV cache is laid out, in vLLM's words."""
+        """Return the layout of the KV cache under vLLM's names."""
         return {
             "block_size": self.block_size,
-            "num_gpu_blocks": self.num_kv_blocks,  # whatever the device
+            "num_gpu_blocks": self.num_kv_blocks,  # vLLM's name for it on any device
             "cache_dtype": self.dtype,
             "enable_prefix_caching": enable_prefix_caching,
         }

@@ -1,4 +1,4 @@
-"""Table entry of one sampling parameter: everything outside the sampler that must know of it.
+"""Table entry of one sampling parameter: names, help and refusals on every route, on the command line and in the docs.
 
 `SamplingParams` keeps one `ParameterSpec` in the metadata of each of its fields. The HTTP and WebSocket routes, the
 command line, the documentation and the page at `/` read these entries and list no parameter themselves, so a new
@@ -80,7 +80,7 @@ def sampling_parameter(
     """Return the metadata of a field; without further arguments every route and the command line take it.
 
     Args:
-        text: see `ParameterSpec.help`.
+        text: its `ParameterSpec.help`.
         per_row: see `ParameterSpec`.
         named: names in the families that do not use the name of the field.
         refused: reason for all families, or per family.
@@ -104,13 +104,13 @@ def sampling_parameter(
 
 @attrs.frozen
 class SamplingParameter:
-    """One row of the table: a field of `SamplingParams` with its entry.
+    """Row of the table: a field of `SamplingParams` with its entry.
 
     Args:
         name: of the field.
-        annotation: its type as it is written in the source, such as `int | None`.
+        annotation: type as it is written in the source, such as `int | None`.
         default: of the field.
-        spec: its entry.
+        spec: entry of the field.
     """
 
     name: str
@@ -129,7 +129,7 @@ class SamplingParameter:
         return self.annotation.removesuffix(" | None")
 
     def wire_name(self, family: ApiFamily) -> str | None:
-        """Return its name in bodies of that family; None if the family refuses it."""
+        """Return the name of the parameter in bodies of a family; None if the family refuses it."""
         name = self.spec.wire_names.get(family)
         return name or self.name if name is not None else None
 

@@ -1,7 +1,7 @@
-"""Converters of `SamplingParams`: each takes what a caller wrote and gives the field's value, or names what is wrong.
+"""Converters of `SamplingParams`: each turns a caller's value into that of the field, or raises an error that names it.
 
-They are strict: no text becomes a number, no number a flag. What they let through fits in 64 bits, is finite, and is
-short enough that a request can not fill the memory with it; an engine's own limits (`core.request.limits`) are
+They are strict: a text does not become a number, nor a number a flag. An accepted value fits in 64 bits, is finite, and
+is short enough that a request cannot fill the memory with it; the limits of an engine (`core.request.limits`) are
 narrower.
 """
 
@@ -20,13 +20,13 @@ from triolet.errors import InvalidParams, shown
 MAX_ENTRIES = 65_536  # of any list or mapping
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_STOP_STRING_CHARS = 4_096
-MAX_STOP_CHARS = 16_384  # of all stop strings: a matcher takes some 300 bytes for each
-NUMBERS_WITHOUT_RANGE = ("temperature", "repetition_penalty")  # they are told to be finite before all else
+MAX_STOP_CHARS = 16_384  # of all stop strings: the matcher takes some 300 bytes per character
+NUMBERS_WITHOUT_RANGE = ("temperature", "repetition_penalty")  # checked to be finite before their lower bound
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def refuse(field: str, sentence: str, got: object) -> InvalidParams:
-    """The error for a value that breaks a rule."""
+    """Return the error for a value that breaks a rule."""
     return InvalidParams(f"{field} {sentence}, got {shown(got)}.", field=field, got=got)
 
 
@@ -34,7 +34,7 @@ def refuse(field: str, sentence: str, got: object) -> InvalidParams:
 
 
 def finite(name: str, value: object) -> float:
-    """A finite number, as a float."""
+    """Return a finite number as a float."""
     plain = number(name, value)
     try:
         converted = float(plain)
@@ -46,14 +46,14 @@ def finite(name: str, value: object) -> float:
 
 
 def number(name: str, value: object) -> float:
-    """A number, those of numpy among them; perhaps not a finite one."""
+    """Return a number, which may be one of numpy and need not be finite."""
     if isinstance(value, bool) or not isinstance(value, int | float | numbers.Real):
         raise refuse(name, "must be a number", value)
     return value if isinstance(value, int | float) else float(value)
 
 
 def int64(name: str, value: object) -> int:
-    """A whole number of 64 bits, those of numpy among them."""
+    """Return a whole number of 64 bits, which may be one of numpy."""
     if isinstance(value, bool) or not isinstance(value, int | numbers.Integral):
         raise InvalidParams(f"{name} must be an integer, got {type(value).__name__}", field=name, got=value)
     if not MIN_INT64 <= (whole := int(value)) <= MAX_INT64:
@@ -62,9 +62,9 @@ def int64(name: str, value: object) -> int:
 
 
 def _number(value: Any, field: attrs.Attribute[Any]) -> float:
-    """A number as it came: the message about its range shows what the caller wrote, also where that is not finite."""
     if field.name in NUMBERS_WITHOUT_RANGE:
         finite(field.name, value)
+    # Unconverted and perhaps not finite: the message about the range of the others shows what the caller wrote.
     return number(field.name, value)
 
 
@@ -106,18 +106,18 @@ def strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[
 
 
 def _num_logprobs(name: str, value: int | None) -> int | None:
-    if isinstance(value, bool):  # True is one, and False none but the chosen token's, as in vLLM
+    if isinstance(value, bool):  # True is one, and False only that of the chosen token, as in vLLM
         return int(value)
     return None if value is None else int64(name, value)
 
 
 def logprobs(value: int | None) -> int | None:
-    """How many log-probabilities; True is one, and False 0."""
+    """Return the number of log-probabilities per position; True is 1, and False 0."""
     return _num_logprobs("logprobs", value)
 
 
 def prompt_logprobs(value: int | None) -> int | None:
-    """How many log-probabilities; True is one, and False 0."""
+    """Return the number of log-probabilities per position; True is 1, and False 0."""
     return _num_logprobs("prompt_logprobs", value)
 
 
@@ -125,7 +125,7 @@ def prompt_logprobs(value: int | None) -> int | None:
 
 
 def items(name: str, value: object, limit: int = MAX_ENTRIES) -> tuple[Any, ...]:
-    """A list of at most `limit` entries; a str is not a list here."""
+    """Return the entries of a list of at most `limit`; a str is not a list."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise refuse(name, "must be a list", value)
     if len(value) > limit:
@@ -134,7 +134,7 @@ def items(name: str, value: object, limit: int = MAX_ENTRIES) -> tuple[Any, ...]
 
 
 def too_many(name: str, limit: int, count: int, setting: str = "") -> InvalidParams:
-    """The error for a list that is too long; `setting` names what the limit could be raised with."""
+    """Return the error for a list that is too long; `setting` names the field that sets the limit."""
     named = f" ({setting})" if setting else ""
     return InvalidParams(
         f"{name} must have at most {limit} entries{named}, got {count}.", field=name, got=count
@@ -142,7 +142,7 @@ def too_many(name: str, limit: int, count: int, setting: str = "") -> InvalidPar
 
 
 def stop(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Stop strings: one or several, none of them empty."""
+    """Return stop strings from one or several, none of them empty."""
     if value is None:
         return ()
     strings = (value,) if isinstance(value, str) else items("stop", value)
@@ -161,7 +161,7 @@ def stop(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(name: str, value: object, limit: int = MAX_ENTRIES) -> tuple[int, ...]:
-    """Token ids, each once, from a list or a set; the vocabulary is not known here."""
+    # The vocabulary is not known here: `SamplingParams.check_vocabulary` checks the range.
     listed = items(name, tuple(value) if isinstance(value, AbstractSet) else value, limit)
     if not all(map(_is_token_id, listed)):
         raise refuse(name, "must contain only integers", value)
@@ -173,22 +173,22 @@ def _is_token_id(value: object) -> bool:
 
 
 def stop_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
-    """Token ids; None is none."""
+    """Return token ids, each once; none for None."""
     return () if value is None else _token_ids("stop_token_ids", value)
 
 
 def allowed_token_ids(value: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Token ids; None is all of them, and an empty list would be none."""
+    """Return token ids, each once; None allows all of them."""
     return None if value is None else _token_ids("allowed_token_ids", value)
 
 
 def logprob_token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
-    """Token ids; None is none."""
+    """Return token ids, each once; none for None."""
     return () if value is None else _token_ids("logprob_token_ids", value, MAX_LOGPROB_TOKEN_IDS)
 
 
 def bad_words(value: Sequence[str] | None) -> tuple[str, ...]:
-    """Texts, none of them empty, each once."""
+    """Return texts, each once, none of them empty."""
     if value is None:
         return ()
     words = items("bad_words", value)
@@ -208,7 +208,7 @@ def bad_words(value: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def logit_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
-    """A finite number per token id."""
+    """Return a finite number per token id."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -221,7 +221,7 @@ def logit_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
 
 
 def clamped_logit_bias(value: Mapping[Any, Any] | None) -> dict[int, float] | None:
-    """As the API of OpenAI has it: keys may be texts of numbers, and biases are cut to [-100, 100]."""
+    """Return a bias per token id by OpenAI's rules: keys may be numbers as text, and biases are cut to [-100, 100]."""
     if not isinstance(value, Mapping):
         return logit_bias(value)
     if wrong := [key for key in value if not _names_token_id(key)]:
@@ -244,6 +244,6 @@ def _names_token_id(key: Any) -> bool:
 
 
 def nothing_for_plugins(value: Mapping[str, Any] | None) -> None:
-    """`extra_args`: refused by name, since nobody here would read them."""
+    """Refuse a value of `extra_args`, which nothing in this engine reads."""
     if value is not None and value != {}:
         raise refuse("extra_args", "must be None: this engine has no plugins that would read them", value)

@@ -1,4 +1,4 @@
-"""The forms in which a prompt may come, and what is wrong with the others."""
+"""Forms of a prompt: text, token ids or a chat, and the checks on each."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ import attrs
 
 from triolet.errors import InvalidPrompt, PromptTooLong, shown
 
-# --------------------
-# A chat as a prompt, with the tools that its model may call.
-
-
 FLAGS = ("add_generation_prompt", "continue_final_message", "add_special_tokens")
 FIELDS = ("messages", "tools", "chat_template", "chat_template_kwargs", *FLAGS)
 
 
 @attrs.frozen(kw_only=True)
 class ChatPrompt:
-    """What a chat template is given; it checks and copies all of it.
+    """Chat as a prompt: values for the chat template, which checks and copies them.
 
     Args:
         messages: of the chat.
         tools: descriptions of tools, as the template expects them; None for none.
         chat_template: another template than the model's own, in Jinja.
         chat_template_kwargs: further values for the template, by name; only such as it reads.
-        add_generation_prompt: end with what an answer begins with.
-        continue_final_message: end with the last message, as if it were not over; not beside the one before.
-        add_special_tokens: add the special tokens that the tokenizer puts around a text, such as its first token; most
-            templates write them themselves.
+        add_generation_prompt: True to end with the beginning of an assistant message.
+        continue_final_message: True to leave the last message open; not together with `add_generation_prompt`.
+        add_special_tokens: True to add the special tokens that the tokenizer puts around a text, such as its first
+            token; most templates write them themselves.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -42,10 +38,10 @@ class ChatPrompt:
 
     @classmethod
     def parse(cls, prompt: Mapping[str, Any]) -> ChatPrompt:
-        """From `{"messages": [...], "tools": [...], "chat_template_kwargs": {...}}` and what else there may be.
+        """Return the prompt from a mapping such as `{"messages": [...], "tools": [...]}`, with the names of `FIELDS`.
 
         Raises:
-            InvalidPrompt: another key, or a value that no template could be given.
+            InvalidPrompt: an unknown key, or a value of the wrong type.
         """
         if unknown := [key for key in prompt if key not in FIELDS]:
             raise InvalidPrompt(
@@ -103,9 +99,9 @@ class ParsedPrompt:
     """A prompt of known form; one of the first two is None.
 
     Args:
-        token_ids: it came as ids.
-        content: it came as text or as chat messages, and must be tokenised.
-        text: it came as ids together with the text that they were made from, which is shown and not looked at.
+        token_ids: a prompt that came as ids.
+        content: a prompt that came as text or as chat messages, and must be tokenised.
+        text: the text that came with the ids; shown to the caller, and not checked.
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -114,10 +110,10 @@ class ParsedPrompt:
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
-    """Tell the forms apart.
+    """Recognise the form of a prompt.
 
     Raises:
-        InvalidPrompt: it has none of them.
+        InvalidPrompt: the prompt has none of the known forms.
     """
     match prompt:
         case str():
@@ -147,7 +143,7 @@ def _of_no_form(prompt: object) -> InvalidPrompt:
 
 
 def _known_text(others: Mapping[Any, Any]) -> str | None:
-    """What may stand beside token ids."""
+    """Return the text that may stand beside token ids; other keys are refused."""
     _refuse_keys({key: value for key, value in others.items() if key != "prompt"})
     text = others.get("prompt")
     if text is not None and not isinstance(text, str):
@@ -188,15 +184,15 @@ def _token_ids(token_ids: object) -> tuple[int, ...]:
 
 
 def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
-    """Hold a tokenised prompt against the model.
+    """Check a tokenised prompt against the model.
 
     Args:
         token_ids: the prompt.
         vocab_size: ids must be below it.
         max_model_len: longest sequence, tokens; at least one token of it is the answer's.
     Raises:
-        InvalidPrompt: it is empty, or holds an id that the model does not have.
-        PromptTooLong: it leaves no room for an answer.
+        InvalidPrompt: the prompt is empty, or has an id that the model does not have.
+        PromptTooLong: the prompt leaves no room for an answer.
     """
     if not token_ids:
         raise InvalidPrompt("The decoder prompt cannot be empty", field="prompt", got=())

@@ -1,4 +1,4 @@
-"""Answers that have begun to go round in circles."""
+"""Detection of answers that repeat a pattern of tokens, with vLLM's parameters and messages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import attrs
 from triolet.core.request.param_validation import int64, refuse
 from triolet.errors import InvalidParams, shown
 
-MAX_PATTERN_SIZE = 1_024  # every size up to the largest is looked at after every token, some 30 ns each
+MAX_PATTERN_SIZE = 1_024  # every size up to the largest is checked after every token, some 30 ns each
 
 REPETITION_DETECTED = "repetition_detected"
-"""The stop_reason of an answer that was ended for it."""
+"""The `stop_reason` of an answer that was ended for repetition."""
 
 
 @attrs.frozen
 class RepetitionDetectionParams:
-    """When an answer counts as going round in circles: its end is the same tokens, several times in a row.
+    """Rule by which an answer is ended: its last tokens are one pattern, several times in a row.
 
     Args:
-        max_pattern_size: longest sequence of tokens whose repetition counts; 0 is off.
-        min_pattern_size: shortest one; 0 is 1.
-        min_count: how often it must stand there; at least 2.
+        max_pattern_size: longest pattern, tokens; 0 is off.
+        min_pattern_size: shortest pattern, tokens; 0 is 1.
+        min_count: repetitions of the pattern that end the answer; at least 2.
 
     Raises:
         InvalidParams: a value of the wrong type or out of range.
@@ -57,7 +57,7 @@ class RepetitionDetectionParams:
 def repetition_detection(
     value: RepetitionDetectionParams | Mapping[str, int] | None,
 ) -> RepetitionDetectionParams | None:
-    """The field of `SamplingParams`: also a mapping, as a request over the wire brings it."""
+    """Convert the field of `SamplingParams`, which is a mapping in a request over the wire."""
     if value is None or isinstance(value, RepetitionDetectionParams):
         return value
     if not isinstance(value, Mapping):
@@ -72,11 +72,11 @@ def repetition_detection(
 
 
 def is_repeating(token_ids: Sequence[int], params: RepetitionDetectionParams) -> bool:
-    """Whether the tokens end in some pattern of an allowed size, `min_count` times.
+    """Return True if the tokens end in a pattern of an allowed size, `min_count` times.
 
     Args:
         token_ids: the answer so far.
-        params: what counts.
+        params: sizes of the pattern and number of repetitions.
     """
     if not params.max_pattern_size:
         return False
@@ -88,8 +88,8 @@ def is_repeating(token_ids: Sequence[int], params: RepetitionDetectionParams) ->
 
 
 def _ends_in_repeats(token_ids: Sequence[int], size: int, count: int) -> bool:
-    """Whether the last `size * count` tokens are the same `size` ones, `count` times: each equals the one before."""
     first = len(token_ids) - size * count
+    # Each token equals the one `size` places later; from the end, where a difference is found soonest.
     return all(
         token_ids[at] == token_ids[at + size] for at in range(len(token_ids) - size - 1, first - 1, -1)
     )

@@ -1,4 +1,9 @@
-"""What was asked: a `Request`, resolved once and never checked again."""
+"""The `Request`: a prompt with its parameters, resolved and checked once.
+
+A request for n answers becomes n requests for one answer each (`fan_out`). They share everything but the noise: the
+i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered like any other;
+`core.output.parallel_sampling` joins their outputs.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +28,30 @@ class RequestTask(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """One prompt with everything that decides its answer.
+    """One prompt with everything that determines its answer.
 
     Args:
         request_id: unique among live requests.
-        prompt: the text it was tokenised from, if it came as text.
+        prompt: text of the prompt, if it came as text.
         prompt_token_ids: never empty, all in the vocabulary, fewer than `max_model_len`.
         params: as the caller gave them, or the model's defaults.
         seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats
             it.
-        max_tokens: answer tokens at most: `params.max_tokens`, cut to what the context leaves.
-        eos_token_ids: end the answer, unless `params.ignore_eos`; the tokenizer's own one first.
-        bad_words_token_ids: each bad word as the token ids that would write it.
+        max_tokens: most tokens of the answer: `params.max_tokens`, cut to the rest of the context.
+        eos_token_ids: ids that end the answer, unless `params.ignore_eos`; the one of the tokenizer first.
+        bad_words_token_ids: token ids of each bad word.
         priority: lower runs first under the `priority` policy.
-        parent_id: of the request with n > 1 that this one gives one of the answers to.
-        index: of that answer.
+        parent_id: id of the request with n > 1 that this one belongs to.
+        index: of the answer among those to the prompt.
         num_answers: to the prompt, this one included.
         stream_interval: tokens from one output of the stream to the next.
-        constraint: what bounds the form of the answer.
-        client: whom admission and fairness count it for.
+        constraint: grammar and reasoning rules of the answer.
+        client: name under which admission and fairness count the request.
         task: kind of result.
         cache_namespace: requests share cached blocks only within one.
-        trace_headers: names and values of the headers that say which trace it belongs to.
+        trace_headers: names and values of the trace context headers.
         arrival_s: when it was admitted, monotonic seconds.
-        deadline_s: when it ends whatever it has, monotonic seconds; infinity for never.
+        deadline_s: when it ends with what it has, monotonic seconds; infinity for never.
         queue_deadline_s: when it ends if it has not been scheduled yet, monotonic seconds.
     """
 
@@ -80,30 +85,22 @@ class Request:
 
     @property
     def masked_token_ids(self) -> frozenset[int]:
-        """Ids that are masked while the answer has fewer than `min_tokens` tokens: as in vLLM the end of sequence is
-        among them also if it is ignored.
-        """
+        """Ids that are masked while the answer has fewer than `min_tokens` tokens."""
+        # As in vLLM the end of sequence is masked even if `ignore_eos` is set.
         return frozenset(self.eos_token_ids) | frozenset(self.params.stop_token_ids)
 
 
-# --------------------
-# One request for n answers becomes n requests for one each.
-#
-# They share everything but the noise: the i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered
-# like any other; `core.output.parallel_sampling` puts their outputs together again.
-
-
 def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
-    """The requests for each answer, in the order of their index; for one answer the request itself.
+    """Return one request per answer, in the order of their index; for one answer the request itself.
 
     Args:
-        request: as it was resolved.
-        draw_seed: a seed for an answer, where the caller gave none.
+        request: for all n answers.
+        draw_seed: draws the seed of an answer, where the caller gave none.
     """
     if request.params.n == 1:
         return (request,)
     params = attrs.evolve(request.params, n=1)
-    # What there is to say of the prompt is said once.
+    # Log-probabilities of the prompt are the same for all answers, so only the first request computes them.
     silent = attrs.evolve(params, prompt_logprobs=None)
     return tuple(
         attrs.evolve(
@@ -114,7 +111,7 @@ def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ..
             num_answers=request.params.n,
             params=silent if index else params,
             seed=_wrapped(request.seed + index) if params.seed is not None or index == 0 else draw_seed(),
-            # Its turn has come when the first one's has.
+            # The others count as scheduled once the first one is, so only that one can time out in the queue.
             queue_deadline_s=float("inf") if index else request.queue_deadline_s,
         )
         for index in range(request.params.n)
@@ -122,5 +119,5 @@ def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ..
 
 
 def _wrapped(seed: int) -> int:
-    """A seed beyond 64 bits goes on at their other end."""
+    # A seed above 64 bits wraps around to the negative numbers.
     return seed if seed <= MAX_INT64 else seed - 2**64

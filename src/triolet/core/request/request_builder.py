@@ -1,8 +1,8 @@
-"""From a prompt and its parameters to a `Request`: every check of a request is written here, once.
+"""Construction of a `Request` from a prompt and its parameters, with every check of a request.
 
-Two steps need somebody else: a tokenizer and a compiler of grammars, which may be in other threads or processes. So
-these steps are generators. They yield what they need, a `Tokenize` or a grammar to compile, and are sent the answer;
-the driver decides how it is found, and whether it waits for it.
+Two steps need a tokenizer or a compiler of grammars, which may be in other threads or processes. So these steps are
+generators: they yield what they need, a `Tokenize` or a grammar to compile, and are sent the result. The driver decides
+how it is computed, and whether to wait for it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from triolet.errors import UnsupportedFeature
 Need = Tokenize | StructuredOutputsParams
 """Texts to encode, answered with a `Tokenized`, or a grammar to compile, answered with None."""
 
-TAIL_TOKENS = 64  # of a prompt: enough for the mark that begins reasoning, and what templates put behind it
+TAIL_TOKENS = 64  # of a prompt: enough for the mark that begins reasoning, and what templates put after it
 NEVER = float("inf")
 
 
 class RequestConfig(Protocol):
-    """Fields of an `EngineConfig` that bound or shape a request."""
+    """Fields of an `EngineConfig` that limit or shape a request."""
 
     @property
     def request_limits(self) -> RequestLimits:
-        """Bounds of the parameters."""
+        """Limits of the parameters."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class RequestConfig(Protocol):
 
     @property
     def max_grammar_bytes(self) -> int:
-        """Longest grammar."""
+        """Longest grammar, bytes."""
         ...
 
     @property
@@ -59,12 +59,12 @@ class RequestConfig(Protocol):
 
 @attrs.frozen(eq=False)
 class RequestBuilder:
-    """Checks the requests of one engine and completes them.
+    """Builder of the requests of one engine, with their checks.
 
     Args:
         config: of the engine.
-        model: its model and tokenizer; loaded before the first request.
-        draw_seed: draws a seed for an answer whose caller gave none.
+        model: model and tokenizer; loaded before the first request.
+        draw_seed: draws a seed for an answer where the caller gave none.
     """
 
     config: RequestConfig
@@ -80,7 +80,7 @@ class RequestBuilder:
         """Check parameters against the engine and the model; return them, by default the model's own.
 
         Raises:
-            InvalidRequest: naming the parameter, the limit and what came.
+            InvalidRequest: names the parameter, the limit and the value.
         """
         params = params or self._info.generation.sampling_params()
         vocab_size = self._info.vocab_size
@@ -122,7 +122,7 @@ class RequestBuilder:
     def constrain(
         self, params: SamplingParams, prompt_token_ids: Sequence[int]
     ) -> Generator[Need, Tokenized | None, Constraint | None]:
-        """Have the grammar of an answer compiled, and find out where its reasoning ends.
+        """Have the grammar of an answer compiled, and find the rules of its reasoning.
 
         Raises:
             InvalidParams: the grammar is too large, or cannot be compiled.
@@ -193,7 +193,7 @@ class RequestBuilder:
             params: checked by `check`.
             tokenized: from `tokenize`.
             constraint: from `constrain`.
-            arrival_s: see `Request`, as for the following ones.
+            arrival_s: field of `Request`, as are the following ones.
         """
         room = self._info.max_model_len - len(tokenized.token_ids)
         request = Request(

@@ -1,4 +1,4 @@
-"""States of a request: where it is, why it ended, and its times."""
+"""States of a request, reasons for its end, and its times."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import attrs
 
 
 class FinishReason(enum.StrEnum):
-    """Why an answer ended; the values are what goes on the wire."""
+    """Reason for the end of an answer; the values go on the wire."""
 
     STOP = "stop"
     """An end-of-sequence token, a stop token id or a stop text."""
     LENGTH = "length"
     """`max_tokens`, or the context is full."""
     ABORT = "abort"
-    """The reader left, or somebody aborted it."""
+    """The stream was closed, or the request was aborted."""
     ERROR = "error"
     """It failed; the stream raises `RequestFailed`."""
     DEADLINE = "deadline"
-    """Its time was up; what there was so far was delivered."""
+    """The deadline passed; the tokens so far were delivered."""
     SHUTDOWN = "shutdown"
     """The engine closed."""
     REPETITION = "repetition"
-    """It went round in circles, and `repetition_detection` was asked for."""
+    """The answer repeated a pattern, and `repetition_detection` was set."""
 
 
 class RequestStatus(enum.StrEnum):
-    """Where a request is, as far as its caller cares."""
+    """State of a request as its caller sees it."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class RequestStatus(enum.StrEnum):
 
     @classmethod
     def of_ending(cls, reason: FinishReason) -> RequestStatus:
-        """The status that an ending leaves behind."""
+        """Return the status of a request that ended for a reason."""
         match reason:
             case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
                 return cls.COMPLETED
@@ -49,13 +49,13 @@ class RequestStatus(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class RequestMetrics:
-    """Where a request's time went. `arrival_time` is wall clock, the `_ts` are monotonic; all in seconds.
+    """Counts and times of a request; `arrival_time` is wall clock, the `_ts` are monotonic, all in seconds.
 
     Args:
         num_generation_tokens: tokens generated so far.
-        num_preemptions: times its blocks were taken back.
-        arrival_time: when it came, seconds since the epoch.
-        queued_ts: when the scheduler had it.
+        num_preemptions: times that the request was preempted.
+        arrival_time: when the request arrived, seconds since the epoch.
+        queued_ts: when the scheduler received it.
         scheduled_ts: when its first step was planned; 0.0 before.
         first_token_ts: when its first token was known; 0.0 before.
         last_token_ts: when its latest token was known; 0.0 before.

@@ -1,7 +1,7 @@
-"""What a caller may ask of an answer's form: `StructuredOutputsParams`, with vLLM's names and messages.
+"""Form that a caller may require of an answer: `StructuredOutputsParams`, with vLLM's names and messages.
 
-Here it is only held to its rules; whether a grammar means anything, its compiler says (`triolet.grammar`), far from the
-event loop and under limits of its own.
+Only types, sizes and combinations of fields are checked here. Whether a grammar is valid is found by its compiler
+(`triolet.grammar`), which does not run on the event loop and has limits of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import attrs
 from triolet.errors import InvalidParams, shown
 
 MAX_NESTING = 64
-"""Deepest nesting of a schema; those that people write reach perhaps 20."""
+"""Deepest nesting of a schema; those in use have up to about 20 levels."""
 
 MAX_CHOICES = 4_096
 MAX_TEXT_CHARS = 2**20
-"""Longest text of any kind that is looked at; the engine's own limit is `max_grammar_bytes`."""
+"""Longest text of any kind that is read; the engine's own limit is `max_grammar_bytes`."""
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
 JSON_KINDS = ("json", "json_object", "structural_tag", "tool_calls")
@@ -51,7 +51,7 @@ def _text(value: Any, field: attrs.Attribute[Any]) -> str | None:
 
 
 def _json(value: Any, field: attrs.Attribute[Any], rule: str) -> str | None:
-    """JSON as its text, whether it came as text or as data."""
+    """Return JSON as text, from text or data."""
     name = f"structured_outputs.{field.name}"
     if isinstance(value, str):
         _text(value, field)
@@ -128,7 +128,8 @@ def _is_list_of(value: object, kind: type) -> bool:
 
 
 def _check_nesting(value: object, field: str) -> None:
-    """Level by level, so that no schema is deeper than this function's stack. A schema that holds itself is endless."""
+    # Level by level without recursion, since a schema may be deeper than the stack; one that contains itself is
+    # endless.
     level: list[object] = [value]
     for _ in range(MAX_NESTING):
         level = [
@@ -188,8 +189,7 @@ def _strict_plain_fields(_cls: type, fields: list[attrs.Attribute[Any]]) -> list
 
 @attrs.frozen(field_transformer=_strict_plain_fields)
 class StructuredOutputsParams:
-    """The form that an answer must have: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`,
-    `structural_tag`, `tool_calls`.
+    """Form that an answer must have: exactly one of the `KINDS`.
 
     Args:
         json: a JSON schema, as data or as text; kept as text.
@@ -202,15 +202,15 @@ class StructuredOutputsParams:
         disable_additional_properties: objects of a JSON schema hold no properties but those named.
         whitespace_pattern: regular expression of what may stand between the parts of JSON.
         structural_tag: text with structures in it, `{"structures": [{"begin": ..., "schema": ..., "end": ...}],
-            "triggers": [...]}`, as data or as text: where the text says a trigger, one of the structures that begin
-            with it follows.
+            "triggers": [...]}`, as data or as text: where a trigger appears in the text, one of the structures that
+            begin with it follows.
         tool_calls: text in which every call of a tool follows a schema, `{"format": ..., "tools": [{"name": ...,
             "parameters": {...}}], "parallel": ...}`, as data or as text: calls are written in the format of that
-            name, and are at most one unless `parallel`. With a `form` besides, a JSON schema, there is no other text:
-            the answer is calls or follows that. `triolet.core.tools.plan_tools` makes it of strict tools and of forms.
+            name, and are at most one unless `parallel`. With a `form`, a JSON schema, the answer is either calls or
+            follows that schema. `triolet.core.tools.plan_tools` builds it from strict tools and forms.
 
     Raises:
-        InvalidParams: names the field, the rule and what came.
+        InvalidParams: names the field, the rule and the value.
     """
 
     json: str | None = attrs.field(default=None, converter=_schema)
@@ -250,22 +250,22 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """Which of the kinds it is."""
+        """Name of the field that is set, one of `KINDS`."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
     def num_bytes(self) -> int:
-        """Size of what is to be compiled, bytes."""
+        """Size of the text to compile, bytes."""
         texts = [self.json, self.regex, self.grammar, self.structural_tag, self.tool_calls]
         texts.append(self.whitespace_pattern)
         texts += self.choice or ()
         return sum(len(text.encode()) for text in texts if text)
 
     def check_size(self, max_bytes: int) -> None:
-        """Hold it against the engine's limit.
+        """Check the size against the engine's limit.
 
         Raises:
-            InvalidParams: it is larger.
+            InvalidParams: the size is above it.
         """
         if self.num_bytes > max_bytes:
             raise InvalidParams(
@@ -281,10 +281,10 @@ def _wrong_kinds(message: str) -> InvalidParams:
 
 
 def structured_outputs(value: object) -> StructuredOutputsParams | None:
-    """What stands in `SamplingParams.structured_outputs`: such an object, a mapping of its fields, or None.
+    """Convert `SamplingParams.structured_outputs`: an object, a mapping of its fields, or None.
 
     Raises:
-        InvalidParams: it is none of these.
+        InvalidParams: another type, an unknown field, or a value that breaks a rule.
     """
     if value is None or isinstance(value, StructuredOutputsParams):
         return value

@@ -1,4 +1,4 @@
-"""What the actors ask of a tokenizer, whoever brings it."""
+"""Interface of a tokenizer as the actors use it, and the messages to it."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from triolet.core.request.prompt import ChatPrompt
 
 
 class TokenizerInterface(Protocol):
-    """Text to ids and back. Its methods may be called from any thread."""
+    """Tokenizer with methods that any thread may call."""
 
     def tokenize(self, message: Tokenize) -> Tokenized:
-        """Render, if it is a conversation, and encode.
+        """Encode a prompt, after rendering it with the chat template if it is a chat.
 
         Raises:
-            InvalidRequest: the prompt can not be encoded.
+            InvalidRequest: the prompt cannot be encoded.
         """
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         ...
 
 
 @runtime_checkable
 class ContextFreeTokenizer(TokenizerInterface, Protocol):
-    """A tokenizer that knows which of its tokens have the same text wherever they stand."""
+    """Tokenizer that can name the tokens with the same text in every context."""
 
     def pieces(self, *, skip_special_tokens: bool) -> Piece:
-        """What tells those texts; see `Piece`."""
+        """Return the function from a token id to its text in every context; see `Piece`."""
         ...
 
 
 @runtime_checkable
 class SerializableTokenizer(Protocol):
-    """A tokenizer that can be told to another program, token by token."""
+    """Tokenizer that can be written out for another program."""
 
     def tokenizer_json(self) -> str:
-        """The whole of it, in Hugging Face's form (tokenizer.json)."""
+        """Return the tokenizer in Hugging Face's format (tokenizer.json)."""
         ...
 
 
 @attrs.frozen
 class Tokenize:
-    """To the tokenizer, with a reply channel beside it.
+    """Message to the tokenizer; a reply channel is sent with it.
 
     Args:
         prompt: a text, or chat messages; None where the ids are known already.
-        bad_words: texts whose ids are wanted, too.
-        marks: texts whose ids are wanted as they stand in an answer.
+        bad_words: texts to encode in the forms that a bad word may take.
+        marks: texts to encode as they stand in an answer.
     """
 
     prompt: str | Sequence[Mapping[str, Any]] | ChatPrompt | None
@@ -62,13 +62,13 @@ class Tokenize:
 
 @attrs.frozen
 class Tokenized:
-    """The tokenizer's answer.
+    """Reply of the tokenizer.
 
     Args:
-        text: what was encoded, after the chat template; None if there was no prompt to encode.
-        token_ids: the prompt.
-        bad_words_token_ids: ids that would write the bad words.
-        marks_token_ids: ids of the marks.
+        text: the encoded text, after the chat template; None if there was no prompt to encode.
+        token_ids: of the prompt.
+        bad_words_token_ids: sequences of ids that write the bad words.
+        marks_token_ids: ids of each mark.
     """
 
     text: str | None

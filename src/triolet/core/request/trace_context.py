@@ -1,7 +1,7 @@
-"""Which trace a request belongs to: the two headers of W3C Trace Context, carried along unread.
+"""Trace context of a request: the two headers of W3C Trace Context, carried along unread.
 
-Nothing here judges them. Whoever exports a span reads them with OpenTelemetry's own parser, for which a header that it
-does not understand is none.
+The headers are not checked here. The exporter of spans reads them with OpenTelemetry's own parser, which ignores a
+header that it does not understand.
 
 Source: W3C Trace Context, level 1.
 """
@@ -15,15 +15,15 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_HEADER_CHARS = 1024  # W3C asks for 512 at least; a longer one costs memory and says nothing more
 
 TraceHeaders = tuple[tuple[str, str], ...]
-"""Names, in small letters, and values."""
+"""Names, in lower case, and values."""
 
 
 def pick_trace_headers(headers: Mapping[str, Any], prefix: str = "") -> TraceHeaders:
-    """The headers that belong to a trace, if there are any; others, and what is no text, are left out.
+    """Return the trace headers among `headers`; values that are not text, or too long, are left out.
 
     Args:
-        headers: by name, in any case.
-        prefix: of their names.
+        headers: values by name, in upper or lower case.
+        prefix: text before the names of trace headers.
     """
     wanted = {prefix + name: name for name in TRACE_HEADERS}
     return tuple(
