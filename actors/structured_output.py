@@ -3,10 +3,14 @@
 The scheduler names the requests that need masks and goes on with the others (`core.grammar_masks`). So this actor has
 no state that the journal does not have: its next life, and the next processes of its grammars, follow the answers again
 from their beginnings.
+
+A shortage of descriptors, processes or memory is no crash. A task that waits for its grammar gets it as an error; a
+request that is being answered waits for some seconds first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -25,11 +29,17 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.grammar_masks import GrammarQuestions
+from triolet.core.recovery.poison_bisection import MAX_STRIKES
+from triolet.core.recovery.shortage import MIN_PAUSE_S, typed_shortages
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import SerializableTokenizer
+from triolet.errors import RequestFailed, ResourceShortage
 from triolet.ipc.grammar import MaskAnswer, Vocabulary
+
+# Attempts to get a mask while the machine has no process for its grammar: over 3 s, in which a short shortage passes.
+MAX_ATTEMPTS = 6
 
 
 async def structured_output_actor(
@@ -48,7 +58,8 @@ async def structured_output_actor(
         requests: where tasks wait for grammars.
         open_grammars: the scope in which grammars are served.
     """
-    manager = StructuredOutputManager(core, channels)
+    manager = StructuredOutputManager(core, channels, requests)
+    manager.fail_what_hangs()
     core.masks.ask_again()
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         stack.callback(requests.serve, None)
@@ -56,29 +67,63 @@ async def structured_output_actor(
         while True:
             serials = await requests.questions()
             wants_grammars = requests.wants_grammars or core.masks.needs_grammars(serials)
+            shortage: ResourceShortage | None = None
             if manager.grammars is None and wants_grammars:
-                manager.grammars = await stack.enter_async_context(open_grammars())
-                requests.serve(manager.grammars)
-                nursery.start_soon(manager.grammars.watch)
+                try:
+                    with typed_shortages("grammar processes"), requests.timed_wait():
+                        manager.grammars = await stack.enter_async_context(open_grammars())
+                except ResourceShortage as error:
+                    shortage = error
+                    requests.refuse(shortage)
+                else:
+                    requests.serve(manager.grammars)
+                    nursery.start_soon(manager.grammars.watch)
             for params, answers in manager.sort(serials).items():
-                nursery.start_soon(manager.ask, params, answers)
+                if shortage is None:
+                    nursery.start_soon(manager.handle, params, answers)
+                else:
+                    nursery.start_soon(manager.ask_later, tuple(answers), shortage)
 
 
 class StructuredOutputManager:
     """One life of the actor."""
 
-    def __init__(self, core: EngineCore, channels: Channels) -> None:
+    def __init__(self, core: EngineCore, channels: Channels, requests: GrammarRequests) -> None:
         self.grammars: Grammars | None = None
-        self._core, self._channels = core, channels
+        self._core, self._channels, self._requests = core, channels, requests
+        self._num_attempts: Counter[int] = Counter()  # in vain, to get a mask for a request
+
+    def fail_what_hangs(self) -> None:
+        """End the requests over which earlier lives of the actor hung again and again."""
+        for serial, num_hangs in tuple(self._requests.num_hangs.items()):
+            entry = self._core.journal.get(serial)
+            if entry is not None and num_hangs >= MAX_STRIKES:
+                reason = "its grammar gives no answer"
+                self._fail(serial, RequestFailed(entry.request.parent_id or entry.request.request_id, reason))
+            if entry is None or num_hangs >= MAX_STRIKES:
+                del self._requests.num_hangs[serial]
+
+    def _fail(self, serial: int, error: Exception) -> None:
+        self._core.fail(serial, error, trio.current_time())
 
     def sort(self, serials: Iterable[int]) -> GrammarQuestions:
         """Answer what needs no grammar; return what grammars must be asked."""
         if self.grammars is not None:
             self.grammars.forget(self._core.journal.__contains__)
+        for serial in [serial for serial in self._num_attempts if serial not in self._core.journal]:
+            del self._num_attempts[serial]
         questions = self._core.masks.sort(serials)
         if self._core.masks.has_answers:
             self._channels.wake_scheduler()
         return questions
+
+    async def handle(self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]) -> None:
+        """Ask one grammar about some answers; if there is a shortage, later once more."""
+        try:
+            with self._requests.handling(answers):
+                await self.ask(params, answers)
+        except ResourceShortage as shortage:
+            await self.ask_later(tuple(answers), shortage)
 
     async def ask(self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]) -> None:
         """Ask one grammar about some answers. If it fails, ask about each alone: one of them may be the reason."""
@@ -95,7 +140,20 @@ class StructuredOutputManager:
         for one in masks:
             self._put_down(one)
 
+    async def ask_later(self, serials: tuple[int, ...], shortage: ResourceShortage) -> None:
+        """Have these masks asked for again after a pause; fail the requests whose last attempt this was."""
+        for serial in serials:
+            self._num_attempts[serial] += 1
+            if self._num_attempts[serial] >= MAX_ATTEMPTS:
+                self._fail(serial, ResourceShortage(shortage.resource, shortage.purpose))
+        num_attempts = min(self._num_attempts[serial] for serial in serials)
+        with self._requests.handling(serials), self._requests.timed_wait():
+            await trio.sleep(MIN_PAUSE_S * 2 ** (num_attempts - 1))
+        self._core.masks.put_back(serials)
+        self._requests.wake()
+
     def _put_down(self, answer: MaskAnswer) -> None:
+        del self._num_attempts[answer.serial]
         mask = TokenMask(answer.position, answer.mask, answer.is_over, answer.problem or None)
         if self._core.masks.put_down(answer.serial, mask):
             self._channels.wake_scheduler()

@@ -7,7 +7,8 @@
       text        one_for_one, 10 in 10 s
         tokenizer      neither has state that is not in the journal and the outputs
         detokenizer
-        guidance       likewise; its grammars, processes of their own, die with it
+      masks       one_for_one, 10 in 10 s, then with pauses of up to 5 s; never gives up
+        structured_output   likewise; its grammars, processes of their own, die with it
       watchdog    ends actors that hang
 
 The journal and the outputs are outside of the tree. While anything in it restarts, streams wait: a crash costs them a
@@ -33,7 +34,7 @@ from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import make_grammars, structured_output_actor
 from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
-from triolet.actors.watchdog import Lives, watchdog_actor, watched
+from triolet.actors.watchdog import STRUCTURED_OUTPUT, Lives, watchdog_actor, watched
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
@@ -112,23 +113,31 @@ def build_supervision_tree(
         [
             ChildSpec(name="tokenizer", start=watched(lives, "tokenizer", tokenizer)),
             ChildSpec(name="detokenizer", start=watched(lives, "detokenizer", detokenizer)),
-            ChildSpec(
-                name="guidance",
-                start=partial(structured_output_actor, core, channels, grammars, open_grammars),
-            ),
         ],
         strategy=Strategy.ONE_FOR_ONE,
         max_restarts=10,
         period_s=10.0,
         on_report=on_report,
     )
+    structured_output = partial(structured_output_actor, core, channels, grammars, open_grammars)
+    # A process that the system kills again and again costs the requests that need it; the others do not hear of it.
+    masks = Supervisor(
+        "masks",
+        [ChildSpec(name=STRUCTURED_OUTPUT, start=watched(lives, STRUCTURED_OUTPUT, structured_output))],
+        strategy=Strategy.ONE_FOR_ONE,
+        max_restarts=10,
+        period_s=10.0,
+        on_report=on_report,
+        gives_up=False,
+    )
     # a late stop is reported once, by the supervisor of the actor that is late, and not again by the root
     children = [
         ChildSpec(name="engine", start=engine.run, shutdown_s=math.inf),
         ChildSpec(name="text", start=text.run, shutdown_s=math.inf),
+        ChildSpec(name="masks", start=masks.run, shutdown_s=math.inf),
     ]
     if config.step_timeout is not None:
-        watchdog = partial(watchdog_actor, channels, progress, lives, config.step_timeout)
+        watchdog = partial(watchdog_actor, channels, progress, grammars, lives, config.step_timeout)
         children.append(ChildSpec(name="watchdog", start=watchdog))
     return Supervisor(
         "root",

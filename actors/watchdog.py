@@ -2,7 +2,9 @@
 
 A crash is reported by itself; a task that waits for something that never comes is not. Scheduler and detokenizer hang
 when a message lies unread in their inbox for `step_timeout` and they read no other one meanwhile; the tokenizer, when a
-question is that old and no thread works on any. An actor that waits for another one that hangs does not hang itself.
+question is that old and no thread works on any; the structured-output actor, when a request has waited that long for
+a mask or a task for its grammar, and no wait with a time limit of its own explains it. An actor that waits for another
+one that hangs does not hang itself.
 
 The model runner has a watchdog of its own where it can be ended at all (`executors.process`). A task that computes
 without a checkpoint cannot be ended, and keeps the watchdog from running, too: `observability.loop_monitor` reports it.
@@ -14,11 +16,14 @@ import trio
 
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervisor import ChildStart
 from triolet.core.engine_core import EngineCore
 from triolet.errors import EngineUnhealthy
 
 CHECKS_PER_TIMEOUT = 4  # so a hang is found after at most one and a half times `step_timeout`
+
+STRUCTURED_OUTPUT = "structured_output"
 
 Lives = dict[str, trio.CancelScope]
 """The scopes of the running actors that the watchdog can end, by name."""
@@ -47,6 +52,7 @@ def watched(lives: Lives, name: str, start: ChildStart) -> ChildStart:
 async def watchdog_actor(
     channels: Channels,
     progress: ActorProgress,
+    grammars: GrammarRequests,
     lives: Lives,
     limit_s: float,
     *,
@@ -57,6 +63,7 @@ async def watchdog_actor(
     Args:
         channels: between the actors.
         progress: of the actors.
+        grammars: where requests wait for masks, and tasks for grammars.
         lives: of the actors that can be ended.
         limit_s: how long an actor may do nothing, seconds.
     """
@@ -65,14 +72,16 @@ async def watchdog_actor(
     while True:
         await trio.sleep(limit_s / CHECKS_PER_TIMEOUT)
         now_s = trio.current_time()
-        pending = _pending(channels, progress, lives)
+        pending = _pending(channels, progress, grammars, lives)
         since_s = {work: since_s.get(work, now_s) for work in pending.items()}
         for (name, _), began_s in since_s.items():
             if now_s - began_s >= limit_s:
-                _end(progress, lives, name)
+                _end(progress, grammars, lives, name)
 
 
-def _pending(channels: Channels, progress: ActorProgress, lives: Lives) -> dict[str, object]:
+def _pending(
+    channels: Channels, progress: ActorProgress, grammars: GrammarRequests, lives: Lives
+) -> dict[str, object]:
     """Return the actors with work to do, each with a value that changes whenever it does some."""
     pending = dict[str, object]()
     if channels.detokenizer_inbox.statistics().current_buffer_used:
@@ -81,17 +90,25 @@ def _pending(channels: Channels, progress: ActorProgress, lives: Lives) -> dict[
         pending["scheduler"] = progress.num_read["scheduler"]
     if progress.asked_s and not progress.num_tokenizing:
         pending["tokenizer"] = next(iter(progress.asked_s))
+    if (oldest := grammars.oldest()) is not None:
+        pending[STRUCTURED_OUTPUT] = oldest
     return {name: (id(lives[name]), work) for name, work in pending.items() if name in lives}
 
 
-def _end(progress: ActorProgress, lives: Lives, name: str) -> None:
+def _end(progress: ActorProgress, grammars: GrammarRequests, lives: Lives, name: str) -> None:
     if name == "tokenizer":
         progress.count_crash(next(iter(progress.asked_s)))
+    if name == STRUCTURED_OUTPUT:
+        grammars.count_hang()
     lives[name].cancel()
 
 
 def check_health(
-    core: EngineCore, channels: Channels, progress: ActorProgress, limit_s: float | None
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    grammars: GrammarRequests,
+    limit_s: float | None,
 ) -> None:
     """Check that requests have not waited for an actor for too long.
 
@@ -103,6 +120,7 @@ def check_health(
         core: of the engine.
         channels: between the actors.
         progress: of the actors.
+        grammars: where requests wait for masks, and tasks for grammars.
         limit_s: how long is too long, seconds; None for no limit.
     Raises:
         EngineUnhealthy: they have.
@@ -115,6 +133,8 @@ def check_health(
         since_s[_bottleneck(core, channels, progress)] = progress.progressed_s
     if progress.asked_s:
         since_s["tokenizer"] = next(iter(progress.asked_s.values()))
+    if (oldest := grammars.oldest()) is not None:
+        since_s[STRUCTURED_OUTPUT] = oldest[1]
     for actor, began_s in since_s.items():
         if now_s - began_s > limit_s:
             raise EngineUnhealthy(actor, now_s - began_s)
@@ -128,5 +148,6 @@ def _bottleneck(core: EngineCore, channels: Channels, progress: ActorProgress) -
         return "model_runner"
     if channels.scheduler_inbox.statistics().current_buffer_used:
         return "scheduler"
-    is_computing = core.scheduler is not None and core.scheduler.is_step_in_flight
-    return "model_runner" if is_computing else "scheduler"
+    if core.scheduler is not None and core.scheduler.is_step_in_flight:
+        return "model_runner"
+    return STRUCTURED_OUTPUT if core.masks.unanswered() else "scheduler"

@@ -174,6 +174,7 @@ class GrammarProcesses:
         self._room = trio.lowlevel.ParkingLot()
         self._compilers = trio.CapacityLimiter(NUM_COMPILERS)
         self._splitting = trio.Lock()
+        self._num_timed = 0
 
     async def open(self, params: StructuredOutputsParams) -> None:
         """See `Grammars`."""
@@ -205,11 +206,24 @@ class GrammarProcesses:
             steps = tuple(_step(process, serial, token_ids) for serial, token_ids in answers.items())
             request = MaskQuestions(steps, tuple(process.ended))
             process.ended.clear()
-            reply = await process.ask(request, self._timeout_s)
+            reply = await self._timed(process, request, self._timeout_s)
         if not isinstance(reply, MaskAnswers) or len(reply.steps) != len(steps):
             process.kill()
             raise GrammarFailed("its process answers what was not asked")
         return reply.steps
+
+    async def _timed(
+        self, process: GrammarProcess, request: GrammarRequest | None, timeout_s: float
+    ) -> GrammarReply:
+        self._num_timed += 1
+        try:
+            return await process.ask(request, timeout_s)
+        finally:
+            self._num_timed -= 1
+
+    @property
+    def is_timed(self) -> bool:
+        return self._num_timed > 0
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
         """See `Grammars`."""
@@ -267,7 +281,7 @@ class GrammarProcesses:
     async def _compiled(self, params: StructuredOutputsParams) -> GrammarProcess:
         process = await self._split()
         try:
-            state = await process.ask(OpenGrammar(params, self._memory_bytes), self._timeout_s)
+            state = await self._timed(process, OpenGrammar(params, self._memory_bytes), self._timeout_s)
             if not isinstance(state, GrammarState) or state.problem:
                 raise GrammarRefused(getattr(state, "problem", "its process is confused"))
         except BaseException:
@@ -292,7 +306,7 @@ class GrammarProcesses:
                     await wait_for_room(self._original.stream.socket)
                     send_fd(self._original.stream.socket, theirs.fileno())
                     theirs.close()  # from here on it is the copy's alone, and ends with it
-                    state = await process.ask(None, SPLIT_S)
+                    state = await self._timed(process, None, SPLIT_S)
                 process.remember(state.process_id)
         except (OSError, GrammarFailed, trio.ClosedResourceError) as error:
             process.kill()

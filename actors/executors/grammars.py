@@ -78,6 +78,11 @@ class Grammars(Protocol):
         """Drop what is kept of answers that have ended."""
         ...
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether something is being computed that ends by itself, at a time limit at the latest."""
+        ...
+
 
 def wrong_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParams:
     """What the caller gets who asked for it."""
@@ -117,6 +122,10 @@ class NoGrammars:
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
         """See `Grammars`."""
+
+    @property
+    def is_timed(self) -> bool:
+        return False
 
 
 class InlineGrammars:
@@ -173,3 +182,7 @@ class InlineGrammars:
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
         """See `Grammars`."""
+
+    @property
+    def is_timed(self) -> bool:
+        return False

@@ -21,6 +21,7 @@ from triolet.errors import (
     PromptTooLong,
     RequestFailed,
     RequestIdInUse,
+    ResourceShortage,
 )
 
 
@@ -206,6 +207,12 @@ class Client:
                 return world.max_model_len < world.story.max_model_len
             case RequestFailed(reason=reason) if "there is no memory" in reason:
                 return bool(world.fired["runner.out_of_memory"])
+            case ResourceShortage(purpose="tokenizing the prompt"):
+                return bool(world.fired["shortage.tokenizer"])
+            case ResourceShortage():
+                return "structured_outputs" in ask.params and bool(world.num_shortages)
+            case RequestFailed(reason=reason) if "its grammar gives no answer" in reason:
+                return "structured_outputs" in ask.params and bool(world.hung_s)
             case RequestFailed(reason=reason) if "its grammar failed" in reason:
                 return "structured_outputs" in ask.params and bool(world.fired["grammars.fail"])
             case RequestFailed():

@@ -12,6 +12,7 @@ import trio
 
 from tests.actors.harness import VOCAB
 from triolet.actors.executors.grammars import GrammarFailed, Grammars, GrammarsDied
+from triolet.core.recovery.shortage import typed_shortages
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.ipc.grammar import MaskAnswer
 
@@ -96,6 +97,8 @@ class StandIn:
         """See `Grammars`."""
         await trio.sleep(self._world.rng.choice(DELAYS_S))
         self._maybe_die()
+        with typed_shortages("a grammar"):
+            self._world.reach_shortage("shortage.open")
         self._opened.add(params)
 
     async def watch(self) -> None:
@@ -109,6 +112,9 @@ class StandIn:
         """See `Grammars`."""
         await trio.sleep(self._world.rng.choice(DELAYS_S))
         self._maybe_die()
+        await self._world.maybe_hang("grammars.hang")
+        with typed_shortages("a grammar"):
+            self._world.reach_shortage("shortage.guide")
         if self._world.is_due("grammars.fail"):
             raise GrammarFailed("planted")
         return tuple(self._guided(params, serial, output) for serial, output in answers.items())
@@ -126,6 +132,11 @@ class StandIn:
     def forget(self, is_live: Callable[[int], bool]) -> None:
         """See `Grammars`."""
 
+    @property
+    def is_timed(self) -> bool:
+        """See `Grammars`: here nothing ends a hang but the watchdog."""
+        return False
+
 
 def opening_stand_ins(world: World) -> Callable[[], AbstractAsyncContextManager[Grammars]]:
     """The scope in which these are served, one life after the other."""
@@ -133,6 +144,7 @@ def opening_stand_ins(world: World) -> Callable[[], AbstractAsyncContextManager[
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Grammars]:
         await trio.lowlevel.checkpoint()
+        world.reach_shortage("shortage.start")
         yield StandIn(world)
 
     return opened

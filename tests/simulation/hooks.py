@@ -19,6 +19,7 @@ from tests.simulation.world import World, is_planted
 from triolet.actors import detokenizer, supervision_tree, tokenizer
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.core import engine_core
 from triolet.core.engine_core import EngineCore
@@ -54,6 +55,7 @@ def watched(world: World) -> Iterator[None]:
         patch.setattr(scheduler, "StepPlanner", lambda **arguments: WatchedPlanner(world, **arguments))
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
+        patch.setattr(open_engine, "GrammarRequests", lambda masks: WatchedGrammarRequests(world, masks))
         patch.setattr(supervision_tree, "make_grammars", lambda config, model: opening_stand_ins(world))
         log.addFilter(reports)
         try:
@@ -267,10 +269,31 @@ def _faulty_answer(world: World) -> Any:
         with request[1]:
             world.reach("tokenizer.answer.before")
             await world.maybe_hang("tokenizer.hang")
+            run = _run_without_threads(world, run)
             await original(tokenizer, request, run)
             world.reach("tokenizer.answer.after")
 
     return answer
+
+
+def _run_without_threads(world: World, run: Any) -> Any:
+    async def faulty(function: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        world.reach_shortage("shortage.tokenizer")
+        return await run(function)
+
+    return faulty
+
+
+class WatchedGrammarRequests(GrammarRequests):
+    def __init__(self, world: World, masks: GrammarMasks) -> None:
+        super().__init__(masks)
+        self.world = world
+
+    async def questions(self) -> tuple[int, ...]:
+        questions = await super().questions()
+        await self.world.maybe_hang("guidance.hang")  # with the questions in its hands
+        return questions
 
 
 class WatchedMasks(GrammarMasks):

@@ -14,9 +14,10 @@ from tests.simulation.world import World
 from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.load_progress import OnProgress
+from triolet.core.recovery.shortage import MAX_PAUSE_S
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
-from triolet.errors import RunnerDied
+from triolet.errors import ResourceShortage, RunnerDied
 
 FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters
 MAX_REMEMBERED = 80
@@ -59,6 +60,10 @@ class FaultyExecutor(FakeExecutor):
         world = self.world
         world.num_lives += 1
         if world.num_lives > 1:
+            if world.is_due("shortage.runner"):
+                world.num_lives -= 1
+                world.hung_s += MAX_PAUSE_S
+                raise ResourceShortage("processes or threads", "a process for the model runner")
             await trio.sleep(world.story.restart_s)
             world.reach("runner.start")
             self.num_blocks = world.num_blocks

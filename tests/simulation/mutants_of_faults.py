@@ -97,7 +97,7 @@ def _saved_twice(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the watchdog ends nobody")
 def _nobody_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(watchdog, "_end", lambda progress, lives, name: None)
+    patch.setattr(watchdog, "_end", lambda progress, grammars, lives, name: None)
 
 
 @mutant("the watchdog does not know of the tokenizer")
@@ -106,5 +106,5 @@ def _tokenizer_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         watchdog,
         "_end",
-        lambda progress, lives, name: name == "tokenizer" or end(progress, lives, name),
+        lambda progress, grammars, lives, name: name == "tokenizer" or end(progress, grammars, lives, name),
     )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
+from triolet.actors import supervisor, tokenizer
+from triolet.actors.executors.grammars import GrammarsDied
+from triolet.actors.grammar_requests import GrammarRequests
+from triolet.actors.structured_output import StructuredOutputManager
 from triolet.core.grammar_masks import GrammarMasks
 from triolet.core.journal import JournalEntry
 from triolet.core.request.grammar_state import TokenMask
@@ -57,6 +63,42 @@ def _never_over(patch: pytest.MonkeyPatch) -> None:
 @mutant("a new life of the guidance does not ask what the last one was asked")
 def _asked_in_vain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GrammarMasks, "ask_again", lambda self: None)
+
+
+@mutant("a hang of the structured-output actor is no matter for the watchdog")
+def _not_watched(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GrammarRequests, "oldest", lambda self: None)
+
+
+@mutant("a shortage of resources crashes the structured-output actor")
+def _shortage_is_a_crash(patch: pytest.MonkeyPatch) -> None:
+    async def mutated(self: StructuredOutputManager, serials: Any, shortage: Exception) -> None:
+        raise GrammarsDied
+
+    patch.setattr(StructuredOutputManager, "ask_later", mutated)
+
+
+@mutant("a question that met a shortage is not asked once more")
+def _not_put_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GrammarMasks, "put_back", lambda self, serials: None)
+
+
+@mutant("a task that waits for a grammar is not told of a shortage")
+def _no_refusal(patch: pytest.MonkeyPatch) -> None:
+    def mutated(self: GrammarRequests, shortage: Exception) -> None:
+        self.wants_grammars = False
+
+    patch.setattr(GrammarRequests, "refuse", mutated)
+
+
+@mutant("a runner that cannot be spawned uses up the restarts")
+def _shortage_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(supervisor, "ResourceShortage", GrammarsDied)
+
+
+@mutant("a prompt is blamed for a shortage of threads")
+def _prompt_is_blamed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tokenizer, "shortage_of", lambda error, purpose: None)
 
 
 @mutant("who sits a step out lets another one in that has no token beside it")

@@ -14,6 +14,7 @@ from tests.simulation.model import FaultyExecutor, FaultyTokenizer
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
+from triolet.core.recovery.shortage import MAX_PAUSE_S
 from triolet.core.request.status import FinishReason
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
@@ -139,7 +140,9 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
     """Nothing is held by anybody, and the next one finds the engine as good as new."""
     # A step may have been in flight for somebody who has left: it ends, or hangs until the watchdog comes.
     await trio.sleep(
-        2 * (MAX_STEP_S + world.story.limits["step_timeout"] + world.longest_hang_s) + world.story.restart_s
+        2 * (MAX_STEP_S + world.story.limits["step_timeout"] + world.longest_hang_s)
+        + world.story.restart_s
+        + (2 * MAX_PAUSE_S if world.fired["shortage.runner"] else 0.0)
     )
     try:
         engine.check_health()

@@ -49,7 +49,7 @@ SCHEDULER_POINTS = (
     "scheduler.finish.middle",
     "scheduler.apply.after",
 )
-START_POINTS = ("runner.start", "scheduler.start")
+START_POINTS = ("runner.start", "scheduler.start", "shortage.runner")
 TOKENIZER_POINTS = ("tokenizer.answer.before", "tokenizer.answer.after")
 DETOKENIZER_POINTS = ("detokenizer.deliver.before", "detokenizer.deliver.after")
 TEXT_POINTS = (*TOKENIZER_POINTS, *DETOKENIZER_POINTS)
@@ -59,6 +59,7 @@ OTHER_POINTS = (
     "runner.repeats_itself",
     "runner.repeats_the_past",
     "runner.out_of_memory",
+    "shortage.tokenizer",
 )
 # Where answers have forms.
 FORM_POINTS = (
@@ -68,7 +69,13 @@ FORM_POINTS = (
     "guidance.answer.after",
     "grammars.die",
     "grammars.fail",
+    "grammars.hang",
+    "guidance.hang",
+    "shortage.start",
+    "shortage.open",
+    "shortage.guide",
 )
+SHORTAGE_POINTS = ("shortage.start", "shortage.open", "shortage.guide")
 # An actor does nothing for a while.
 HANG_POINTS = ("scheduler.hang", "detokenizer.hang", "tokenizer.hang")
 
@@ -410,7 +417,9 @@ def _draw_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
     if mood == "faulty":
         drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(0, 4))]
         if rng.random() < 0.2:
-            drawn.append(Fault(rng.choice(START_POINTS), 1, _draw_kind(rng)))
+            point = rng.choice(START_POINTS)
+            num_times = rng.randint(1, 12) if point.startswith("shortage") else 1
+            drawn += [Fault(point, nth, _draw_kind(rng)) for nth in range(1, num_times + 1)]
     if mood == "poisoned":  # one that comes in between delays the search, and may count
         drawn += [_draw_fault(rng, engine) for _ in range(rng.randint(0, 1))]
     if mood == "escalating":
@@ -425,6 +434,9 @@ def _draw_form_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
     if mood in ("calm", "escalating"):
         return ()
     drawn = [_draw_fault(rng, FORM_POINTS) for _ in range(rng.randint(0, 3))]
+    if rng.random() < 0.3:  # a shortage that lasts, for a moment or longer than a request waits
+        point, first = rng.choice(SHORTAGE_POINTS), rng.randint(1, 12)
+        drawn += [Fault(point, nth, "error") for nth in range(first, first + rng.choice((3, 30)))]
     return tuple({(fault.point, fault.nth): fault for fault in drawn}.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import random
 from collections import Counter
@@ -12,10 +13,20 @@ import trio
 from tests.actors.harness import Panic
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
 from triolet.actors.executors.grammars import GrammarsDied
+from triolet.actors.structured_output import MAX_ATTEMPTS
 from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
+from triolet.core.recovery.shortage import MIN_PAUSE_S
 from triolet.core.step_plan import RowStart
-from triolet.errors import RunnerDied
+from triolet.errors import ResourceShortage, RunnerDied
+
+SHORTAGES = (
+    lambda: OSError(errno.EMFILE, "Too many open files"),
+    lambda: OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+    lambda: OSError(errno.ENOMEM, "Cannot allocate memory"),
+    lambda: RuntimeError("can't start new thread"),
+    MemoryError,
+)
 
 
 class Planted(Exception):
@@ -37,7 +48,7 @@ def is_planted(error: BaseException) -> bool:
     """Whether the story explains it."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_planted, error.exceptions))
-    return isinstance(error, Planted | Panic | RunnerDied | ActorStuck | GrammarsDied)
+    return isinstance(error, Planted | Panic | RunnerDied | ActorStuck | GrammarsDied | ResourceShortage)
 
 
 @attrs.define(eq=False)
@@ -95,6 +106,7 @@ class World:
     num_failed: int = 0
     num_crashes: list[tuple[RowStart, int]] = attrs.field(factory=list)
     hung_s: float = 0.0
+    num_shortages: int = 0
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -134,6 +146,14 @@ class World:
         self.fired[point] += 1
         self.note(f"fault {point} {self.reached[point]} {kind}")
         return kind
+
+    def reach_shortage(self, point: str) -> None:
+        """Reach a point where the machine may have a resource no more; raises the error of the system."""
+        if self.is_due(point):
+            self.num_shortages += 1
+            self.hung_s += MIN_PAUSE_S * 2**MAX_ATTEMPTS
+            error = random.Random(f"{point} {self.reached[point]}").choice(SHORTAGES)()
+            raise error
 
     def reach(self, point: str) -> None:
         """A point is reached; raises what is due there."""

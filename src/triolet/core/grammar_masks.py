@@ -40,6 +40,7 @@ class GrammarMasks:
         self._journal, self._model = journal, model
         self._asked: dict[int, None] = {}
         self._answers: dict[int, TokenMask] = {}
+        self._asked_s: dict[int, float] = {}  # since when, oldest first, until answered
         self._latest: set[int] = set()  # asked for the next step, and not answered
         self._wait_until_s = 0.0
         self._thinking: dict[int, Thinking] = {}
@@ -50,6 +51,9 @@ class GrammarMasks:
         """Note that these requests need masks."""
         if serials := dict.fromkeys(serials):
             self._asked.update(serials)
+            for serial in serials:
+                self._asked_s.pop(serial, None)  # to the end
+                self._asked_s[serial] = now_s
             self._latest, self._wait_until_s = set(serials), now_s + MAX_WAIT_S
 
     def take_answers(self) -> dict[int, TokenMask]:
@@ -90,6 +94,18 @@ class GrammarMasks:
     def ask_again(self) -> None:
         """Ask for all masks that are missing: questions that were taken may have been lost."""
         self._asked.update((entry.serial, None) for entry in self._journal if entry.awaits_mask)
+
+    def put_back(self, serials: Iterable[int]) -> None:
+        """Have questions asked once more that could not be answered now."""
+        self._asked.update((serial, None) for serial in serials if self._awaits(serial))
+
+    def unanswered(self) -> tuple[tuple[int, float], ...]:
+        """Return the requests that wait for a mask, by serial, and since when, monotonic seconds; oldest first."""
+        self._asked_s = {serial: at_s for serial, at_s in self._asked_s.items() if self._awaits(serial)}
+        return tuple(self._asked_s.items())
+
+    def _awaits(self, serial: int) -> bool:
+        return (entry := self._journal.get(serial)) is not None and entry.awaits_mask
 
     def needs_grammars(self, serials: Iterable[int]) -> bool:
         """Return True if any of these requests is bound to a grammar."""
@@ -144,4 +160,5 @@ class GrammarMasks:
     def answer(self, serial: int, mask: TokenMask) -> None:
         """Put down a mask; the next `plan_step` takes it."""
         self._answers[serial] = mask
+        self._asked_s.pop(serial, None)
         self._latest.discard(serial)

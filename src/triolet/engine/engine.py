@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._run, self._opened_s = TrioRunGuard(), trio.current_time()
-        self._core, self._channels, self._progress = core, channels, progress
+        self._core, self._channels, self._progress, self._grammars = core, channels, progress, grammars
         seeds = random.Random(config.seed)
         builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         preparation = RequestPreparation(builder, channels, progress, grammars)
@@ -158,7 +158,7 @@ class Engine:
             raise death
         if not self._availability.is_serving:
             raise EngineClosed(SCOPE_ENDED)
-        check_health(self._core, self._channels, self._progress, self.config.step_timeout)
+        check_health(self._core, self._channels, self._progress, self._grammars, self.config.step_timeout)
 
     @property
     def death(self) -> EngineDead | None:
