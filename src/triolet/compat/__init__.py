@@ -1,9 +1,9 @@
-"""The faces of vLLM: its class names, methods, parameters and meanings over triolet's engine.
+"""vLLM's interface over triolet's engine: its class names, methods, parameters and meanings.
 
     from triolet.compat import AsyncEngineArgs, AsyncLLM, LLM, LLMEngine, SamplingParams
 
-What vLLM has and triolet does not is there by its name and raises `UnsupportedFeature`; nothing is ignored. Only
-`AsyncLLM`, `RequestManager` and `stream_generate` need Trio: the others are imported without it.
+A method or argument that vLLM has and triolet does not exists by its name and raises `UnsupportedFeature`; nothing is
+ignored. Only `AsyncLLM`, `RequestManager` and `stream_generate` need Trio: the others are imported without it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _ON_FIRST_USE = {
 
 
 def stream_generate(engine: AsyncLLM, prompt: Any, *arguments: Any, **keywords: Any) -> TextPieces:
-    """See `AsyncLLM.stream_generate`."""
+    """Generate the text of one answer, piece by piece, with `AsyncLLM.stream_generate`."""
     return engine.stream_generate(prompt, *arguments, **keywords)
 
 

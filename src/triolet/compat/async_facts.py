@@ -1,4 +1,4 @@
-"""What can be asked of an engine about itself by methods that vLLM's users await."""
+"""Facts about an `AsyncLLM`: configuration, model and state, from methods that are awaited in vLLM."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ T = TypeVar("T")
 
 
 class AsyncFacts(Facts):
-    """Of `AsyncLLM`."""
+    """Facts about an `AsyncLLM`, under vLLM's names."""
 
     async def get_vllm_config(self) -> EngineConfig:
-        """What the engine was started with."""
+        """Return the configuration that the engine was started with."""
         return await told(self.vllm_config)
 
     async def get_model_config(self) -> ModelConfig:
-        """Of the model that runs."""
+        """Return the configuration of the model."""
         return await told(self.model_config)
 
     async def get_parallel_config(self) -> ParallelConfig:
-        """One of everything."""
+        """Return the number of workers, which is 1 of each kind."""
         return await told(ParallelConfig())
 
     async def get_scheduler_config(self) -> SchedulerView:
-        """Limits of a step."""
+        """Return the limits of a step."""
         return await told(SchedulerView.of(self.vllm_config, self._info))
 
     async def get_decoding_config(self) -> DecodingConfig:
-        """Who compiles grammars."""
+        """Return the backend of structured outputs."""
         return await told(DecodingConfig())
 
     async def get_lora_config(self) -> None:
-        """None: LoRA is not enabled."""
+        """Return None: LoRA is not enabled."""
         return await told(None)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What this engine can be asked for."""
+        """Return the tasks that the engine serves."""
         return await told(("generate",))
 
     async def is_tracing_enabled(self) -> bool:
-        """Whether spans are exported: `otlp_traces_endpoint` is set."""
+        """Return True if spans are exported: `otlp_traces_endpoint` is set."""
         return await told(self.vllm_config.otlp_traces_endpoint is not None)
 
     async def is_sleeping(self) -> bool:
-        """False: it can not be put to sleep."""
+        """Return False: the engine cannot be put to sleep."""
         return await told(False)
 
     async def is_paused(self) -> bool:
-        """False: it can not be paused."""
+        """Return False: the engine cannot be paused."""
         return await told(False)
 
 
 async def told(answer: T) -> T:
-    """An answer that is known, from a method that vLLM's users await."""
+    """Return a known answer after a checkpoint, as Trio expects of every async function."""
     await trio.lowlevel.checkpoint()
     return answer

@@ -1,10 +1,10 @@
-"""vLLM's `AsyncLLM`, which is also its `AsyncLLMEngine`, on Trio: the same methods and parameters over an `Engine`.
+"""vLLM's `AsyncLLM` (also named `AsyncLLMEngine`) on Trio: the same methods and parameters over an `Engine`.
 
     async with AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=8)) as engine:
         async with engine.generate("Hello!", SamplingParams(max_tokens=20), "request-0") as outputs:
             async for output in outputs: ...
 
-An engine lives as long as its scope: nothing is started before it, and nothing is left behind it.
+An engine lives as long as its scope: nothing is started before the scope is entered, and nothing is left behind it.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ from triolet.observability.stat_loggers import StatLogger
 T = TypeVar("T")
 
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
-"""Makes a stat logger for a configuration and the engine's index, which is 0."""
+"""Function that makes a stat logger for a configuration and the engine's index in this process."""
 
 
 @refusing(ASYNC_METHODS)
 class AsyncLLM(AsyncFacts):
-    """See the module's text. Arguments that are not named here are vLLM's, and refused unless they have no value.
+    """Engine under vLLM's asynchronous interface, entered with `async with`.
 
     Args:
-        vllm_config: what to start.
+        vllm_config: configuration of the engine.
         log_stats: a line in the log every ten seconds of work.
-        stat_loggers: make loggers that are told of every step.
+        stat_loggers: factories of loggers that are told of every step.
         log_requests: not offered.
-        start_engine_loop: it starts with the scope; False is refused.
+        start_engine_loop: the loop starts with the scope; False is refused.
+        **vllm_only: vLLM's other arguments: refused unless they have no value.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class AsyncLLM(AsyncFacts):
         self._factories = tuple(stat_loggers or ())
         self._named_loggers: dict[str, StatLogger] = {}
         self._scope = AsyncExitStack()
-        self._generations: WeakSet[Generation] = WeakSet()  # that have begun in this scope
+        # A bare `Generation` that is kept in a variable would go on after the scope: leaving the scope closes these.
+        self._generations: WeakSet[Generation] = WeakSet()
         self._open: Callable[[], AbstractAsyncContextManager[Engine]] = lambda: open_engine(vllm_config)
         self._engine: Engine | None = None
         self._was_left = False
@@ -91,7 +93,7 @@ class AsyncLLM(AsyncFacts):
         usage_context: object = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
     ) -> Self:
-        """An engine with these arguments, to be entered with `async with`."""
+        """Make an engine with these arguments, to be entered with `async with`."""
         return cls(
             engine_args.create_engine_config(),
             start_engine_loop=start_engine_loop,
@@ -109,7 +111,7 @@ class AsyncLLM(AsyncFacts):
         disable_log_stats: bool = False,
         **vllm_only: Any,
     ) -> Self:
-        """An engine with this configuration, to be entered with `async with`."""
+        """Make an engine with this configuration, to be entered with `async with`."""
         return cls(
             vllm_config,
             start_engine_loop=start_engine_loop,
@@ -121,7 +123,7 @@ class AsyncLLM(AsyncFacts):
 
     @classmethod
     def around(cls, engine: Engine) -> Self:
-        """The same face for an engine that is open already, and stays open when this scope is left."""
+        """Wrap an engine that is open already, and stays open when this scope is left."""
         face = cls(engine.config)
 
         @asynccontextmanager
@@ -162,7 +164,7 @@ class AsyncLLM(AsyncFacts):
 
     @property
     def engine(self) -> Engine:
-        """The engine behind this face.
+        """The triolet engine behind this interface.
 
         Raises:
             EngineClosed: outside of `async with`.
@@ -172,7 +174,7 @@ class AsyncLLM(AsyncFacts):
         return self._engine
 
     def start_background_loop(self) -> None:
-        """There is nothing to start: the loop runs as long as the scope.
+        """Raise: the loop runs as long as the scope, and there is nothing to start.
 
         Raises:
             EngineClosed: outside of the scope.
@@ -182,11 +184,11 @@ class AsyncLLM(AsyncFacts):
         raise RuntimeError("Background loop is already running.")
 
     def shutdown_background_loop(self) -> None:
-        """The same as `shutdown()`."""
+        """Shut the engine down, like `shutdown()`."""
         self.shutdown()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Take nothing new, and end what there is with finish_reason `shutdown`. The scope ends when it is left.
+        """Take no new requests, and end the live ones with finish_reason `shutdown`. The scope stays open.
 
         Args:
             timeout: seconds for the requests to finish: not offered here, since waiting must be awaited; see `drain`.
@@ -197,37 +199,41 @@ class AsyncLLM(AsyncFacts):
             self._engine.shut_down()
 
     async def drain(self, drain_timeout: float) -> None:
-        """Take nothing new, and let what there is finish; what has not after so many seconds ends with `shutdown`."""
+        """Take no new requests, and let the live ones finish.
+
+        Args:
+            drain_timeout: seconds; requests that have not finished by then end with finish_reason `shutdown`.
+        """
         await self.engine.drain(trio.current_time() + drain_timeout)
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """True if requests are taken."""
         return self._engine is not None and not self._was_left and self._engine.is_open
 
     @property
     def is_stopped(self) -> bool:
-        """The same as `errored`, as in vLLM."""
+        """True if the engine is dead or does not run: the same as `errored`, as in vLLM."""
         return self.errored
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead, or does not run."""
+        """True if the engine is dead or does not run."""
         return not self.is_running
 
     @property
     def dead_error(self) -> BaseException:
-        """What a request would be refused with; a dead engine's `__cause__` is what it died of."""
+        """Error that a request would be refused with; that of a dead engine has the last crash as its `__cause__`."""
         if self._engine is not None and (death := self._engine.death) is not None:
             return death
         return EngineClosed("the engine does not run")
 
     async def check_health(self) -> None:
-        """Find out whether requests are being served.
+        """Check that requests are being served.
 
         Raises:
-            EngineUnhealthy: steps do not finish, and perhaps will again.
-            EngineDead: nothing will be served any more.
+            EngineUnhealthy: steps do not finish; they may again later.
+            EngineDead: the engine will serve no request any more.
         """
         self.engine.check_health()
         await trio.lowlevel.checkpoint()
@@ -250,7 +256,7 @@ class AsyncLLM(AsyncFacts):
         trace_headers: Mapping[str, str] | None = None,
         **vllm_only: object,
     ) -> Generation:
-        """The outputs of one request, to be entered with `async with`, or iterated as they are; see `Generation`.
+        """Return the outputs of one request, to be entered with `async with`, or iterated directly; see `Generation`.
 
         Args:
             prompt: text, token ids, a mapping of vLLM's (`prompt`, `prompt_token_ids`, `cache_salt`) or chat messages.
@@ -286,7 +292,7 @@ class AsyncLLM(AsyncFacts):
     async def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, **arguments: Any
     ) -> Generation:
-        """Queue a request now; its outputs can be read from what is returned, and end with it."""
+        """Queue a request now; closing the returned `Generation` ends it."""
         generation = self.generate(prompt, params, check_request_id(request_id), **arguments)
         return await generation.__aenter__()
 
@@ -297,13 +303,13 @@ class AsyncLLM(AsyncFacts):
         request_id: str | None = None,
         **arguments: Any,
     ) -> TextPieces:
-        """The text of one answer, piece by piece; used like `generate`."""
+        """Return the text of one answer, piece by piece; used like `generate`."""
         params = sampling_params or self.engine.default_sampling_params()
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
         return TextPieces(self.generate(prompt, params, request_id, **arguments))
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """End requests; their readers get what there is, with finish_reason `abort`. Unknown ids are ignored.
+        """End requests; their readers get the output so far, with finish_reason `abort`. Unknown ids are ignored.
 
         Args:
             request_id: one, or several.
@@ -314,32 +320,32 @@ class AsyncLLM(AsyncFacts):
         await trio.lowlevel.checkpoint()
 
     def get_request_status(self, request_id: str) -> RequestStatus | None:
-        """Where a request is; None for one that is not known, or not any more."""
+        """Return the status of a request; None for one that is unknown or already forgotten."""
         return self.engine.status(request_id)
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that wait or run; each of the n answers to a prompt is one."""
+        """Return the number of requests that wait or run; each of the n answers to a prompt is one."""
         return self.engine.statistics().num_requests_live
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there are any."""
+        """Return True if a request waits or runs."""
         return self.get_num_unfinished_requests() > 0
 
     # ------------------------------------------------------------------------------------------- numbers
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, **vllm_only: object) -> bool:
-        """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""
+        """Forget all cached KV; False, and nothing done, while blocks are in use and may not be taken back."""
         refuse_given(vllm_only)
         done = self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
         return bool(await told(done))
 
     async def do_log_stats(self, *unused: object) -> None:
-        """Tell the stat loggers now what they would be told with the next step; they log when they are asked to."""
+        """Report to the stat loggers now what the next step would report."""
         self.engine.tell_stat_loggers()
         await trio.lowlevel.checkpoint()
 
     def add_logger(self, logger_name: str, logger: StatLogger) -> None:
-        """Tell this logger of every step.
+        """Report every step to this logger.
 
         Raises:
             KeyError: there is one of that name, as in vLLM.
@@ -350,7 +356,7 @@ class AsyncLLM(AsyncFacts):
         self.engine.add_stat_logger(logger)
 
     def remove_logger(self, logger_name: str) -> None:
-        """Tell this logger no more.
+        """Stop reporting to this logger.
 
         Raises:
             KeyError: there is none of that name.

@@ -1,4 +1,4 @@
-"""vLLM's `EngineArgs`: its names for what `EngineConfig` decides."""
+"""vLLM's `EngineArgs`: its names for the fields of `EngineConfig`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RENAMED: Final = {
 }
 DTYPES: Final = {"half": "float16", "float": "float32"}
 
-# Arguments that say what is the case anyway, and the values with which they do; any other value is refused.
+# Arguments whose effect is fixed here, with the values that ask for that effect; any other value is refused.
 FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "tensor_parallel_size": (1,),
@@ -59,7 +59,7 @@ DROPPED: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class EngineArgs:
-    """What an engine is started with, under vLLM's names; every field of `EngineConfig` is taken by its own, too.
+    """Arguments of an engine under vLLM's names; every field of `EngineConfig` is also accepted by its own name.
 
     Args:
         model: folder or hub id; by default triolet-nano.
@@ -92,7 +92,7 @@ class EngineArgs:
             fields["served_model_name"] = names[0]
         if "dtype" in fields:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
-        if fields.get("seed") is None:
+        if fields.get("seed") is None:  # None means the default, here as in vLLM
             fields.pop("seed", None)
         if (quantization := fields.get("quantization", "none")) is None:
             del fields["quantization"]
@@ -105,7 +105,7 @@ class EngineArgs:
         self.config = EngineConfig.create(EngineConfig(model=model), **fields)
 
     def __getattr__(self, name: str) -> Any:
-        """A field, by vLLM's name or triolet's."""
+        # `config` is missing in an object that is being copied or unpickled: looking it up would recurse.
         if name.startswith("_") or name == "config":
             raise AttributeError(name)
         return getattr(self.config, RENAMED.get(name, name))
@@ -123,22 +123,22 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: object) -> EngineArgs:
-        """From the attributes of an `argparse.Namespace`; those that an engine does not have are not looked at."""
+        """Make arguments from the attributes of an `argparse.Namespace`; attributes of other names are left alone."""
         known = {field.name for field in attrs.fields(EngineConfig)} | {*RENAMED, *FIXED, *DROPPED}
         known |= {"disable_log_stats", "enable_log_requests", "speculative_config"}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
 
     def create_engine_config(self) -> EngineConfig:
-        """The same as triolet's own configuration."""
+        """Return triolet's configuration with the same meaning."""
         return self.config
 
 
 class AsyncEngineArgs(EngineArgs):
-    """What an `AsyncLLM` is started with; see `EngineArgs`."""
+    """Arguments of an `AsyncLLM`; the same as `EngineArgs`."""
 
 
 def _is_settled(name: str, value: object) -> bool:
-    """Whether an argument only says what is the case."""
+    """Return True for an argument that asks for the fixed behaviour; refuse one that asks for another."""
     if name in DROPPED:
         refuse(name, DROPPED[name], value)
     if name not in FIXED:

@@ -1,4 +1,4 @@
-"""What can be asked of an engine about itself, in vLLM's words."""
+"""Facts about an engine under vLLM's names: configuration, model and tokenizer."""
 
 from __future__ import annotations
 
@@ -16,46 +16,48 @@ from triolet.core.request.tokenizer_interface import TokenizerInterface
 
 
 class Facts(ABC):
-    """Of both kinds of engine."""
+    """Facts that `LLMEngine` and `AsyncLLM` have in common."""
 
     _config: EngineConfig
 
     @property
     def vllm_config(self) -> EngineConfig:
-        """What the engine was started with."""
+        """Configuration that the engine was started with."""
         return self._config
 
     @property
     @abstractmethod
-    def _info(self) -> ModelInfo:
-        """What is known of the model."""
+    def _info(self) -> ModelInfo: ...
 
     @property
     @abstractmethod
-    def _tokenizer(self) -> TokenizerInterface | None:
-        """Its tokenizer."""
+    def _tokenizer(self) -> TokenizerInterface | None: ...
 
     @property
     def model_config(self) -> ModelConfig:
-        """Of the model that runs."""
+        """Configuration of the model."""
         return ModelConfig.of(self.vllm_config, self._info)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """Tokenizer of the model.
+
+        Raises:
+            UnsupportedFeature: the model has none.
+        """
         return tokenizer_of(self._tokenizer)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """Return `tokenizer`."""
         return self.tokenizer
 
 
 class EngineFacts(Facts):
-    """Of `LLMEngine`."""
+    """Facts about an `LLMEngine`."""
 
     @property
     def model_name(self) -> str:
-        """The name under which the model is shown."""
+        """Name under which the model is shown."""
         return self.vllm_config.model_name
 
     @property
@@ -65,7 +67,7 @@ class EngineFacts(Facts):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """That end an answer."""
+        """Ids of the tokens that end an answer."""
         return self._info.generation.eos_token_ids
 
     @property
@@ -79,17 +81,17 @@ class EngineFacts(Facts):
         return False
 
     def default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets."""
+        """Return the parameters of a request that gives none."""
         return self._info.generation.sampling_params()
 
     def get_model_config(self) -> ModelConfig:
-        """Of the model that runs."""
+        """Return `model_config`."""
         return self.model_config
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What this engine can be asked for."""
+        """Return the tasks that the engine serves."""
         return ("generate",)
 
     def is_sleeping(self) -> bool:
-        """False: it can not be put to sleep."""
+        """Return False: the engine cannot be put to sleep."""
         return False

@@ -1,10 +1,10 @@
-"""An answer as vLLM's users read it: `async for output in engine.generate(...)`.
+"""Outputs of a request in vLLM's form: `async for output in engine.generate(...)`.
 
 The safe form is that of every stream here, `async with engine.generate(...) as outputs: async for ...`: leaving the
-scope is the abort. The bare form works too, as well as the language lets it: the request ends at once when the loop
-runs to its end, when waiting for an output is cancelled or fails, and, since nothing but the loop refers to the
-iterator, when the loop is left by `break` or by an exception. Only an iterator that somebody keeps, in a variable or
-in the traceback of a kept exception, goes on until it is forgotten or the engine's scope ends.
+scope aborts the request. The bare form works too, within the limits of the language. The request ends at once when the
+loop runs to its end, when waiting for an output is cancelled or fails, and, since only the loop refers to the iterator,
+when the loop is left by `break` or by an exception. An iterator that is kept, in a variable or in the traceback of a
+kept exception, goes on until it is collected or the engine's scope ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triolet.engine.token_stream import TokenStream
 
 
 class Generation:
-    """What `AsyncLLM.generate` returns.
+    """Outputs of one request, returned by `AsyncLLM.generate`.
 
     Args:
         stream: not yet entered.
@@ -33,12 +33,12 @@ class Generation:
 
     @property
     def request_id(self) -> str:
-        """The id that the caller gave."""
+        """Id that the caller gave."""
         return self._stream.request_id
 
     @property
     def progress(self) -> RequestProgress:
-        """See `TokenStream.progress`."""
+        """Progress of the request towards its first token."""
         return self._stream.progress
 
     async def __aenter__(self) -> Self:
@@ -55,7 +55,7 @@ class Generation:
         self.close()
 
     def close(self) -> None:
-        """End it, however it stands. Synchronous, and harmless when repeated."""
+        """End the request, in any state. Synchronous, and harmless when repeated."""
         self._stream.close()
 
     def __aiter__(self) -> Self:
@@ -72,19 +72,19 @@ class Generation:
         return output
 
     async def aclose(self) -> None:
-        """End it, as with any async generator. The abort comes before the checkpoint."""
-        self.close()
+        """End the request, as with any async generator."""
+        self.close()  # before the checkpoint, so that a cancellation there cannot prevent the abort
         await trio.lowlevel.checkpoint()
 
     def __del__(self) -> None:
         if self._token is not None:
-            # Perhaps in another thread, where garbage happened to be collected.
+            # Garbage may be collected in any thread; the stream may be closed in the Trio thread only.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._stream.close)
 
 
 class TextPieces:
-    """What `AsyncLLM.stream_generate` returns: the same in texts, none of them empty.
+    """Texts of one answer, none of them empty, returned by `AsyncLLM.stream_generate`.
 
     Args:
         outputs: of kind DELTA.

@@ -1,6 +1,6 @@
-"""Grammars in the process of the engine, for `LLMEngine`.
+"""Grammars compiled in the process of the engine, for `LLMEngine`.
 
-`Engine` compiles them in processes of their own, which can be killed; here the library's own limits must do.
+`Engine` compiles them in processes of their own, which can be killed. Here only the library's own limits hold.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ class InProcessGrammars:
 
     Args:
         config: of the engine.
-        core: its requests; its model is loaded.
+        core: gives requests and masks; its model is loaded.
     """
 
     def __init__(self, config: EngineConfig, core: EngineCore) -> None:
         self._config, self._core = config, core
         self._tokens: GrammarVocabulary | None = None
         self._grammars: dict[StructuredOutputsParams, Grammar] = {}
-        self._num_told: dict[int, int] = {}  # tokens that the grammar of an answer knows of, by serial
+        self._num_told: dict[int, int] = {}  # by serial: tokens of the answer that its grammar has read
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """Return a grammar, from the cache if it is there.
+        """Return a compiled grammar, from the cache if it is there.
 
         Raises:
-            InvalidParams: it cannot be compiled.
+            InvalidParams: the grammar cannot be compiled.
             UnsupportedFeature: grammars do not work with the model's tokenizer.
         """
         if params not in self._grammars:
             self._grammars[params] = self._compiled(params)
             while len(self._grammars) > self._config.max_grammars:
                 del self._grammars[next(iter(self._grammars))]
-                self._num_told.clear()  # any answer may have followed it: all are followed again from the beginning
+                # Answers may follow the grammar that goes, so every answer is read again from its beginning.
+                self._num_told.clear()
         return self._grammars[params]
 
     def _compiled(self, params: StructuredOutputsParams) -> Grammar:

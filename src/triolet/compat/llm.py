@@ -1,10 +1,10 @@
-"""vLLM's `LLM`: many prompts in, all answers out, in order, with a progress bar.
+"""vLLM's `LLM` for offline use: answers a list of prompts, in order, with a progress bar.
 
     llm = LLM()  # triolet-nano
     for output in llm.generate(["Hello!", "Who are you?"], SamplingParams(max_tokens=32)):
         print(output.outputs[0].text)
 
-It is an `LLMEngine` and a loop around it. An exception, Ctrl-C included, leaves no request behind.
+A loop around `LLMEngine.step`. An exception, Ctrl-C included, leaves no request behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.errors import InvalidRequest
 
 Progress = bool | Callable[..., Any]
-"""Whether to show a progress bar, or what makes one: `tqdm`, or something with its signature."""
+"""True to show a progress bar, or a function with the signature of `tqdm` that makes one."""
 
 
 @refusing(OFFLINE_METHODS)
@@ -35,7 +35,7 @@ class LLM:
 
     Args:
         model: folder or hub id; by default triolet-nano.
-        engine: one that is there already, instead of a model.
+        engine: an engine that exists already, instead of a model.
         **engine_args: see `EngineArgs`.
     """
 
@@ -49,7 +49,7 @@ class LLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """An engine with these arguments."""
+        """Make an engine with these arguments."""
         return cls(engine=LLMEngine.from_engine_args(engine_args))
 
     def generate(
@@ -66,7 +66,7 @@ class LLM:
         Args:
             prompts: one, or a list: texts, `{"prompt_token_ids": ...}` and the like. A list of ints is one prompt.
             sampling_params: for all, or one for each; by default the model's own.
-            use_tqdm: whether there is a progress bar, or what makes it.
+            use_tqdm: whether a progress bar is shown, or the function that makes it.
             priority: one for each prompt.
         Returns:
             An output for each prompt, in their order.
@@ -101,10 +101,10 @@ class LLM:
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
             priority: for all, or one for each.
-            chat_template: another one than the model's, in Jinja.
+            chat_template: Jinja template instead of the model's.
             add_generation_prompt: whether the answer is a new message of the assistant.
             continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
-            tools: that the model may call, in all of the conversations.
+            tools: tools that the model may call, in all of the conversations.
             chat_template_kwargs: further values for the chat template.
         """
         if vllm_only.get("chat_template_content_format") == "auto":
@@ -128,7 +128,7 @@ class LLM:
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: Progress = False, **vllm_only: object
     ) -> list[BeamSearchOutput]:
-        """The likeliest answers to each prompt; see `triolet.beam_search`."""
+        """Find the likeliest answers to each prompt; see `triolet.beam_search`."""
         refuse_given(vllm_only)
         bar = _bar(use_tqdm, len(listed := _as_list(prompts)), "Beam search")
         with bar:
@@ -173,7 +173,7 @@ class LLM:
         use_tqdm: Progress,
         priorities: Sequence[int],
     ) -> list[RequestOutput]:
-        """Keep as many requests queued as the engine takes, and step until all are answered."""
+        """Keep as many requests queued as the engine admits, and step until all are answered."""
         engine, waiting = self.llm_engine, list(zip(prompts, params, priorities, strict=True))
         ids: list[str] = []
         outputs: dict[str, RequestOutput] = {}
@@ -192,24 +192,24 @@ class LLM:
         return [outputs[request_id] for request_id in ids]
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """Return the model's tokenizer."""
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's makers wish; as many tokens as vLLM gives, 16, if they say nothing of it."""
+        """Return the parameters that the model's folder names; `max_tokens` is 16, as in vLLM, if it names none."""
         params = self.llm_engine.default_sampling_params()
         return params if params.max_tokens is not None else attrs.evolve(params, max_tokens=16)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """1: there is one engine."""
+        """Return 1, the number of workers."""
         return 1
 
     def get_metrics(self) -> list[Any]:
-        """See `LLMEngine.get_metrics`."""
+        """Return all metrics; see `LLMEngine.get_metrics`."""
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """See `LLMEngine.reset_prefix_cache`."""
+        """Forget all cached KV; see `LLMEngine.reset_prefix_cache`."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
 

@@ -1,7 +1,7 @@
-"""vLLM's `LLMEngine`: `add_request`, `step`, and outputs, without Trio and without threads.
+"""vLLM's `LLMEngine`: `add_request`, then `step` until all outputs are there, without Trio and without threads.
 
 The same `EngineCore` and `RequestBuilder` as in `Engine` decide everything about a request; here the caller of `step()`
-drives them. What the actors add is concurrency, supervision and cancellation.
+drives them. There is no concurrency, supervision or cancellation: these come with the actors.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Loaded = tuple[StepRunner, ModelInfo, TokenizerInterface | None]
 
 
 def load(config: EngineConfig) -> Loaded:
-    """The model and the tokenizer that a configuration names.
+    """Load the model and the tokenizer that a configuration names.
 
     Raises:
         ConfigError: a field that does not fit the model or the machine.
-        ModelError: the model can not be loaded.
+        ModelError: the model cannot be loaded.
     """
     from triolet.model.runner import load_configured_runner
     from triolet.model.tokenizer.tokenizer import load_tokenizer
@@ -71,14 +71,14 @@ def load(config: EngineConfig) -> Loaded:
 
 @refusing(ENGINE_METHODS)
 class LLMEngine(EngineFacts):
-    """One model, computed by whoever calls `step()`; for one thread.
+    """Synchronous engine: `step()` computes in the caller's thread, and one thread uses the engine.
 
     Args:
-        vllm_config: what to load.
+        vllm_config: configuration of the engine.
         log_stats: a line in the log every ten seconds of work, and `get_metrics`.
-        stat_loggers: make loggers that are told of every step.
+        stat_loggers: factories of loggers that are told of every step.
         loaded: a model that is loaded already.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
         **vllm_only: refused unless they have no value.
     """
 
@@ -127,7 +127,7 @@ class LLMEngine(EngineFacts):
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         enable_multiprocessing: bool = False,
     ) -> Self:
-        """An engine with these arguments."""
+        """Make an engine with these arguments."""
         return cls(
             engine_args.create_engine_config(),
             usage_context=usage_context,
@@ -143,7 +143,7 @@ class LLMEngine(EngineFacts):
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         disable_log_stats: bool = False,
     ) -> Self:
-        """An engine with this configuration."""
+        """Make an engine with this configuration."""
         return cls(
             vllm_config,
             usage_context=usage_context,
@@ -179,9 +179,9 @@ class LLMEngine(EngineFacts):
         Returns:
             Its id.
         Raises:
-            TypeError: the id is no text.
+            TypeError: the id is no string.
             InvalidRequest: another argument is wrong.
-            Overloaded: too many requests wait.
+            Overloaded: too many requests wait; each of the n answers to a prompt counts.
         """
         refuse_given(vllm_only)
         check_rank(data_parallel_rank)
@@ -239,7 +239,7 @@ class LLMEngine(EngineFacts):
         self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
 
     def _run(self, steps: Generator[Need, Tokenized | None, T]) -> T:
-        """Answer what the preparation of a request needs, at once."""
+        """Run the preparation of a request to its end: tokenize and compile grammars here and now."""
         answer: Tokenized | None = None
         try:
             while True:
@@ -254,13 +254,16 @@ class LLMEngine(EngineFacts):
             return result
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
-        """End requests; the next `step()` brings what there is, with finish_reason `abort`. Unknown ids are ignored."""
+        """End requests; the next `step()` returns their output so far, with finish_reason `abort`.
+
+        Unknown ids are ignored.
+        """
         for one in listed_ids(request_ids):
             for output in self._outputs.get(one, ()):
                 self._core.finish(output.entry.serial, FinishReason.ABORT)
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """End requests and forget them: no output of theirs comes any more."""
+        """End requests and forget them: `step()` returns no more output of them."""
         for one in request_ids:
             self.abort_request(one)
             self._deliver()
@@ -268,32 +271,36 @@ class LLMEngine(EngineFacts):
                 self._forget(one)
 
     def has_place(self, num_answers: int = 1) -> bool:
-        """Whether a request for so many answers would be admitted now, or never will be: then adding it says so."""
+        """Return False if a request for so many answers should wait until others have ended.
+
+        True does not promise admission: `add_request` raises for a request that can never be admitted.
+        """
         journal, admission = self._core.journal, self._core.admission
-        if not journal:
+        if not journal:  # nothing would end while it waits
             return True
         is_short = journal.num_queued_tokens < admission.max_queued_tokens
         return is_short and len(journal) + num_answers <= admission.max_live_requests
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that wait or run, or whose last output has not been taken; n answers to a prompt are n."""
+        """Return the number of requests that wait, run or have output to take; n answers to a prompt count n times."""
         return sum(map(len, self._outputs.values()))
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there are any."""
+        """Return True if a request waits, runs or has output to take."""
         return bool(self._answers)
 
     def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
-        """The same as it was told: there is one engine."""
+        """Return the argument: there are no other engines to ask."""
         return has_unfinished
 
     # ---------------------------------------------------------------------------------------------- step
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step, and return what is new: at most one output of each request that has something.
+        """Compute one step, and return the new outputs, at most one of each request.
 
         Raises:
-            Exception: whatever the model's runner raised; all requests will be computed again by later steps.
+            Exception: an error of the model's runner, unchanged. Later steps compute all requests again, except one
+                that is found to crash the runner each time: that one fails.
         """
         core = self._core
         core.add_arrivals()
@@ -306,7 +313,7 @@ class LLMEngine(EngineFacts):
                 core.fail_step(plan, error)
                 self._start_over()
                 raise
-            except BaseException:  # Ctrl-C is no fault of a request
+            except BaseException:  # Ctrl-C: not counted as a crash of any request
                 self._start_over()
                 raise
             core.apply(result, self._clock())
@@ -341,24 +348,24 @@ class LLMEngine(EngineFacts):
     # --------------------------------------------------------------------------------------------- facts
 
     def check_health(self) -> None:
-        """Hold every count of the scheduler against every other.
+        """Check the scheduler's counts against each other.
 
         Raises:
-            InvariantViolated: a bug in triolet.
+            InvariantViolated: they differ, which is a bug in triolet.
         """
         assert self._core.scheduler is not None
         self._core.scheduler.check()
 
     def statistics(self) -> EngineStatistics:
-        """Return the counts of this moment."""
+        """Return the engine's present counts."""
         return self._core.statistics(engine_index=self._index)
 
     def cache_config(self) -> Mapping[str, object]:
-        """How the KV cache is laid out."""
+        """Return the layout of the KV cache."""
         return self._info.cache_config(enable_prefix_caching=self.vllm_config.enable_prefix_caching)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget what was computed; False, and nothing done, while blocks are in use and may not be taken back."""
+        """Forget all cached KV; False, and nothing done, while blocks are in use and may not be taken back."""
         refuse_given({"reset_connector": reset_connector})
         assert self._core.scheduler is not None
         return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
@@ -366,27 +373,27 @@ class LLMEngine(EngineFacts):
     # ------------------------------------------------------------------------------------------- numbers
 
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
-        """Tell somebody of every step from now on."""
+        """Report every step to this logger from now on."""
         self._reporting.add(stat_logger)
 
     def remove_stat_logger(self, stat_logger: StatLogger) -> None:
-        """Tell somebody no more."""
+        """Stop reporting to this logger."""
         self._reporting.remove(stat_logger)
 
     def tell_stat_loggers(self) -> None:
-        """Tell them now what they would be told with the next step."""
+        """Report to the stat loggers now what the next step would report."""
         self._reporting.report(self._clock())
 
     def do_log_stats(self) -> None:
-        """The same as `tell_stat_loggers`."""
+        """Report to the stat loggers, like `tell_stat_loggers`."""
         self.tell_stat_loggers()
 
     def do_log_stats_with_interval(self) -> None:
-        """The same: a line is logged when ten seconds of work have passed, and not before."""
+        """Report to the stat loggers; the line in the log appears at most every ten seconds of work."""
         self.tell_stat_loggers()
 
     def get_metrics(self) -> list[Any]:
-        """All metrics as they are now, as prometheus_client's `Metric` objects, under the prefix `vllm:`.
+        """Return all metrics as prometheus_client's `Metric` objects, under the prefix `vllm:`.
 
         Raises:
             UnsupportedFeature: statistics are off.

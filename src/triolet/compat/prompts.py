@@ -1,4 +1,4 @@
-"""vLLM's prompts: texts, and mappings with a `cache_salt` in them."""
+"""Prompts in vLLM's forms, among them mappings that carry a `cache_salt`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triolet.errors import InvalidPrompt
 def split_prompt(
     prompt: Any, prompt_token_ids: Sequence[int] | None = None, cache_salt: str | None = None
 ) -> tuple[Any, str | None]:
-    """The prompt as `Engine.generate` takes it, and its salt.
+    """Return the prompt as `Engine.generate` takes it, and its salt.
 
     Args:
         prompt: of any form; None beside `prompt_token_ids`.
-        prompt_token_ids: the ids, if they came on their own.
-        cache_salt: the salt, if it came on its own.
+        prompt_token_ids: the ids, if they were given as an argument of their own.
+        cache_salt: the salt, if it was given as an argument of its own.
     Raises:
-        InvalidPrompt: two salts, one that is no text, or neither text nor ids.
+        InvalidPrompt: two salts, a salt that is no string, or a prompt beside ids that is no text.
     """
     if isinstance(prompt, Mapping) and "cache_salt" in prompt:
         if cache_salt is not None:

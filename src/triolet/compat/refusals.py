@@ -1,4 +1,4 @@
-"""What vLLM has and these faces do not: refused by name, with a typed error, and never ignored."""
+"""Methods and arguments of vLLM that triolet does not offer: refused by name, with a typed error, never ignored."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ ASYNC_METHODS: Mapping[str, str] = {
     "compute_weight_checksums": NO_WEIGHTS,
     "checkpoint_prepare": "drain() gives a snapshot of what is not finished",
     "checkpoint_restore": "resume() takes up a snapshot",
-    "check_admission": "generate() says whether a request is let in",
+    "check_admission": "generate() raises Overloaded where a request is not admitted",
     "get_num_queued_tokens": "see statistics()",
     "wait_for_requests_to_drain": "see drain()",
     "get_status": "see check_health()",
-    "handle_fault": "faults are healed by the engine itself",
+    "handle_fault": "the engine restarts its crashed parts itself",
     "get_kv_event_sources": NO_OTHER_ENGINES,
     "notify_kv_transfer_request_rejected": NO_OTHER_ENGINES,
     "scale_elastic_ep": NO_OTHER_ENGINES,
@@ -77,7 +77,7 @@ OFFLINE_METHODS: Mapping[str, str] = {
 }
 PARAMETERS: Mapping[str, str] = {
     "executor_class": "where the model runs is `runner` of EngineConfig",
-    "usage_context": "nothing is reported to anybody",
+    "usage_context": "no usage is reported",
     "input_registry": "there are no inputs but texts and tokens",
     "mm_registry": "there are no inputs but texts and tokens",
     "use_cached_outputs": "vLLM has dropped it",
@@ -108,7 +108,7 @@ PARAMETERS: Mapping[str, str] = {
 
 
 def refuse(name: str, reason: str, got: object = None) -> NoReturn:
-    """Say that something is not offered.
+    """Raise the error for a thing that is not offered.
 
     Raises:
         UnsupportedFeature: always.
@@ -117,11 +117,11 @@ def refuse(name: str, reason: str, got: object = None) -> NoReturn:
 
 
 def refuse_given(given: Mapping[str, object]) -> None:
-    """Refuse every keyword that has a value; those that vLLM has never had are a TypeError, as everywhere.
+    """Refuse keywords of vLLM's that have a value.
 
     Raises:
-        UnsupportedFeature: naming the first.
-        TypeError: an unknown one.
+        UnsupportedFeature: naming the first of them.
+        TypeError: a keyword that vLLM does not have either.
     """
     for name, value in given.items():
         if name not in PARAMETERS:
@@ -131,10 +131,10 @@ def refuse_given(given: Mapping[str, object]) -> None:
 
 
 def check_rank(data_parallel_rank: int | None) -> None:
-    """There is one engine, and its rank is 0.
+    """Check that the rank is that of the only engine, 0, or None.
 
     Raises:
-        InvalidRequest: another one was asked for; a ValueError.
+        InvalidRequest: it is another one; a ValueError.
     """
     if data_parallel_rank not in (None, 0):
         raise InvalidRequest(
@@ -145,10 +145,10 @@ def check_rank(data_parallel_rank: int | None) -> None:
 
 
 def check_request_id(request_id: object) -> str:
-    """The check of vLLM, and its message.
+    """Check a request id as vLLM does, and return it.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is no string.
     """
     if not isinstance(request_id, str):
         raise TypeError(f"request_id must be a string, got {type(request_id)}")
@@ -156,7 +156,7 @@ def check_request_id(request_id: object) -> str:
 
 
 def refusing(methods: Mapping[str, str]) -> Callable[[Face], Face]:
-    """Give a class methods of these names that refuse."""
+    """Return a class decorator that adds methods of these names, which raise `UnsupportedFeature`."""
 
     def decorate(face: Face) -> Face:
         for name, reason in methods.items():
@@ -176,5 +176,5 @@ def _refusing_method(name: str, reason: str) -> Callable[..., Any]:
 
 
 def request_ids(request_id: str | Iterable[str]) -> list[str]:
-    """One id, or several."""
+    """Return one id, or several, as a list."""
     return [request_id] if isinstance(request_id, str) else list(request_id)

@@ -16,13 +16,13 @@ from triolet.core.request.status import RequestStatus
 
 @attrs.frozen(kw_only=True)
 class StreamingRequest:
-    """What is to be generated.
+    """Request to be added to a `RequestManager`.
 
     Args:
         request_id: unique among live requests.
         prompt: of any form that `AsyncLLM.generate` takes.
         sampling_params: by default the model's own.
-        arrival_time: not offered: it arrives when it is added.
+        arrival_time: not offered: a request arrives when it is added.
         lora_request: not offered.
         priority: lower goes first under the `priority` policy.
     """
@@ -36,17 +36,17 @@ class StreamingRequest:
 
 
 class RequestManager:
-    """Adds, aborts, and tells where a request is.
+    """Adds and aborts requests of an engine, and returns their status.
 
     Args:
-        engine: whose scope is open.
+        engine: engine inside of its scope.
     """
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
 
     async def add_request(self, request: StreamingRequest) -> Generation:
-        """Queue a request; its outputs can be read from what is returned, and end with it."""
+        """Queue a request; closing the returned `Generation` ends it."""
         refuse_given({"arrival_time": request.arrival_time, "lora_request": request.lora_request})
         return await self._engine.add_request(
             request.request_id, request.prompt, request.sampling_params, priority=request.priority
@@ -57,7 +57,7 @@ class RequestManager:
         await self._engine.abort(request_id)
 
     def get_request_status(self, request_id: str) -> RequestStatus | None:
-        """Waiting, running, completed, cancelled or failed; None for one that is not known, or not any more."""
+        """Return the status of a request; None for one that is unknown or already forgotten."""
         return self._engine.get_request_status(request_id)
 
     add = add_request

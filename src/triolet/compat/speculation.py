@@ -1,4 +1,4 @@
-"""vLLM's `speculative_config` as fields of `EngineConfig`: the method `ngram`, and no other."""
+"""vLLM's `speculative_config` as fields of `EngineConfig`, for the method `ngram` only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ DEFAULT_LOOKUP: Final = 5  # vLLM's, for both bounds
 
 
 def speculation_fields(given: Any) -> dict[str, Any]:
-    """Fields of `EngineConfig` that do what was asked for.
-
-    Of vLLM's two bounds on how many tokens must agree, the lower one is ours: a guess is made from there on, and of
-    several the one that agrees the furthest is taken, also beyond `prompt_lookup_max`. No answer depends on it.
+    """Translate a `speculative_config` to fields of `EngineConfig`.
 
     Args:
         given: vLLM's mapping; None for no speculation.
     Raises:
-        UnsupportedFeature: another method, or something that this one does not have here.
-        ConfigError: a value that is none.
+        UnsupportedFeature: another method, or a key that the method does not have here.
+        ConfigError: a value out of range, or `num_speculative_tokens` is missing.
     """
     if given is None:
         return {}
@@ -41,6 +38,8 @@ def speculation_fields(given: Any) -> dict[str, Any]:
         raise ConfigError("prompt_lookup_max", f"a whole number of at least prompt_lookup_min={least}", most)
     if given.get("num_speculative_tokens") is None:
         raise ConfigError("num_speculative_tokens", "there, beside the method", None)
+    # Of vLLM's two bounds on the length of a matching n-gram only the lower one is a field here: of several matches the
+    # longest is proposed, also beyond `prompt_lookup_max`. No answer depends on which draft was proposed.
     return {
         "speculative": "ngram",
         "num_speculative_tokens": given["num_speculative_tokens"],

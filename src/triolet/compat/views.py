@@ -1,4 +1,4 @@
-"""The parts of vLLM's configuration that its users read, as views of ours."""
+"""Parts of vLLM's configuration as read-only views of triolet's, and a tokenizer with transformers' calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triolet.errors import UnsupportedFeature
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """Of the model that runs.
+    """Configuration of the model, in vLLM's fields.
 
     Args:
         model: as it was named.
@@ -25,7 +25,7 @@ class ModelConfig:
         tokenizer: where the tokenizer was read.
         dtype: of weights and KV.
         max_model_len: longest sequence, tokens.
-        seed: that seeds are drawn from.
+        seed: seed of the generator that requests without a seed get theirs from.
         trust_remote_code: whether its own code may run.
         vocab_size: token ids are below it.
     """
@@ -40,12 +40,12 @@ class ModelConfig:
     vocab_size: int
 
     def get_vocab_size(self) -> int:
-        """The same as `vocab_size`."""
+        """Return `vocab_size`."""
         return self.vocab_size
 
     @classmethod
     def of(cls, config: EngineConfig, info: ModelInfo) -> Self:
-        """The view of a running engine."""
+        """Make the view of an engine."""
         return cls(
             model=config.model or info.folder,
             served_model_name=config.model_name,
@@ -60,7 +60,7 @@ class ModelConfig:
 
 @attrs.frozen(kw_only=True)
 class ParallelConfig:
-    """One engine is one worker."""
+    """Number of workers of each kind: one."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -76,8 +76,8 @@ class SchedulerView:
         max_num_seqs: requests computed together.
         max_num_batched_tokens: token budget of a step.
         max_model_len: longest sequence, tokens.
-        policy: who goes first.
-        enable_chunked_prefill: always.
+        policy: order in which requests are scheduled.
+        enable_chunked_prefill: always True.
     """
 
     max_num_seqs: int
@@ -88,7 +88,7 @@ class SchedulerView:
 
     @classmethod
     def of(cls, config: EngineConfig, info: ModelInfo) -> Self:
-        """The view of a running engine."""
+        """Make the view of an engine."""
         return cls(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
@@ -99,13 +99,13 @@ class SchedulerView:
 
 @attrs.frozen(kw_only=True)
 class DecodingConfig:
-    """Who compiles grammars."""
+    """Backend of structured outputs."""
 
     backend: str = "guidance"
 
 
 class Tokenizer:
-    """The model's tokenizer, with the calls that users of transformers know.
+    """The model's tokenizer, with the methods of a transformers tokenizer.
 
     Args:
         tokenizer: of the engine.
@@ -115,24 +115,24 @@ class Tokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, as a prompt: with the special tokens that the model wants around it."""
+        """Return the token ids of a text as a prompt, with the special tokens that the model puts around it."""
         return list(self._tokenizer.tokenize(Tokenize(text)).token_ids)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
     ) -> Any:
-        """The prompt of a conversation: ids, or the text.
+        """Return the prompt of a conversation.
 
         Args:
             conversation: its messages.
-            tokenize: whether ids are wanted.
+            tokenize: True for token ids, False for the text.
             **options: `tools`, `chat_template`, `chat_template_kwargs`, `continue_final_message` and
-                `add_generation_prompt`, which is true here if nothing is said of it.
+                `add_generation_prompt`, which is True by default here.
         """
         tokenized = self._tokenizer.tokenize(
             Tokenize(ChatPrompt.parse({"messages": conversation, **options}))
@@ -141,7 +141,7 @@ class Tokenizer:
 
 
 def tokenizer_of(tokenizer: TokenizerInterface | None) -> Tokenizer:
-    """The engine's tokenizer.
+    """Wrap the engine's tokenizer.
 
     Raises:
         UnsupportedFeature: the model has none.
