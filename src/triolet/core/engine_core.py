@@ -170,7 +170,7 @@ class EngineCore:
         return output
 
     def fail(self, serial: int, error: BaseException, now_s: float) -> None:
-        """End a request with an error; its reader gets that and nothing else."""
+        """End a request with an error, which its reader gets instead of further output."""
         if (output := self.close_output(serial, FinishReason.ERROR, now_s)) is not None:
             output.fail(error)
             self.finish(serial, FinishReason.ERROR)
@@ -178,7 +178,7 @@ class EngineCore:
     # --------------------------------------------------------------------------------------------- steps
 
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
-        """Start over: build a scheduler, and queue everything that is live in the journal again."""
+        """Build a new scheduler, and queue all live requests of the journal in it."""
         self.journal.take_arrivals()
         self.scheduler = Scheduler(config, self.journal, self.counters, self.recovery)
         for entry in tuple(self.journal):
@@ -189,7 +189,7 @@ class EngineCore:
 
     @contextmanager
     def scheduling(self) -> Iterator[None]:
-        """Scope in which the scheduler is whole, and is told of endings."""
+        """Scope in which the scheduler is consistent, and `finish` ends requests through it."""
         self.is_scheduling = True
         try:
             yield
@@ -203,15 +203,16 @@ class EngineCore:
     def plan_step(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None while one is in flight, or if nothing can be computed now.
 
-        Requests whose time is up are ended first. For a moment a step also waits for the grammar masks of the requests
-        that had a part in the last one.
+        Requests past their deadline are ended first. A step may also wait, up to `grammar_masks.MAX_WAIT_S`, for the
+        masks of the requests that were in the last one.
         """
         scheduler = self._scheduler
         scheduler.expire(now_s)
         for serial, mask in self.masks.take_answers().items():
             scheduler.guide(serial, mask)
         self.masks.ask(self.journal.take_unmasked(), now_s)
-        waits = self.masks.step_waits(now_s)  # called also amid a step: it forgets a wait that is over
+        # Called also while a step is in flight: it forgets a wait that is over.
+        waits = self.masks.step_waits(now_s)
         if waits or scheduler.is_step_in_flight:
             return None
         return scheduler.plan_step(now_s)
@@ -222,11 +223,11 @@ class EngineCore:
 
     @property
     def must_halt(self) -> bool:
-        """Tell that the multi-step plan in flight should end after its present step."""
+        """True if the multi-step plan in flight should end after its present step."""
         return self._scheduler.must_halt
 
     def apply(self, result: StepResult, now_s: float) -> None:
-        """Take in the result of a step; late ones change nothing."""
+        """Apply the result of a step; a late result changes nothing."""
         self._scheduler.apply(result, now_s)
 
     def take_progress(self) -> tuple[int, ...]:
@@ -238,15 +239,15 @@ class EngineCore:
         return self.scheduler is not None and self.scheduler.is_in_flight(plan)
 
     def fail_step(self, plan: StepPlan, error: BaseException) -> CrashOutcome | None:
-        """Draw the conclusions from a crash of the runner; see `core.recovery.poison_bisection`.
+        """Record a crash of the runner for the search for its cause; see `core.recovery.poison_bisection`.
 
         A request that makes the runner crash also when it is computed alone fails, with `error` as the cause.
 
         Args:
             plan: the step; results of a multi-step plan that came before the crash have been applied.
-            error: what the runner died of.
+            error: error of the runner.
         Returns:
-            What follows; None for a plan that is not in flight.
+            The outcome of the attempt; None for a plan that is not in flight.
         """
         self.recovery.has_runner_failed = True
         if not self.is_in_flight(plan):
@@ -263,7 +264,7 @@ class EngineCore:
         return outcome
 
     def take_uncounted_restarts(self) -> int:
-        """Return how many of the latest crashes were explained since the last call, and need not be counted."""
+        """Return the number of crashes that were explained since the last call, and need not count as restarts."""
         number, self.recovery.num_uncounted = self.recovery.num_uncounted, 0
         return number
 
@@ -277,7 +278,7 @@ class EngineCore:
         longest_task_step_s: float = 0.0,
         num_long_task_steps: int = 0,
     ) -> EngineStatistics:
-        """Return the counts of this moment; see `EngineStatistics` for the arguments, which the driver knows."""
+        """Return the present counts; the arguments are fields of `EngineStatistics` that only the driver knows."""
         return statistics_of(
             self._scheduler,
             self.counters,

@@ -17,23 +17,24 @@ class EngineStatistics:
 
     Args:
         num_requests_running: requests with a row in the runner's table.
-        num_requests_waiting: admitted, and without one: new or preempted.
-        num_requests_live: both together.
+        num_requests_waiting: admitted requests without a row: new or preempted.
+        num_requests_live: running and waiting requests.
         kv_blocks_total: blocks of the KV cache.
-        kv_blocks_free: with nothing in them.
-        kv_blocks_cached: unreferenced; their content can be found again.
-        kv_blocks_in_use: named by a block table.
-        kv_blocks_quarantined: of ended requests, until the step in flight ends.
-        num_preemptions: times a request's blocks were taken back, since the start.
+        kv_blocks_free: blocks without content.
+        kv_blocks_cached: blocks in no block table, with content that the prefix cache can find.
+        kv_blocks_in_use: blocks in a block table.
+        kv_blocks_quarantined: blocks of ended requests, until the step in flight ends.
+        num_preemptions: times that a request's blocks were taken back, since the start.
         num_restarts: actors restarted after a crash, since the start.
         prefix_cache_queries: tokens looked up in the prefix cache, since the start.
-        prefix_cache_hits: tokens found there.
+        prefix_cache_hits: tokens found in the prefix cache.
         steps: forward passes finished, since the start.
         num_requests_received: requests accepted or rejected, since the start; each of n answers to one prompt counts.
             Every received request is live or has ended.
-        num_requests_ended: of these, the ones that have ended, by finish reason or `rejected`.
-        num_requests_deferred: waiting requests that may not be admitted whatever is free: for a prefix that another one
-            computes, for a grammar mask, or while a request that crashes the runner is searched for.
+        num_requests_ended: received requests that have ended, by finish reason or `rejected`.
+        num_requests_deferred: waiting requests that may not be scheduled even if rows and blocks are free: they wait
+            for a prefix that another request computes, for a grammar mask, or for the search for a request that crashes
+            the runner.
         spec_decode_num_drafts: drafts proposed, since the start.
         spec_decode_num_draft_tokens: draft tokens proposed.
         spec_decode_num_accepted_tokens: draft tokens accepted.
@@ -41,7 +42,7 @@ class EngineStatistics:
         engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
         longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
             no other task runs meanwhile.
-        num_long_task_steps: times that it was more than 10 ms, since the start.
+        num_long_task_steps: times that a task ran for more than 10 ms between two checkpoints, since the start.
     """
 
     num_requests_running: int

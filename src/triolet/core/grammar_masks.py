@@ -1,14 +1,13 @@
-"""Grammar masks in progress: which answers need one, what a grammar must be asked, and what was answered.
+"""Grammar masks in progress: requests that need one, questions to the grammars, and their answers.
 
     scheduler   ask()  --->  take_questions(), sort()   driver of the grammars
                 take_answers()  <---  answer(), put_down()
 
-A step computes no token for a request whose mask is older than its last token. The scheduler's side never waits: it
-asks, goes on with other requests, and takes the answers when they are there. Where the grammars live, in this process
-or in others, is the driver's matter.
+A step computes no token for a request while its mask is older than its last token. The scheduler's side never waits: it
+asks, goes on with other requests, and takes the answers when they are there. The driver decides in which process the
+grammars run.
 
-Everything here can be lost: `ask_again` finds what is missing in the journal, and `Thinking` is a function of the
-tokens.
+This state can be lost: `ask_again` finds the missing masks in the journal, and `Thinking` is a function of the tokens.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 
 MAX_WAIT_S = 0.002
-"""How long a step waits for masks. A mask takes some 0.2 ms; a request whose mask takes longer sits the step out."""
+"""Longest time that a step waits for masks, seconds. A mask takes some 0.2 ms; a request with a slower one misses the
+step."""
 
 GrammarQuestions = dict[StructuredOutputsParams, dict[int, tuple[int, ...]]]
-"""For each grammar, the answers that follow it, by serial: all tokens since the grammar began."""
+"""Answers bound to each grammar, by serial: all tokens since the grammar began."""
 
 
 class GrammarMasks:
     """Questions and answers about the masks of one engine's requests.
 
     Args:
-        journal: where the requests are.
+        journal: holds the requests.
         model: gives the size of the vocabulary.
     """
 
@@ -125,7 +125,7 @@ class GrammarMasks:
         return questions
 
     def _question(self, entry: JournalEntry) -> tuple[StructuredOutputsParams, tuple[int, ...]] | None:
-        """Return the grammar that is in force and the tokens it must know of; without one, answer and return None."""
+        """Return the grammar in force and the tokens that it must read; without a grammar, answer and return None."""
         constraint, output = entry.request.constraint, entry.output_token_ids
         assert constraint is not None
         is_bound = constraint.grammar is not None
@@ -141,10 +141,10 @@ class GrammarMasks:
         return None
 
     def put_down(self, serial: int, mask: TokenMask) -> bool:
-        """Take the answer of a grammar; its position counts from where the grammar began.
+        """Take the answer of a grammar; its position counts from the token at which the grammar began.
 
         Returns:
-            Whether it is the mask that the request waits for.
+            True if the request waits for this mask.
         """
         if (entry := self._journal.get(serial)) is None:
             return False
@@ -158,7 +158,7 @@ class GrammarMasks:
         return True
 
     def answer(self, serial: int, mask: TokenMask) -> None:
-        """Put down a mask; the next `plan_step` takes it."""
+        """Set the mask of a request; the next `plan_step` takes it."""
         self._answers[serial] = mask
         self._asked_s.pop(serial, None)
         self._latest.discard(serial)

@@ -1,15 +1,17 @@
 """Journal of the live requests: each request and its answer so far. Everything else can be recomputed from it.
 
-A runner that dies takes the KV with it, a scheduler its block tables, a detokenizer its incomplete characters; all of
-it is computed again from here. So this object does almost nothing, and does it exactly once: a token is committed only
-at the position where the answer ends, and only for the stay (`epoch`) that the scheduler is counting on.
+Theory of operation
+-------------------
+A crash of the runner loses the KV cache, a crash of the scheduler its block tables, a crash of the detokenizer its
+incomplete characters. All of that is computed again from the journal. A token is committed exactly once: only at the
+position where the answer ends, and only for the present epoch of its entry.
 
-A stay is one continuous presence of a request in a scheduler. Epochs are never reused, neither after a crash
-nor by another request of the same id, so that a late result cannot be mistaken for a current one.
+A stay is one continuous presence of a request in a scheduler, and has an epoch. Epochs are never reused, neither after
+a crash nor by another request of the same id, so that a late result cannot be mistaken for a current one.
 
 The answers to one prompt (n > 1) are entries of their own. All but the first are held until the first has a token: by
-then the prompt has been computed, and they find its blocks instead of computing it again. If the first ends before
-that, so do they, for the same reason.
+then the prompt has been computed, and they find its blocks in the prefix cache. If the first ends before that, the
+others end with the same reason.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ class JournalEntry:
     """One request and its answer so far. Times are monotonic seconds; None before they happened.
 
     Args:
-        request: what was asked.
-        serial: its number in order of admission; never reused.
-        epoch: of its present stay.
-        leader_serial: number of the entry whose first token this one waited for; 0 if there is none.
-        guidance: what may come next, as far as is known; only of requests with a constraint.
-        num_cached_tokens: of the prompt, found in the prefix cache when it was first let in.
-        num_cache_creation_tokens: of the prompt, computed for it, and others can find them there.
-        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known, if they were asked for.
+        request: the request.
+        serial: number in order of admission; never reused.
+        epoch: number of the present stay.
+        leader_serial: serial of the entry that this one is or was held for; 0 if there is none.
+        guidance: latest mask of the tokens that may come next; only of requests with a constraint.
+        num_cached_tokens: prompt tokens found in the prefix cache when the request was first scheduled.
+        num_cache_creation_tokens: prompt tokens computed for the request and left in the prefix cache.
+        prompt_logprobs: log-probabilities of the prompt from its second token on, as far as they are known, if they
+            were asked for.
     """
 
     request: Request
@@ -73,7 +76,7 @@ class JournalEntry:
 
     @property
     def ended_by_token(self) -> bool:
-        """True if its last token, an EOS or stop token, ended it: that token gives no text."""
+        """True if the last token, an EOS or stop token, ended the answer: that token gives no text."""
         if self.finish_reason is not FinishReason.STOP or not self.output_token_ids:
             return False
         return self.output_token_ids[-1] in self.request.ending_token_ids
@@ -95,7 +98,8 @@ class JournalEntry:
         return not (self.wants_prompt_logprobs or self.request.params.skip_reading_prefix_cache)
 
     def add_prompt_logprobs(self, share: PromptLogprobs) -> None:
-        """Append what a step gave; what came before a preemption is not taken twice."""
+        """Append the log-probabilities of a step."""
+        # After a preemption the prompt is computed again: positions that are known already are skipped.
         self.prompt_logprobs += share.logprobs[len(self.prompt_logprobs) + 1 - share.start :]
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
@@ -107,7 +111,7 @@ class JournalEntry:
         return prompt[start:] + tuple(answer)
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """Record why it ended; the first reason stays."""
+        """Record the reason of the ending; the first one stays."""
         if self.finish_reason is None:
             self.finish_reason, self.stop_reason = reason, stop_reason
 
@@ -119,7 +123,7 @@ class Journal:
         self.stats = StatsAccumulator()
         self._live: dict[int, JournalEntry] = {}
         self._arrivals: list[int] = []
-        self._held: dict[int, list[JournalEntry]] = {}  # by the serial of the first one
+        self._held: dict[int, list[JournalEntry]] = {}  # by the serial of the first answer
         self._unguided: dict[int, None] = {}
         self._num_serials = 0
         self._num_epochs = 0
@@ -140,15 +144,15 @@ class Journal:
         return self._num_queued_tokens
 
     def get(self, serial: int) -> JournalEntry | None:
-        """The live entry of that number, if there is one."""
+        """Return the live entry of that serial, if there is one."""
         return self._live.get(serial)
 
     def open(self, request: Request, *, after: JournalEntry | None = None) -> JournalEntry:
-        """Take a request in.
+        """Add an entry for a request.
 
         Args:
-            request: what is asked.
-            after: a request with the same prompt, which has no token yet: this one waits for that.
+            request: the request.
+            after: entry with the same prompt and without a token: the new entry is held until that has one.
         """
         self._num_serials += 1
         entry = JournalEntry(
@@ -167,7 +171,7 @@ class Journal:
         return any(entry in held for held in self._held.values())
 
     def take_arrivals(self) -> list[JournalEntry]:
-        """Entries opened, or held no more, since the last call that are still live, in order."""
+        """Return the live entries that were opened or released since the last call, in order."""
         arrivals = [self._live[serial] for serial in self._arrivals if serial in self._live]
         self._arrivals.clear()
         return arrivals
@@ -187,19 +191,19 @@ class Journal:
             self._unguided[entry.serial] = None
 
     def take_unmasked(self) -> tuple[int, ...]:
-        """Serials of the live requests that have come to need guidance since the last call."""
+        """Return the serials of the live requests that have come to need a mask since the last call."""
         serials = tuple(serial for serial in self._unguided if serial in self._live)
         self._unguided.clear()
         return serials
 
     def scheduled(self, entry: JournalEntry, now_s: float, num_cached_tokens: int = 0) -> None:
-        """Record the first step that was planned with it, and the prompt tokens found in the prefix cache by then."""
-        if entry.scheduled_s is None:
+        """Record the first step that was planned with a request, and its prompt tokens found in the prefix cache."""
+        if entry.scheduled_s is None:  # later stays change neither
             entry.scheduled_s, entry.num_cached_tokens = now_s, num_cached_tokens
             self._num_queued_tokens -= len(entry.request.prompt_token_ids)
 
     def commit(self, entry: JournalEntry, token: SampledToken, now_s: float) -> bool:
-        """Append a token, if it belongs exactly here; False for one that is late or came twice."""
+        """Append a token; False, and nothing done, for one that is late or came twice."""
         if token.epoch != entry.epoch or token.position != len(entry.output_token_ids) or entry.finish_reason:
             return False
         self._count(entry, now_s)
@@ -226,7 +230,7 @@ class Journal:
         """Remove a request that has ended. Harmless when repeated.
 
         Returns:
-            Serials of what has ended: its own, and those of the requests that waited for its first token.
+            The serial of the request, and those of the requests that were held for its first token and end with it.
         """
         held = self._held.pop(entry.serial, [])
         for follower in held:

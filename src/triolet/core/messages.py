@@ -1,7 +1,7 @@
 """Messages between the actors: frozen values.
 
-The state that must survive is the journal's, so most messages are no more than "look there". Requests are named by
-their journal serial, which is never reused; ids that callers chose stay at the engine's edge.
+The state that must survive a crash is in the journal, so most messages only tell an actor to look there. Requests are
+named by their serial, which is never reused; ids chosen by callers are known to the engine only.
 """
 
 from __future__ import annotations
