@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: its body, and the objects that answer it."""
+"""Request body and answer objects of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from triolet.protocol.responses.input_items import Message
 from triolet.protocol.structuring import CONVERTER, Wrong
 from triolet.protocol.tools import OffersTools
 
-MAX_MESSAGES = 65_536  # of four tokens each they fill the longest contexts there are
+MAX_MESSAGES = 65_536  # at four tokens each, these fill the longest contexts in use
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Piece = dict[str, Any]
-"""An entry of `choices`, of a chunk or of a whole answer."""
+"""Entry of `choices`, of a chunk or of a whole answer."""
 
 
 @attrs.frozen
 class ChatMessages:
-    """The messages of a chat; their contents are the chat template's business, their roles are not."""
+    """Messages of a chat, with known roles; the chat template checks their contents."""
 
     messages: tuple[Message, ...]
 
     @classmethod
     def of(cls, value: Any, _: Any = None) -> ChatMessages:
-        """Structure them."""
+        """Build the messages from JSON data."""
         if not isinstance(value, list) or not value:
             raise Wrong("a list of at least one message", value)
         if len(value) > MAX_MESSAGES:
@@ -58,26 +58,26 @@ class ChatMessages:
 
 
 def _known_to_templates(message: Message) -> Message:
-    """Templates know no developer."""
+    # Chat templates have no role `developer`.
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 @attrs.frozen(kw_only=True)
 class ChatRequest(OffersTools, GenerationRequest):
-    """A body of `/v1/chat/completions`.
+    """Body of `/v1/chat/completions`.
 
     Args:
         messages: the chat so far.
-        max_completion_tokens: what `max_tokens` is called now.
-        logprobs: log-probabilities of the tokens.
+        max_completion_tokens: OpenAI's newer name of `max_tokens`.
+        logprobs: True to send log-probabilities of the tokens.
         tools: functions that the model may call.
-        tool_choice: whether and which it has to.
-        reasoning_effort: a hint; models here know at most whether.
+        tool_choice: `none`, `auto`, `required`, or the function that must be called.
+        reasoning_effort: `none` switches reasoning off where the chat template can; other values have no effect.
         chat_template_kwargs: further values for the chat template.
-        add_generation_prompt: whether the answer is a new message of the assistant.
-        continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
-        add_special_tokens: add the special tokens of the tokenizer to those of the chat template.
-        include_reasoning: send the reasoning of the model with the answer.
+        add_generation_prompt: True if the answer is a new message of the assistant.
+        continue_final_message: True to continue the last message; not together with `add_generation_prompt`.
+        add_special_tokens: True to add the special tokens of the tokenizer to those of the chat template.
+        include_reasoning: True to send the reasoning of the model with the answer.
     """
 
     FAMILY = ApiFamily.CHAT
@@ -96,21 +96,19 @@ class ChatRequest(OffersTools, GenerationRequest):
     include_reasoning: bool = True
 
     def check(self) -> None:
-        """See `GenerationRequest`."""
         super().check()
         if not self.logprobs and (num_top := self.sampling.get("logprobs")):
             raise wrong("top_logprobs", "left out where logprobs is false", num_top)
 
     def num_logprobs(self) -> int | None:
-        """See `GenerationRequest`."""
         return self.sampling.get("logprobs", 0) if self.logprobs else None
 
     def prompt(self, plan: ToolPlan, reasoning_parser: str | None = None) -> Any:
-        """What `Engine.generate` is asked with.
+        """Return the prompt for `Engine.generate`.
 
         Args:
-            plan: see `plan`.
-            reasoning_parser: as there; the templates of some models can be told not to think.
+            plan: from `plan`.
+            reasoning_parser: format of the model's reasoning, as for `plan`.
         """
         messages = list(self.messages.messages)
         values = dict(self.chat_template_kwargs)
@@ -126,7 +124,11 @@ class ChatRequest(OffersTools, GenerationRequest):
         }
 
     def params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
-        """See `GenerationRequest.sampling_params`."""
+        """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
+
+        Raises:
+            WireError: a value out of its range, or two lengths that differ.
+        """
         chosen: dict[str, Any] = {}
         if self.max_completion_tokens is not None:
             max_tokens = self.sampling.get("max_tokens", self.max_completion_tokens)
@@ -139,7 +141,6 @@ class ChatRequest(OffersTools, GenerationRequest):
         return self.sampling_params(defaults, **chosen)
 
     def names(self) -> Mapping[str, str]:
-        """Return the names as `GenerationRequest.names` does, with the one that the client gave `max_tokens`."""
         names = super().names()
         if self.max_completion_tokens is not None:
             names = {**names, "max_tokens": "max_completion_tokens"}
@@ -148,15 +149,15 @@ class ChatRequest(OffersTools, GenerationRequest):
 
 @attrs.define(eq=False, kw_only=True)
 class ChatChoice:
-    """One of the answers on its way: outputs of the engine in, pieces out; all pieces together are the message.
+    """Builder of one entry of `choices` from the outputs of the engine, in pieces that together are the message.
 
     Args:
         index: among the answers.
-        parser: tells text, reasoning and calls of tools apart.
-        num_top: likeliest tokens at each place; None for no log-probabilities.
-        new_id: names calls.
+        parser: separates text, reasoning and tool calls.
+        num_top: most likely tokens per position, -1 for all; None for no log-probabilities.
+        new_id: returns a new id with a prefix, for tool calls.
         includes_reasoning: False leaves the reasoning out.
-        num_reasoning_tokens: of the outputs that brought reasoning, so far.
+        num_reasoning_tokens: tokens so far of the outputs with reasoning in them.
     """
 
     index: int
@@ -173,14 +174,14 @@ class ChatChoice:
     _ending: tuple[str, str | int | None] | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Piece:
-        """Its first piece."""
+        """Return the first piece."""
         return self._piece({"role": "assistant", "content": ""})
 
     def add(self, completion: CompletionOutput) -> list[Piece]:
-        """The engine has something new: of kind DELTA, or all at once.
+        """Return the pieces of an output, of kind DELTA or the only one.
 
         Raises:
-            WireError: it could not be finished.
+            WireError: the answer could not be finished.
         """
         is_last = completion.finish_reason is not None
         if self.num_top is not None and completion.logprobs is not None:
@@ -201,7 +202,7 @@ class ChatChoice:
         return pieces
 
     def whole(self) -> Piece:
-        """All of it, once it is over."""
+        """Return the entry of a whole answer, after its last output."""
         message: dict[str, Any] = {
             "role": "assistant",
             "content": None if self._calls and not self._text else "".join(self._text),
@@ -254,7 +255,7 @@ class ChatChoice:
 
 
 def position(token_id: int, logprobs: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
-    """One token's log-probability, and those of the likeliest at its place."""
+    """Return the log-probability of a token, and those of the most likely ones at its position."""
     return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, likeliest(logprobs, num_top)))}
 
 
@@ -266,7 +267,7 @@ def _token(one: Logprob) -> dict[str, Any]:
 def chat_completion(
     *, answer_id: str, created: int, model: str, choices: list[Piece], usage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole answer."""
     return {
         "id": answer_id,
         "object": "chat.completion",
@@ -287,7 +288,7 @@ def chat_chunk(
     choices: list[Piece],
     usage: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One chunk of a stream; `usage` is that of the last one, if it was asked for."""
+    """Return a chunk of a stream; `usage` is set in the chunks that carry it."""
     chunk = {
         "id": answer_id,
         "object": "chat.completion.chunk",

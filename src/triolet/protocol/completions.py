@@ -1,4 +1,4 @@
-"""`/v1/completions`: its body, and the objects that answer it."""
+"""Request body and answer objects of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
 MAX_PROMPTS = 128
 
 Choice = dict[str, Any]
-"""An entry of `choices`."""
+"""Entry of `choices`."""
 
 
 @attrs.frozen
@@ -30,7 +30,7 @@ class Prompts:
 
     @classmethod
     def of(cls, value: Any, _: Any = None) -> Prompts:
-        """Structure them: a text, a list of texts, a list of token ids, or a list of those."""
+        """Build the prompts from a text, a list of texts, a list of token ids, or a list of such lists."""
         if isinstance(value, str) or (isinstance(value, list) and value and _are(int, value)):
             return cls((value,))
         if isinstance(value, list) and 0 < len(value) <= MAX_PROMPTS and _are_prompts(value):
@@ -48,11 +48,11 @@ def _are_prompts(values: list[Any]) -> bool:
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(GenerationRequest):
-    """A body of `/v1/completions`.
+    """Body of `/v1/completions`.
 
     Args:
-        prompt: what is to be continued.
-        echo: begin each answer with its prompt; with `logprobs`, also with those of its tokens.
+        prompt: one prompt or several, each with answers of its own.
+        echo: True to begin each answer with its prompt; with `logprobs`, also with those of its tokens.
     """
 
     FAMILY = ApiFamily.COMPLETIONS
@@ -61,7 +61,6 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
 
     def num_logprobs(self) -> int | None:
-        """See `GenerationRequest`."""
         return self.sampling.get("logprobs")
 
     @property
@@ -70,7 +69,11 @@ class CompletionRequest(GenerationRequest):
         return not (self.echo and self.sampling.get("max_tokens") == 0)
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
-        """See `GenerationRequest.sampling_params`."""
+        """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
+
+        Raises:
+            WireError: a value out of its range.
+        """
         defaults = attrs.evolve(defaults, max_tokens=DEFAULT_MAX_TOKENS, min_tokens=0)
         chosen: dict[str, Any] = {}
         if self.echo:
@@ -91,7 +94,7 @@ class Echo:
     Args:
         text: of the prompt.
         tokens: text of each token.
-        logprobs: per token, the first of which has None; None if they were not asked for.
+        logprobs: per token, None for the first one; None if they were not requested.
     """
 
     text: str = ""
@@ -103,7 +106,7 @@ class Echo:
         """Return the echo of a prompt.
 
         Args:
-            output: first one of the answer, with the log-probabilities of the prompt if they were asked for.
+            output: first one of the answer, with the log-probabilities of the prompt if they were requested.
             decode: returns the text of token ids, special tokens included.
         """
         text = decode(output.prompt_token_ids) if output.prompt is None else output.prompt
@@ -125,7 +128,7 @@ class TextChoice:
         index: among the answers to all prompts.
         num_top: most likely tokens per position, -1 for all; None for no log-probabilities.
         echo: prompt that the answer begins with.
-        generates: False if the answer is nothing but the prompt.
+        generates: False if the answer is only the prompt.
     """
 
     index: int
@@ -180,12 +183,10 @@ class TextChoice:
 
 
 def _top_logprobs(chosen: Logprob, position: Mapping[int, Logprob], num_top: int) -> dict[str, float]:
-    """Return the most likely tokens of a position by their text, and the chosen one beside them, as OpenAI does."""
+    """Return the most likely tokens of a position by their text, and the chosen one with them, as OpenAI does."""
     top: dict[str, float] = {}
-    for one in (
-        *likeliest(position, num_top),
-        chosen,
-    ):  # of tokens with the same text the most likely one stays
+    for one in (*likeliest(position, num_top), chosen):
+        # Of tokens with the same text, the most likely one stays.
         top.setdefault(one.decoded_token or "", finite(one.logprob))
     return top
 
@@ -198,7 +199,7 @@ def text_completion(
     choices: list[Choice],
     usage: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The whole answer, or one chunk of a stream: they have the same form."""
+    """Return the whole answer, or a chunk of a stream, which has the same form."""
     body = {
         "id": answer_id,
         "object": "text_completion",

@@ -1,7 +1,7 @@
-"""What a body of `/v1/chat/completions` and one of `/v1/completions` have in common: how to sample, and how to answer.
+"""Fields and answers that `/v1/chat/completions` and `/v1/completions` have in common.
 
-Types are strict. Keys that nobody knows are let pass, since every client sends some of its own; keys that are known
-from OpenAI or vLLM and can not be honoured are refused by name, unless they say what would be done anyway.
+Types are strict. Unknown keys are ignored, since every client sends some of its own. Keys of OpenAI or vLLM that are
+not supported are refused by name, unless their value asks for what is done anyway.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong
 from triolet.protocol.known_fields import structure_request
 from triolet.protocol.sampling import check_object_fields, sampling_params
 
-MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "impossible"
+MIN_LOGPROB = -9999.0  # OpenAI's value for "impossible", since JSON has no infinity
 
 
 @attrs.frozen(kw_only=True)
 class StreamOptions:
-    """How a stream is to be.
+    """Options of a stream.
 
     Args:
-        include_usage: send one more chunk at the end, with the counts of tokens.
-        continuous_usage_stats: with `include_usage`, send the counts so far with every chunk.
-        include_obfuscation: OpenAI's padding of chunks against eavesdroppers, which is not added here.
+        include_usage: True to send one more chunk at the end, with the counts of tokens.
+        continuous_usage_stats: with `include_usage`, True to send the counts so far with every chunk.
+        include_obfuscation: OpenAI's padding of chunks against eavesdroppers; accepted, and not added.
     """
 
     include_usage: bool = False
@@ -42,7 +42,7 @@ class StreamOptions:
 
 @attrs.frozen(kw_only=True)
 class JsonSchemaFormat:
-    """The `json_schema` of a `response_format`."""
+    """Schema of a `response_format`, its field `json_schema`."""
 
     name: str | None = None
     description: str | None = None
@@ -52,17 +52,17 @@ class JsonSchemaFormat:
 
 @attrs.frozen(kw_only=True)
 class ResponseFormat:
-    """The form that the answer is to have: `text`, `json_object`, or `json_schema` with a schema."""
+    """Form of the answer: `text`, `json_object`, or `json_schema` with a schema."""
 
     type: str = "text"
     json_schema: JsonSchemaFormat | None = None
 
     def constraint(self) -> StructuredOutputsParams | None:
-        """What holds the answer to it.
+        """Return the structured output that the form asks for; None for plain text.
 
         Raises:
-            WireError: there is no such form, or no schema.
-            InvalidRequest: the schema is none.
+            WireError: an unknown form, or no schema.
+            InvalidRequest: an invalid schema.
         """
         match self.type:
             case "text":
@@ -82,13 +82,13 @@ class GenerationRequest:
 
     Args:
         model: name of the model.
-        stream: in chunks, as they come.
-        user: whom the answer is for; it means nothing here.
-        timeout: seconds after which the answer ends with what there is.
-        priority: lower goes first, under the engine's policy `priority`.
-        client: whom the request is counted for.
+        stream: True to send the answer in chunks, as they are generated.
+        user: end user of the client; has no effect.
+        timeout: seconds after which the answer ends with what it has.
+        priority: lower runs first under the engine's `priority` policy.
+        client: name under which admission and fairness count the request.
         cache_salt: prefixes are shared only between requests of the same salt.
-        sampling: sampling parameters that the body has, by field of `SamplingParams`.
+        sampling: sampling parameters of the body, by field of `SamplingParams`.
     """
 
     FAMILY: ClassVar[ApiFamily]
@@ -110,17 +110,17 @@ class GenerationRequest:
         """Build and check the request from its body.
 
         Raises:
-            WireError: names the field, the rule and what came.
+            WireError: names the field, the rule and the value.
         """
         request = structure_request(payload, cls, cls.FAMILY)
         request.check()
         return request
 
     def check(self) -> None:
-        """Hold to their rules what types do not say.
+        """Check the rules that the types of the fields do not express.
 
         Raises:
-            WireError: names the field, the rule and what came.
+            WireError: names the field, the rule and the value.
         """
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
@@ -131,7 +131,7 @@ class GenerationRequest:
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
+        """True if a stream ends with the counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -156,11 +156,11 @@ class GenerationRequest:
         return -1 if self.sampling.get("logprob_token_ids") else self.num_logprobs()
 
     def sampling_params(self, defaults: SamplingParams, **chosen: Any) -> SamplingParams:
-        """What the engine is asked with: what the client wrote, and for the rest the model's own wishes.
+        """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
 
         Args:
-            defaults: those wishes.
-            **chosen: what else follows from the request.
+            defaults: of the model.
+            **chosen: further parameters that follow from the request.
         Raises:
             WireError: a value out of its range.
         """
@@ -174,11 +174,11 @@ class GenerationRequest:
             raise self.refusal(error) from None
 
     def form(self) -> StructuredOutputsParams | None:
-        """The form that the text of the answer is to have.
+        """Return the form that the text of the answer must have; None for any text.
 
         Raises:
-            WireError: none that is known, or two.
-            InvalidRequest: it says nothing.
+            WireError: an unknown form, or two.
+            InvalidRequest: an invalid grammar or schema.
         """
         asked = self.sampling.get("structured_outputs")
         if asked is None:
@@ -190,14 +190,14 @@ class GenerationRequest:
         )
 
     def refusal(self, error: BaseException) -> WireError:
-        """Return the error that the client is told, with the field under the name that the client wrote."""
+        """Return the error to send for an exception, with the field under the name that the client wrote."""
         return of_exception(error, {**FIELD_NAMES[self.FAMILY], **self.names()})
 
     def names(self) -> Mapping[str, str]:
-        """Return the names of engine fields that this body writes in another way than others of its family."""
+        """Return the names of engine fields for which this body has other names than the rest of its family."""
         if "structured_outputs" in self.sampling:
             return {}
-        if self.response_format.type == "text":  # then only tools can have asked for a form
+        if self.response_format.type == "text":  # the form can come only from the tools
             return {"structured_outputs.json": "tools"}
         return {"structured_outputs.json": "response_format.json_schema.schema"}
 
@@ -206,10 +206,10 @@ class GenerationRequest:
 
 
 def finish_reason(completion: CompletionOutput) -> tuple[str, str | int | None]:
-    """How an answer ended: a word of OpenAI's, and what exactly it was (vLLM's `stop_reason`).
+    """Return OpenAI's `finish_reason` of an answer, and vLLM's `stop_reason`.
 
     Raises:
-        WireError: it has not been finished.
+        WireError: the answer failed, was aborted, or ended with the server.
     """
     match completion.finish_reason:
         case FinishReason.LENGTH:
@@ -234,14 +234,14 @@ def finish_reason(completion: CompletionOutput) -> tuple[str, str | int | None]:
 
 @attrs.define(eq=False)
 class Usage:
-    """Counts the tokens of an answer."""
+    """Token counts of an answer."""
 
     _prompt: int = 0
     _cached: int = 0
     _completion: int = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Take the next output of a prompt's answer."""
+        """Count the tokens of the next output."""
         self._completion += sum(len(completion.token_ids) for completion in output.outputs)
 
     def add_prompt(self, output: RequestOutput) -> None:
@@ -250,7 +250,7 @@ class Usage:
         self._cached += output.num_cached_tokens
 
     def body(self) -> dict[str, Any]:
-        """As it is sent."""
+        """Return the object `usage` of the answer."""
         return {
             "prompt_tokens": self._prompt,
             "completion_tokens": self._completion,
@@ -260,11 +260,11 @@ class Usage:
 
 
 def likeliest(logprobs: Mapping[int, Logprob], num_top: int) -> list[Logprob]:
-    """Return the most likely tokens of one position in falling order; all of them if `num_top` is -1."""
+    """Return the most likely tokens of one position in descending order; all of them if `num_top` is -1."""
     falling = sorted(logprobs.values(), key=lambda one: -one.logprob)
     return falling if num_top == -1 else falling[:num_top]
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold."""
+    """Return a log-probability that JSON can hold."""
     return max(logprob, MIN_LOGPROB)

@@ -1,7 +1,7 @@
-"""Plain JSON data into attrs classes: exact types, nothing coerced, and errors that name the field by its path.
+"""Conversion of JSON data to attrs classes: exact types, no coercion, and errors that name the field by its path.
 
-`null` is the same as nothing for every field that has a default. Keys that a class does not have are let pass: every
-client sends some of its own.
+`null` gives a field its default, if it has one. Keys that a class does not have are ignored, since every client sends
+some of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CONVERTER = cattrs.Converter(detailed_validation=True)
 
 
 class Wrong(ValueError):
-    """A value breaks a rule; `structure` knows where it stands and says so.
+    """A value breaks a rule; `structure` adds the path of the value.
 
     Args:
-        rule: what it must be, completing "<path> must be ...".
-        got: what came.
-        code: for the client's program.
-        at: the field, below the place where the value stands.
+        rule: end of the sentence "<path> must be ...".
+        got: the value.
+        code: of the error, for programs.
+        at: path of the field inside the value that is structured.
     """
 
     def __init__(self, rule: str, got: object, code: str = "invalid_value", at: str = "") -> None:
@@ -39,7 +39,7 @@ class Wrong(ValueError):
 
 
 class _At(ValueError):
-    """What is wrong with one entry of a list."""
+    """Error in one entry of a list."""
 
     def __init__(self, step: str, inner: Exception) -> None:
         super().__init__(step)
@@ -47,10 +47,10 @@ class _At(ValueError):
 
 
 def structure(payload: Mapping[str, Any], kind: type[T]) -> T:
-    """Make a `kind` of plain data.
+    """Convert plain data to an object of class `kind`.
 
     Raises:
-        WireError: names the first field that is wrong, the rule and what came.
+        WireError: names the first wrong field, the rule and the value.
     """
     try:
         return CONVERTER.structure(payload, kind)
@@ -59,10 +59,10 @@ def structure(payload: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def structure_field(name: str, value: object, kind: Any) -> Any:
-    """Make a `kind` of the value of one field.
+    """Convert the value of one field to type `kind`.
 
     Raises:
-        WireError: names the field, the rule and what came.
+        WireError: names the field, the rule and the value.
     """
     try:
         return CONVERTER.structure(value, kind)
@@ -71,7 +71,7 @@ def structure_field(name: str, value: object, kind: Any) -> Any:
 
 
 def _first(error: BaseException, path: str) -> WireError:
-    """The first thing that is wrong inside a group of validation errors."""
+    """Return the first error of a group of validation errors, with its path."""
     if isinstance(error, _At):
         return _first(error.inner, path + error.step)
     if isinstance(error, ClassValidationError):
@@ -104,7 +104,7 @@ def _number(value: Any, _: Any) -> float:
         raise Wrong("a number", value)
     if isinstance(value, float) and not math.isfinite(value):
         raise Wrong("a finite number", value)
-    return value  # type: ignore[no-any-return]  # as it came: a message about its range shows what the client wrote
+    return value  # type: ignore[no-any-return]  # not converted: the message about its range shows what was sent
 
 
 def _tuple(kind: Any) -> Hook:

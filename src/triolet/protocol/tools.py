@@ -1,4 +1,4 @@
-"""What requests of both protocols that may offer tools have in common."""
+"""Tools of a request, in the part that Chat Completions and Responses have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triolet.protocol.errors import WireError
 
 
 class Offer(Protocol):
-    """A request, as far as it is about tools."""
+    """Fields of a request that concern tools."""
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -21,36 +21,36 @@ class Offer(Protocol):
 
     @property
     def tool_choice(self) -> str | Mapping[str, Any] | None:
-        """Whether and which it has to."""
+        """`none`, `auto`, `required`, or the function that must be called; None for the default."""
         ...
 
     @property
     def parallel_tool_calls(self) -> bool:
-        """Whether several at once."""
+        """True if one answer may have several calls."""
         ...
 
     def form(self) -> StructuredOutputsParams | None:
-        """The form that the text of the answer is to have."""
+        """Return the form that the text of the answer must have; None for any text."""
         ...
 
     def refusal(self, error: BaseException) -> WireError:
-        """What the client is told about an exception."""
+        """Return the error to send for an exception."""
         ...
 
 
 class OffersTools:
-    """A request that is also an `Offer`."""
+    """Mixin that plans the tools of a request with the fields of `Offer`."""
 
     __slots__ = ()
 
     def plan(self: Offer, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
-        """What follows from the tools: how they are shown, what is forced, and how the answer is read.
+        """Return the plan of the tools: their descriptions in the prompt, the forced form, the parsers of the answer.
 
         Args:
-            tool_parser: the model's format of calls.
-            reasoning_parser: the model's marks of reasoning.
+            tool_parser: format of the model's tool calls.
+            reasoning_parser: format of the model's reasoning.
         Raises:
-            WireError: a wrong tool, choice or form, or one that this model can not serve.
+            WireError: a wrong tool, choice or form, or one that this model cannot serve.
         """
         try:
             return plan_tools(

@@ -7,17 +7,15 @@ from triolet.protocol.responses.input_items import Message
 
 
 def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Message]:
-    """Leave out as many of the oldest messages as the chat is too long by, at least one.
-
-    System messages at the beginning stay, and so does the last message. A tool's result does not stay without the call
-    that it belongs to.
+    """Return the chat without its oldest messages: at least one, and as many as it is too long by.
 
     Args:
         messages: of the chat.
-        error: says how long it is, and how long it may be.
+        error: with the length of the chat and its limit, tokens.
     Raises:
-        PromptTooLong: the same, if no message can be left out.
+        PromptTooLong: `error` itself, if no message can be left out.
     """
+    # System messages at the beginning and the last message stay.
     num_kept = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
     first, rest = messages[:num_kept], messages[num_kept:]
     if len(rest) < 2:
@@ -25,6 +23,7 @@ def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Messag
     excess = 1 - (error.max_model_len - 1) / error.num_prompt_tokens
     to_drop = excess * sum(map(_num_chars, messages))
     dropped, place = 0, 0
+    # The result of a tool does not stay without the call before it.
     while place < len(rest) - 1 and (place == 0 or dropped < to_drop or rest[place]["role"] == "tool"):
         dropped += _num_chars(rest[place])
         place += 1

@@ -1,7 +1,7 @@
-"""What a client may ask for: `response.create`, which is also the body of `POST /v1/responses`, and its companions.
+"""Requests of the Responses protocol: `response.create`, also the body of `POST /v1/responses`, and the other messages.
 
-Types are strict and unknown keys are let pass. What is known and can not be honoured is refused by name, here: a
-request that passes means what it says.
+Types are strict and unknown keys are ignored. Known fields that are not supported are refused by name, so that an
+accepted request is served as written.
 """
 
 from __future__ import annotations
@@ -28,34 +28,32 @@ from triolet.protocol.tools import OffersTools
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
 MAX_STREAM_ID_CHARS = 256
 MAX_METADATA_ENTRIES = 16
-MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = (
-    64,
-    512,
-)  # OpenAI's limits; the values are stored and echoed
+# OpenAI's limits; the values are stored and echoed.
+MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 64, 512
 MAX_IDENTIFIER_CHARS = 64  # OpenAI's, of the three below
 _IDENTIFIERS = ("user", "safety_identifier", "prompt_cache_key")
-_METADATA_PREFIX = "ws_request_header_"  # Codex's, for what is a header of each request elsewhere
+_METADATA_PREFIX = "ws_request_header_"  # Codex's, for the headers that an HTTP request would have
 _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 @attrs.frozen(kw_only=True)
 class TextConfig:
-    """How the text of an answer is to be.
+    """Form of the text of an answer.
 
     Args:
         format: `{"type": "text"}`, or a JSON schema.
-        verbosity: a hint; echoed.
+        verbosity: echoed, without effect.
     """
 
     format: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "text"})
     verbosity: str | None = None
 
     def form(self) -> StructuredOutputsParams | None:
-        """The form that it asks for; None for plain text.
+        """Return the structured output that the form asks for; None for plain text.
 
         Raises:
-            WireError: none that is known.
-            InvalidRequest: a schema that is none.
+            WireError: an unknown form.
+            InvalidRequest: an invalid schema.
         """
         match self.format.get("type", "text"):
             case "text":
@@ -72,7 +70,7 @@ class TextConfig:
 
 @attrs.frozen(kw_only=True)
 class ReasoningConfig:
-    """How much a model is to think; models here know at most whether."""
+    """Settings of the model's reasoning; an effort of `none` switches it off where the chat template can."""
 
     effort: str | None = None
     summary: str | None = None
@@ -80,29 +78,29 @@ class ReasoningConfig:
 
 @attrs.frozen(kw_only=True)
 class CreateResponse(OffersTools):
-    """`response.create`: start an answer.
+    """Request `response.create`: start an answer.
 
-    The first group are OpenAI's fields, the second what a WebSocket adds, the third this server's own (most of them
-    vLLM's, with their meaning in `SamplingParams`).
+    The fields of the first group are OpenAI's, those of the second belong to the WebSocket, and those of the third are
+    this server's own, most of them with vLLM's names.
 
     Args:
         model: name of the model.
-        input: what is new.
-        instructions: a system message before everything; not inherited by later turns.
-        previous_response_id: continue that response: its input, its output, then this input.
-        store: remember the response beyond this connection.
+        input: new items of the conversation.
+        instructions: system message before the conversation; not inherited by later turns.
+        previous_response_id: response to continue: its input, its output, then this input.
+        store: True to keep the response beyond this connection.
         truncation: `auto` leaves the oldest messages out when the chat is too long; `disabled` refuses it.
-        generate: false only takes the input in: a response without output, to continue from.
-        stream_id: the lane.
-        timeout: seconds after which the answer ends with what there is.
-        resumable: keep the answer going for a while if the connection is lost.
-        priority: lower goes first, under the engine's policy `priority`.
-        client: whom the request is counted for.
+        generate: False for a response without output, which only stores the input to continue from.
+        stream_id: name of the turn queue.
+        timeout: seconds after which the answer ends with what it has.
+        resumable: True to keep the answer running for a while if the connection is lost.
+        priority: lower runs first under the engine's `priority` policy.
+        client: name under which admission and fairness count the request.
         cache_salt: prefixes are shared only between requests of the same salt.
         chat_template_kwargs: further values for the chat template.
-        sampling: sampling parameters that the body has, by field of `SamplingParams`.
-        client_metadata: what a client says of itself; here only where it carries trace headers, as Codex's does.
-        trace_headers: of the trace that it belongs to; by default those of the connection.
+        sampling: sampling parameters of the body, by field of `SamplingParams`.
+        client_metadata: only the trace headers in it are read, as Codex sends them.
+        trace_headers: trace context of the request; by default that of the connection.
     """
 
     model: str
@@ -141,18 +139,19 @@ class CreateResponse(OffersTools):
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> CreateResponse:
-        """Structure and check a request.
+        """Build and check the request from its body.
 
         Raises:
-            WireError: names the field, the rule and what came.
+            WireError: names the field, the rule and the value.
         """
         request = structure_request(payload, cls, ApiFamily.RESPONSES)
         request._check()
         return request
 
     def traced_by(self, headers: TraceHeaders) -> CreateResponse:
-        """The same with the trace headers of what it came over, if it brings none itself."""
-        if isinstance(self.client_metadata, Mapping):  # no wrong one is a reason to refuse anything
+        """Return the request with the trace headers of its connection, if it has none of its own."""
+        # A value of another type is ignored: it has no effect on the answer.
+        if isinstance(self.client_metadata, Mapping):
             headers = pick_trace_headers(self.client_metadata, _METADATA_PREFIX) or headers
         if self.trace_headers is not None:
             headers = pick_trace_headers(self.trace_headers)
@@ -185,12 +184,12 @@ class CreateResponse(OffersTools):
                 raise wrong(name, f"at most {MAX_IDENTIFIER_CHARS} characters long", getattr(self, name))
 
     def prompt(self, messages: list[Message], plan: ToolPlan, reasoning_parser: str | None = None) -> Prompt:
-        """What `Engine.generate` is asked with.
+        """Return the prompt for `Engine.generate`.
 
         Args:
             messages: of the chat, with the instructions.
-            plan: see `plan`.
-            reasoning_parser: as there; the templates of some models can be told not to think.
+            plan: from `plan`.
+            reasoning_parser: format of the model's reasoning, as for `plan`.
         """
         values = dict(self.chat_template_kwargs)
         if reasoning_parser == "qwen3" and self.reasoning is not None and self.reasoning.effort == "none":
@@ -201,7 +200,7 @@ class CreateResponse(OffersTools):
 
     @property
     def max_output_tokens(self) -> int | None:
-        """Most tokens of the answer; None if the client did not say."""
+        """Most tokens of the answer; None if the client gave no limit."""
         return self.sampling.get("max_tokens")
 
     @property
@@ -223,11 +222,11 @@ class CreateResponse(OffersTools):
         return self.top_logprobs if LOGPROBS in self.include or self.top_logprobs != 0 else None
 
     def sampling_params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
-        """The parameters of this request: what it says, and for the rest the model's own wishes.
+        """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
 
         Args:
-            defaults: those wishes.
-            plan: see `plan`.
+            defaults: of the model.
+            plan: from `plan`.
         Raises:
             WireError: a value out of its range.
         """
@@ -236,7 +235,7 @@ class CreateResponse(OffersTools):
         # Named tokens take the place of the most likely ones, as in vLLM.
         given["logprobs"] = None if self.sampling.get("logprob_token_ids") else self.num_top
         given["structured_outputs"] = plan.structured_outputs
-        if not self.generate:  # the step that computes the end of the input gives one token in any case
+        if not self.generate:  # the step that computes the end of the input samples a token in any case
             given |= {"max_tokens": 1, "min_tokens": 0, "structured_outputs": None}
         try:
             return sampling_params(defaults, **given, output_kind=RequestOutputKind.DELTA)
@@ -244,11 +243,11 @@ class CreateResponse(OffersTools):
             raise self.refusal(error) from None
 
     def form(self) -> StructuredOutputsParams | None:
-        """The form that the text of the answer is to have: by `text.format` or by `structured_outputs`.
+        """Return the form that the text of the answer must have, from `text.format` or `structured_outputs`.
 
         Raises:
-            WireError: none that is known, or both.
-            InvalidRequest: it says nothing.
+            WireError: an unknown form, or both fields.
+            InvalidRequest: an invalid grammar or schema.
         """
         form = self.text.form()
         asked = self.sampling.get("structured_outputs")
@@ -262,7 +261,7 @@ class CreateResponse(OffersTools):
         )
 
     def refusal(self, error: BaseException) -> WireError:
-        """Return the error that the client is told, with the field under the name that the client wrote."""
+        """Return the error to send for an exception, with the field under the name that the client wrote."""
         names = dict(FIELD_NAMES[ApiFamily.RESPONSES])
         if "structured_outputs" not in self.sampling:
             is_text = self.text.format.get("type", "text") == "text"
@@ -272,11 +271,11 @@ class CreateResponse(OffersTools):
 
 @attrs.frozen(kw_only=True)
 class CancelResponse:
-    """`response.cancel`: end a response now.
+    """Request `response.cancel`: end a response now.
 
     Args:
-        response_id: which; by default the active one of the lane.
-        stream_id: the lane; by default the one without a name.
+        response_id: by default the active response of the turn queue.
+        stream_id: name of the turn queue; by default the one without a name.
     """
 
     response_id: str | None = None
@@ -285,7 +284,7 @@ class CancelResponse:
 
 @attrs.frozen(kw_only=True)
 class SteerResponse:
-    """`response.steer`: end an active response where it is, and continue it with more input."""
+    """Request `response.steer`: end an active response where it is, and continue it with more input."""
 
     previous_response_id: str
     input: Input
@@ -293,12 +292,12 @@ class SteerResponse:
 
 @attrs.frozen(kw_only=True)
 class ResumeResponse:
-    """`response.resume`: go on reading a resumable response, on another connection than the one it began on.
+    """Request `response.resume`: read the rest of a resumable response on another connection.
 
     Args:
-        response_id: which.
-        starting_after: the last sequence number that was received; -1 for none.
-        stream_id: the lane for its events from now on.
+        response_id: of the resumable response.
+        starting_after: last sequence number that was received; -1 for none.
+        stream_id: name of the turn queue for its further events.
     """
 
     response_id: str
@@ -307,7 +306,7 @@ class ResumeResponse:
 
 
 def check_stream_id(stream_id: object) -> None:
-    """Hold the name of a lane to its rule.
+    """Check the name of a turn queue.
 
     Raises:
         WireError: `invalid_stream_id`.
