@@ -1,8 +1,8 @@
-"""Where grammars live: each in a process of its own, or, for tests, here.
+"""Grammars that are compiled and followed in processes of their own, one for each.
 
 A grammar comes from outside, and its compilation may take for ever, or all the memory there is. So the processes have
-limits (`triolet.workers.grammar`), a clock is held against every question, and whoever is late or dead is replaced by
-a copy that is asked once more. What kills a second copy is the grammar's fault, and its requests fail alone.
+limits (`triolet.workers.grammar`), every question has a timeout, and a process that is late or dead is replaced by
+a copy that is asked once more. If the second copy dies, too, the grammar is at fault, and its requests fail alone.
 
 Processes are kept for the next request with the same grammar; when there are too many, the one that was not used for
 longest goes. If all are in use, a new grammar waits.
@@ -60,14 +60,14 @@ NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from
 
 @attrs.define(eq=False)
 class GrammarProcess:
-    """One copy, and what it knows.
+    """Connection to one process, and what the process has been sent.
 
     Args:
-        stream: to it.
-        process_id: of it.
-        known: how many tokens it has been told of, by serial.
-        ended: serials that it need not know any more.
-        turn: one question at a time.
+        stream: to the process.
+        process_id: of the process.
+        known: how many tokens of each answer it has been sent, by serial.
+        ended: serials that it may forget.
+        turn: lock that keeps it to one question at a time.
     """
 
     stream: trio.SocketStream
@@ -79,17 +79,17 @@ class GrammarProcess:
     _pidfd: int | None = None
 
     def remember(self, process_id: int) -> None:
-        """Hold on to a process, so that no other one of that number is ever killed in its stead."""
+        """Set the process to kill."""
         self.process_id = process_id
-        if sys.platform == "linux":
+        if sys.platform == "linux":  # a pidfd: another process may get the same number later
             self._pidfd = os.pidfd_open(process_id)
 
     async def ask(self, request: GrammarRequest | None, timeout_s: float) -> GrammarReply:
-        """Say something (or, at the very beginning, nothing), and wait for the answer.
+        """Send a request (None at the very beginning), and wait for the reply.
 
         Raises:
             GrammarFailed: there is none; the process is dead.
-            ResourceShortage: it says that there is one.
+            ResourceShortage: the process reports one.
         """
         try:
             with trio.fail_after(timeout_s):
@@ -103,7 +103,7 @@ class GrammarProcess:
             self.kill()
             raise GrammarDead("it takes too much memory, or it crashes what compiles it") from None
         except BaseException:
-            self.kill()  # amid a question: nobody would know whose answer comes next
+            self.kill()  # cancelled within a question: its late reply would be taken for that of the next
             raise
         if isinstance(reply, GrammarState) and reply.shortage:
             self.kill()
@@ -119,11 +119,11 @@ class GrammarProcess:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it can not be asked any more."""
+        """True if the connection is closed."""
         return self.stream.socket.fileno() < 0
 
     def kill(self) -> None:
-        """End it, at whatever it is. Synchronous; harmless when repeated."""
+        """Kill the process. Synchronous; harmless when repeated."""
         self.stream.socket.close()
         if self._pidfd is not None:
             with suppress(ProcessLookupError):
@@ -153,7 +153,7 @@ class _Opening:
 
 
 class GrammarProcesses:
-    """See `Grammars`; `open_processes` makes it."""
+    """Implementation of `Grammars` by processes; made by `open_processes`."""
 
     def __init__(
         self,
@@ -177,7 +177,6 @@ class GrammarProcesses:
         self._num_timed = 0
 
     async def open(self, params: StructuredOutputsParams) -> None:
-        """See `Grammars`."""
         try:
             async with self._at_hand(params):
                 pass
@@ -185,7 +184,7 @@ class GrammarProcesses:
             raise wrong_grammar(params, str(error)) from None
 
     async def watch(self) -> None:
-        """See `Grammars`: the original says nothing any more, until it ends."""
+        # The original sends nothing any more, so that a read returns only when it has ended.
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self._original.stream.receive_some(1)
         raise GrammarsDied
@@ -193,7 +192,7 @@ class GrammarProcesses:
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[MaskAnswer, ...]:
-        """See `Grammars`. A process that has died of something else is replaced, once."""
+        # A process may have died of something other than the question, so it is replaced once.
         try:
             return await self._guide(params, answers)
         except GrammarFailed:
@@ -226,7 +225,6 @@ class GrammarProcesses:
         return self._num_timed > 0
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
-        """See `Grammars`."""
         for process in self._processes.values():
             for serial in [serial for serial in process.known if not is_live(serial)]:
                 del process.known[serial]
@@ -234,7 +232,7 @@ class GrammarProcesses:
 
     @asynccontextmanager
     async def _at_hand(self, params: StructuredOutputsParams) -> AsyncGenerator[GrammarProcess]:
-        """The process of a grammar, which stays while it is used."""
+        """Yield the process of a grammar, and keep it running within the scope."""
         self._users[params] = self._users.get(params, 0) + 1
         try:
             yield await self._find(params)
@@ -268,7 +266,7 @@ class GrammarProcesses:
         return process
 
     async def _make_room(self) -> None:
-        """Let the process go that was not used for longest; wait, if all are used."""
+        """Kill the process least recently used; wait if all are in use."""
         while len(self._processes) >= self._max_grammars:
             if self._is_closed:
                 raise GrammarsDied
@@ -293,8 +291,8 @@ class GrammarProcesses:
         """Make a copy of the original.
 
         Raises:
-            GrammarsDied: it makes none any more.
-            ResourceShortage: it can make none now.
+            GrammarsDied: the original is dead.
+            ResourceShortage: no process can be started now.
         """
         purpose = "a grammar process"
         with typed_shortages(purpose):
@@ -313,7 +311,7 @@ class GrammarProcesses:
             if isinstance(error, GrammarDead) and not has_hung_up(self._original.stream.socket):
                 # The system could not hand over the socket, or ended the copy at once.
                 raise ResourceShortage("memory or file descriptors", purpose) from None
-            self._original.kill()  # it may live, and be of no use: only its death has another one started
+            self._original.kill()  # it may be alive but useless: only its death makes the actor start another one
             raise GrammarsDied from None
         except BaseException:
             process.kill()
@@ -321,7 +319,7 @@ class GrammarProcesses:
         return process
 
     def close(self) -> None:
-        """End all of them, and send away whoever waits for one."""
+        """Kill all processes, and wake the tasks that wait for one: they raise `GrammarsDied`."""
         self._is_closed = True
         self._room.unpark_all()
         for process in (*self._processes.values(), self._original):
@@ -333,7 +331,7 @@ async def wait_for_room(connection: trio.socket.SocketType) -> None:
     """Wait until a byte can be sent.
 
     Raises:
-        OSError: none ever can.
+        OSError: the connection is closed.
     """
     if connection.fileno() < 0:
         raise BrokenPipeError
@@ -341,7 +339,7 @@ async def wait_for_room(connection: trio.socket.SocketType) -> None:
 
 
 def has_hung_up(connection: trio.socket.SocketType) -> bool:
-    """Whether the process at the other end, which says nothing, has ended."""
+    """Return True if the process at the other end, which sends nothing, has ended."""
     if connection.fileno() < 0:
         return True
     with _borrowed(connection) as plain:
@@ -354,7 +352,7 @@ def has_hung_up(connection: trio.socket.SocketType) -> bool:
 
 
 def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
-    """One byte, and a descriptor with it; a Unix socket has room for that."""
+    """Send one byte with a descriptor, which a writable Unix socket has room for."""
     with _borrowed(connection) as plain:
         socket.send_fds(plain, [b"."], [fd])
 
@@ -371,12 +369,12 @@ def _borrowed(connection: trio.socket.SocketType) -> Iterator[socket.socket]:
 
 def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> MaskQuestion:
     start = process.known.get(serial, 0)
-    process.known[serial] = max(start, len(token_ids))  # more, where an older question comes late
+    process.known[serial] = max(start, len(token_ids))  # an older question may come late
     return MaskQuestion(serial, start, token_ids[start:])
 
 
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """The program, at the other end of a connection. Blocks for a millisecond or two; see `RunnerProcess.spawn`."""
+    """Start the program at the other end of a connection; blocks for a millisecond or two."""
     return subprocess.Popen(
         (*PROGRAM, str(connection.fileno())),
         stdin=subprocess.DEVNULL,
@@ -391,7 +389,7 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
 async def open_processes(
     vocabulary: Vocabulary, *, max_grammars: int, timeout_s: float, memory_bytes: int
 ) -> AsyncGenerator[Grammars]:
-    """Start the process that all others are copies of; none is left when the scope is left.
+    """Start the process that all others are forked from; all are killed at the end of the scope.
 
     Raises:
         ResourceShortage: it cannot be started now.
@@ -410,9 +408,8 @@ async def open_processes(
         try:
             state = await original.ask(vocabulary, START_S)
         except GrammarDead:
-            raise ResourceShortage(
-                "memory", purpose
-            ) from None  # the interpreter did not get as far as to say so
+            # The interpreter died before it could report the shortage.
+            raise ResourceShortage("memory", purpose) from None
         except GrammarLate:
             raise ResourceShortage("processor time", purpose) from None
         problem = state.problem if isinstance(state, GrammarState) else "its process is confused"

@@ -1,4 +1,4 @@
-"""What the guidance actor asks of grammars, wherever they live: in processes (`grammar_process`), here, or nowhere."""
+"""Interface of compiled grammars, and two implementations: inline, and none; `grammar_process` has the third."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class GrammarDead(GrammarFailed):
 
 
 class GrammarsDied(Exception):
-    """The process that all grammars are copies of is dead. The guidance actor starts another one."""
+    """The process that all grammar processes are forked from is dead; the structured output actor restarts it."""
 
 
 class GrammarRefused(Exception):
-    """What is to be compiled is no grammar."""
+    """The text to compile is not a valid grammar."""
 
 
 class Grammars(Protocol):
-    """Compiles grammars, and follows answers through them."""
+    """Compiler of grammars, which also follows answers through them."""
 
     async def open(self, params: StructuredOutputsParams) -> None:
         """Compile a grammar, unless it is there.
@@ -48,28 +48,28 @@ class Grammars(Protocol):
             InvalidParams: it is no grammar, or it is too much of one.
             UnsupportedFeature: no grammar works with this tokenizer.
             ResourceShortage: it needs a process, and none can be started now.
-            GrammarsDied: there are none any more.
+            GrammarsDied: no grammar can be compiled any more.
         """
         ...
 
     async def watch(self) -> None:
-        """Wait as long as all is well.
+        """Wait until the grammars die.
 
         Raises:
-            GrammarsDied: it is not.
+            GrammarsDied: always, when they have died.
         """
         ...
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[MaskAnswer, ...]:
-        """What may come next in answers that follow a grammar.
+        """Return the masks of the next tokens of answers that follow a grammar.
 
         Args:
             params: the grammar.
             answers: all tokens so far, by serial.
         Raises:
-            GrammarFailed: they can not be followed; one of them alone may still be.
+            GrammarFailed: they cannot be followed; one of them alone may still be.
             ResourceShortage: they need a process, and none can be started now.
         """
         ...
@@ -85,7 +85,7 @@ class Grammars(Protocol):
 
 
 def wrong_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParams:
-    """What the caller gets who asked for it."""
+    """Return the error for a request with a grammar that cannot be compiled."""
     field = f"structured_outputs.{params.kind}"
     return InvalidParams(
         f"{field} must be a grammar that can be compiled: {problem}",
@@ -95,7 +95,7 @@ def wrong_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParam
 
 
 class NoGrammars:
-    """See `Grammars`: there are none with this tokenizer.
+    """Grammars for a tokenizer that cannot work with any: every request is refused.
 
     Args:
         problem: why.
@@ -105,23 +105,20 @@ class NoGrammars:
         self._problem = problem
 
     async def open(self, params: StructuredOutputsParams) -> None:
-        """See `Grammars`."""
         await trio.lowlevel.checkpoint()
         raise UnsupportedFeature(self._problem, field="structured_outputs", got=params.kind)
 
     async def watch(self) -> None:
-        """See `Grammars`."""
         await trio.sleep_forever()
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[MaskAnswer, ...]:
-        """See `Grammars`."""
         await trio.lowlevel.checkpoint()
         raise GrammarFailed(self._problem)
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
-        """See `Grammars`."""
+        pass  # nothing is kept between calls
 
     @property
     def is_timed(self) -> bool:
@@ -129,7 +126,7 @@ class NoGrammars:
 
 
 class InlineGrammars:
-    """See `Grammars`: here, in the event loop, for tests that want one order of events. Nothing can be killed.
+    """Grammars compiled in the event loop, for tests that need one order of events; none can be killed.
 
     Args:
         tokens: the model's vocabulary.
@@ -141,7 +138,7 @@ class InlineGrammars:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Grammars:
-        """Grammars for a vocabulary; `NoGrammars` if they do not work with its tokenizer."""
+        """Return the grammars for a vocabulary; `NoGrammars` if they do not work with its tokenizer."""
         from triolet.structured_outputs.compiler import GrammarVocabulary
 
         try:
@@ -150,7 +147,6 @@ class InlineGrammars:
             return NoGrammars(f"structured_outputs must be None: {error}")
 
     async def open(self, params: StructuredOutputsParams) -> None:
-        """See `Grammars`."""
         from triolet.structured_outputs.compiler import InvalidGrammar
 
         await trio.lowlevel.checkpoint()
@@ -167,13 +163,12 @@ class InlineGrammars:
         return self._grammars[params]
 
     async def watch(self) -> None:
-        """See `Grammars`."""
         await trio.sleep_forever()
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[MaskAnswer, ...]:
-        """See `Grammars`. Answers are followed from their beginnings: little is remembered, and nothing forgotten."""
+        # Answers are followed from their beginnings each time, so that nothing has to be kept between calls.
         await trio.lowlevel.checkpoint()
         grammar = self._grammar(params)
         guided = tuple(grammar.next_mask(MaskQuestion(serial, 0, answers[serial])) for serial in answers)
@@ -181,7 +176,7 @@ class InlineGrammars:
         return guided
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
-        """See `Grammars`."""
+        pass  # nothing is kept between calls
 
     @property
     def is_timed(self) -> bool:

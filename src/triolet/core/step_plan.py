@@ -1,4 +1,4 @@
-"""What the scheduler tells the runner and what comes back: a step as a value, made of ints.
+"""Values that the scheduler and the runner exchange: a step and its result, made of ints.
 
 The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the
 request's sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row
@@ -6,7 +6,7 @@ sampled is the runner's to remember: the plan does not send it back. A row that 
 Every plan follows the last result of the one before.
 
 A plan may be a run: its rows then go on, a token each, for up to `num_steps` steps, and a result comes after each of
-them. Nobody is asked in between, so that the runner need not wait. It may end a run after any step.
+them. The runner does not wait for the scheduler in between. It may end a run after any step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RowStart:
 
     Args:
         row_id: index of the row, below `max_num_seqs`.
-        request_id: whose it is.
-        epoch: names this stay of the request; results carry it, so that a late one can be told apart.
+        request_id: of the request.
+        epoch: names this residency of the request; results carry it, so that a late one is recognised.
         prompt_token_ids: the prompt.
         output_token_ids: what was already generated, and must be computed again.
         params: sampling parameters.
@@ -98,7 +98,7 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
     def after(self, result: StepResult) -> StepPlan | None:
-        """What goes on of a run after its first step; None if nothing does."""
+        """Return the rest of a run after its first step; None if nothing is left to compute."""
         if self.num_steps == 1 or result.failures or result.out_of_memory is not None:
             return None
         rows = tuple([PlanRow(row.row_id, row.start + 1, 1, (), sample=True) for row in self.rows])
@@ -125,7 +125,7 @@ class SampledToken:
     """A token and where it belongs: committed if `epoch` is current and `position` is the answer's length.
 
     Args:
-        request_id: whose it is.
+        request_id: of the request.
         epoch: from the `RowStart`.
         position: index in the answer, from 0.
         token_id: the token.
@@ -156,7 +156,7 @@ class PromptLogprobs:
 
 @attrs.frozen
 class RowFailure:
-    """A row that gave no token, through no fault of the others: its logits are not numbers."""
+    """A row that failed alone and gave no token: its logits are not numbers."""
 
     request_id: str
     epoch: int
@@ -165,7 +165,7 @@ class RowFailure:
 
 @attrs.frozen
 class StepResult:
-    """What a step gave.
+    """Result of a step.
 
     Args:
         step_id: of the plan.

@@ -53,7 +53,7 @@ def _is_collection(kind: Any) -> bool:
 
 
 def _collection(kind: Any) -> Structure:
-    """`tuple[X, ...]` or `frozenset[X]`."""
+    """Return the hook that structures `tuple[X, ...]` or `frozenset[X]`."""
     make, item = get_origin(kind), get_args(kind)[0]
     if item in (int, str):  # token ids: tens of thousands of them, checked in one go
 
@@ -104,14 +104,15 @@ def _unstructure_collection(kind: Any) -> Callable[[Any], Any]:
 
 
 def _fields(kind: type) -> dict[str, Any]:
-    """Types by field name, resolved without touching the class."""
+    """Return the types by field name, resolved without changing the class."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in attrs.fields(kind)}
 
 
 def _structure_fields(kind: Any) -> Structure:
-    """Plain fields are checked together, by their types; only the others are converted, one by one."""
+    """Return the hook that makes an instance of a class from the list of its fields."""
     fields = _fields(kind)
+    # Plain fields are checked together, by their types, which is fast; the others are converted one by one.
     plain = [index for index, type_ in enumerate(fields.values()) if type_ in _PLAIN]
     plain_types = [type_ for type_ in fields.values() if type_ in _PLAIN]
     others = [
@@ -136,7 +137,7 @@ def _structure_fields(kind: Any) -> Structure:
 def _unstructure_fields(kind: Any) -> Callable[[Any], Any]:
     types = _fields(kind)
     hooks = tuple(map(CONVERTER.get_unstructure_hook, types.values()))
-    if len(types) < 2:  # for which attrgetter gives no tuple
+    if len(types) < 2:  # attrgetter gives no tuple for one name
         return lambda value: [hook(getattr(value, name)) for hook, name in zip(hooks, types, strict=True)]
     values = attrgetter(*types)
     if all(hook is identity for hook in hooks):
@@ -158,7 +159,7 @@ CONVERTER.register_unstructure_hook_factory(attrs.has, _unstructure_fields)
 
 
 def layout_of(kinds: tuple[type, ...]) -> int:
-    """A checksum over all fields of all classes that can be part of a message."""
+    """Return a checksum over all fields of all classes that can be part of a message."""
     seen: dict[type, None] = {}
 
     def walk(kind: Any) -> None:

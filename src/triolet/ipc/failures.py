@@ -46,12 +46,12 @@ _KINDS = {kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ARGUMENTS)}
 
 @attrs.frozen
 class Failure:
-    """What the runner's process could not do.
+    """An exception of the runner's process, as a value.
 
     Args:
         kind: name of the exception's class.
         message: its text.
-        arguments: what it can be made from again, by name.
+        arguments: the named arguments to rebuild it from.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Failure:
 
 
 def describe(error: BaseException) -> Failure:
-    """The exception as a value."""
+    """Return an exception as a value."""
     names = _FROM_ARGUMENTS.get(type(error), ()) if isinstance(error, TrioletError) else ()
     return Failure(
         type(error).__name__,
@@ -70,7 +70,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def _as_argument(value: object) -> Argument:
-    """Plain values as they are, so that the rebuilt message is the same; of others, their look."""
+    # Plain values are kept, so that the rebuilt message is the same; others are sent as text.
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, tuple):
@@ -79,7 +79,7 @@ def _as_argument(value: object) -> Argument:
 
 
 def rebuild(failure: Failure, otherwise: type[TrioletError]) -> TrioletError:
-    """The exception that a failure tells of.
+    """Return the exception that a failure describes.
 
     Args:
         otherwise: made, with kind and message as its text, for an exception that is not triolet's own.

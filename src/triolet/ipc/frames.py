@@ -20,7 +20,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def pack_frame(payload: bytes, *, layout: int, max_bytes: int) -> bytes:
-    """A frame around a payload.
+    """Return a payload with its frame header.
 
     Args:
         layout: checksum over the fields of all messages.
@@ -33,10 +33,10 @@ def pack_frame(payload: bytes, *, layout: int, max_bytes: int) -> bytes:
 
 
 class FrameReader:
-    """Takes bytes as they come, gives payloads.
+    """Incremental parser of frames: bytes in, payloads out.
 
     Args:
-        layout: what every frame must bear.
+        layout: checksum that every frame must carry.
         max_bytes: the longest payload taken.
     """
 
@@ -45,11 +45,11 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take in what has been read; `next_payload` until there is none before feeding again."""
+        """Add received bytes; call `next_payload` until it returns None before adding more."""
         self._buffer += data
 
     def next_payload(self) -> bytes | None:
-        """The next whole payload, if it is there.
+        """Return the next whole payload; None until it has arrived.
 
         Raises:
             FrameError: the bytes are no frame, one of another layout, or too long a one.
@@ -73,7 +73,7 @@ class FrameReader:
         return payload
 
     def close(self) -> None:
-        """There will be no more bytes.
+        """Check at the end of the stream that no frame was cut off.
 
         Raises:
             FrameError: the last frame is not whole.

@@ -1,10 +1,10 @@
-"""What the engine and a process that follows one grammar say to each other.
+"""Messages between the engine and a process that follows one grammar.
 
     engine --> process   Vocabulary    of the model      process --> engine   GrammarState   understood, or not
                          OpenGrammar   compile this                           GrammarState   compiled, or not
-                         GuideSteps    and now?                               GuidedSteps    what may come next
+                         MaskQuestions tokens added                           MaskAnswers    masks of the next tokens
 
-The first is said to the process that all others are copies of; see `triolet.workers.grammar`.
+The first is sent to the process that all others are forked from; see `triolet.workers.grammar`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triolet.ipc.messages import Way
 
 @attrs.frozen
 class Vocabulary:
-    """The tokens that answers are made of.
+    """Vocabulary of the model.
 
     Args:
         tokenizer_json: the model's tokenizer, in Hugging Face's form.
@@ -35,10 +35,10 @@ class Vocabulary:
 
 @attrs.frozen
 class OpenGrammar:
-    """Compile a grammar.
+    """Request to compile a grammar.
 
     Args:
-        params: what it says.
+        params: the grammar.
         memory_bytes: that the process may take, beyond what it has; 0 for as much as there is.
     """
 
@@ -48,12 +48,12 @@ class OpenGrammar:
 
 @attrs.frozen
 class GrammarState:
-    """How it went.
+    """Outcome of a start or of a compilation.
 
     Args:
         process_id: of the process.
-        problem: what is wrong; empty if all is well.
-        shortage: the resource that there was none left of, if that is the problem; see `ResourceShortage`.
+        problem: the error message; empty if there is none.
+        shortage: the exhausted resource, if that is the problem; see `ResourceShortage`.
     """
 
     process_id: int
@@ -63,11 +63,11 @@ class GrammarState:
 
 @attrs.frozen
 class MaskQuestion:
-    """An answer that has grown.
+    """Request for the mask of one answer.
 
     Args:
         serial: of the request.
-        start: how many of its tokens have been told of before; 0 for an answer that is new here.
+        start: how many of its tokens were sent before; 0 for a new answer.
         token_ids: those that follow.
     """
 
@@ -78,7 +78,7 @@ class MaskQuestion:
 
 @attrs.frozen
 class MaskQuestions:
-    """Answers that have grown together, and those that will grow no more."""
+    """Batch of requests for masks, with the serials of answers that have ended."""
 
     steps: tuple[MaskQuestion, ...]
     ended: tuple[int, ...]
@@ -86,14 +86,14 @@ class MaskQuestions:
 
 @attrs.frozen
 class MaskAnswer:
-    """What may come next in an answer.
+    """Mask of the tokens that may come next in an answer.
 
     Args:
         serial: of the request.
         position: tokens of the answer that were followed.
         mask: a bit per token id, least significant first: 1 for those that may come next.
-        is_over: nothing may: the answer is all that the grammar allows.
-        problem: why the answer can not be followed; empty if it can.
+        is_over: no token may: the answer is complete by the grammar.
+        problem: why the answer cannot be followed; empty if it can.
     """
 
     serial: int
@@ -105,7 +105,7 @@ class MaskAnswer:
 
 @attrs.frozen
 class MaskAnswers:
-    """Answer to `MaskQuestions`, in its order.
+    """Reply to `MaskQuestions`, in the same order.
 
     Args:
         steps: one for each.

@@ -1,8 +1,8 @@
-"""A pipe that ends when a process begins to die, and not when the system is done with it.
+"""Pipe that closes as soon as a process starts to die, not when the system has finished its exit.
 
-Linux takes back the memory of the dead before it closes what they had open: 15 ms for a process with torch in it, 50
-and more where others want the processor, and only then can anybody read the end of its pipes. But it goes by thread:
-the last one has the memory to give back, and the others go at once, with the descriptors that are theirs alone. So the
+Linux frees the memory of a dying process before it closes its descriptors: 15 ms for a process with torch in it, 50
+and more on a busy machine, and only then do readers see the end of its pipes. But a process exits thread by thread:
+the last one frees the memory, and the others exit at once and close the descriptors that only they hold. So the
 worker keeps a thread that sleeps, with a table of descriptors of its own, and in it the writing end of one more pipe
 that is open nowhere else. Whichever thread is the last, either this pipe or those of all the others end at once. Where
 the system has no such tables they end together.

@@ -1,4 +1,4 @@
-"""The messages: the core's own values, and nothing else.
+"""Messages between the engine and the runner's process: values of the core.
 
     engine --> process   EngineConfig   load this model         process --> engine   LoadProgress   on the way
                                                                                      ModelInfo      loaded
@@ -35,7 +35,7 @@ M = TypeVar("M")
 
 @attrs.frozen
 class Halt:
-    """Let the run that is being computed end after the step that it is at."""
+    """Request to end the current run after the step that is being computed."""
 
 
 Request = EngineConfig | StepPlan | Halt
@@ -44,7 +44,7 @@ Reply = LoadProgress | ModelInfo | StepResult | Failure
 
 @attrs.frozen(eq=False)
 class Way(Generic[M]):
-    """One direction: which messages go it, and how much of them.
+    """One direction of a connection: its messages and their size limits.
 
     Args:
         kinds: their classes.
@@ -59,7 +59,7 @@ class Way(Generic[M]):
     layout: int
 
     def pack(self, message: M) -> bytes:
-        """The frame of a message.
+        """Return the frame of a message.
 
         Raises:
             FrameError: it is too long.
@@ -70,20 +70,20 @@ class Way(Generic[M]):
         return pack_frame(payload, layout=self.layout, max_bytes=self.max_bytes)
 
     def reader(self) -> FrameReader:
-        """A reader of this way's frames."""
+        """Return a reader of the frames of this direction."""
         return FrameReader(layout=self.layout, max_bytes=self.max_bytes)
 
     def unpack(self, payload: bytes) -> M:
-        """The message of a frame.
+        """Return the message of a frame.
 
         Raises:
-            FrameError: it is none of this way's.
+            FrameError: it is no message of this direction.
         """
         try:
             name, fields = self._values(payload)
             kind = {kind.__name__: kind for kind in self.kinds}[name]
             return cast(M, CONVERTER.structure(fields, kind))
-        except Exception as error:  # whatever a wrong value did to whichever check
+        except Exception as error:  # any check may raise anything on a wrong value
             names = ", ".join(kind.__name__ for kind in self.kinds)
             problem = f"{type(error).__name__}: {str(error)[:MAX_PROBLEM_CHARS]}"
             raise FrameError(
@@ -100,7 +100,7 @@ class Way(Generic[M]):
         )
 
     def messages(self, reader: FrameReader) -> Iterator[M]:
-        """All messages that a reader has whole."""
+        """Iterate over the messages that have arrived whole."""
         while (payload := reader.next_payload()) is not None:
             yield self.unpack(payload)
 

@@ -1,7 +1,7 @@
-"""Unfinished requests as a value, and as bytes: what one process hands over to the next.
+"""Unfinished requests as a value, and as bytes, to be resumed by another process.
 
-A snapshot holds what the journal knows: what was asked, with the seeds that were drawn, and the tokens that have been
-answered. Whoever takes it up computes the rest, and the text is the one that would have come without the break. The
+A snapshot holds what the journal knows: the requests, with the seeds that were drawn, and the tokens generated so far.
+The engine that restores it computes the rest, and the text is the same as without the interruption. The
 bytes are msgpack with names, so that a later version can read what an earlier one wrote; they name no code to run, and
 everything in them is checked.
 """
@@ -57,7 +57,7 @@ class SavedAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has a token, or has ended without one."""
+        """True if it has a token, or has ended without one."""
         return bool(self.output_token_ids) or self.finish_reason is not None
 
 
@@ -104,7 +104,7 @@ class Snapshot:
     """The unfinished requests of an engine.
 
     Args:
-        architecture: of the model; another engine must have the same one, and the same weights, which nobody checks.
+        architecture: of the model; another engine must have the same one, and the same weights, which is not checked.
         vocab_size: of the model.
         requests: in order of their admission.
     """
@@ -117,14 +117,14 @@ class Snapshot:
         return len(self.requests)
 
     def to_bytes(self) -> bytes:
-        """For a file or a pipe."""
+        """Return the snapshot as bytes, for a file or a pipe."""
         body = {"version": VERSION, **_CONVERTER.unstructure(self)}
         packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
         return packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The reverse of `to_bytes`.
+        """Read a snapshot that `to_bytes` wrote.
 
         Raises:
             SnapshotError: these are no bytes of a snapshot, or of a version that is not known here.
@@ -138,7 +138,7 @@ class Snapshot:
             raise SnapshotError(f"a snapshot must be of version {VERSION}; got {str(version)[:20]}")
         try:
             return _CONVERTER.structure(body, cls)
-        except Exception as error:  # whatever a wrong value did to whichever check
+        except Exception as error:  # any check may raise anything on a wrong value
             problem = f"{type(error).__name__}: {_text_of(error)[:MAX_PROBLEM_CHARS]}"
             raise SnapshotError(f"a snapshot must hold requests as they were saved; {problem}") from error
 

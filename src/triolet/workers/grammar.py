@@ -1,8 +1,10 @@
-"""The processes of grammars: `python -m triolet.workers.grammar FD`, started by `actors.executors.grammar_process`.
+"""Program of the grammar processes: `python -m triolet.workers.grammar FD`.
 
-The first one reads the vocabulary, once, and then does nothing but split: for each grammar a copy of it is made (fork),
-which shares the vocabulary's memory and serves that one grammar until its socket is closed. A grammar that takes too
-long is killed, and one that takes too much memory dies of its limit, both without any other grammar noticing.
+Started by `actors.executors.grammar_process`.
+
+The first one reads the vocabulary, once, and then only forks: each grammar gets a copy of it, which shares the
+vocabulary's memory and serves that one grammar until its socket is closed. A process that takes too long is killed, and
+one that takes too much memory dies of its limit; neither affects any other grammar.
 
 FD is a Unix socket: first a `Vocabulary`, answered with a `GrammarState`, then one byte for each copy that is wanted,
 with the socket that the copy is to serve. If there is no process or memory left for a copy, the answer on that socket
@@ -42,10 +44,10 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def main(connection: socket.socket) -> NoReturn:
-    """Read the vocabulary, then split whenever asked to, until nobody is left to ask."""
+    """Read the vocabulary, then fork a copy for each request, until the connection is closed."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies: the system buries them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the copies
     tokens = _read_vocabulary(connection)
     while True:
         wish, fds, _, _ = socket.recv_fds(connection, 1, 1)
@@ -57,7 +59,7 @@ def main(connection: socket.socket) -> NoReturn:
 
 
 def _split(tokens: GrammarVocabulary, connection: socket.socket, fd: int) -> None:
-    """Start a copy that serves the socket `fd`, or say there why there is none."""
+    """Fork a copy that serves the socket `fd`, or report there why it cannot be started."""
     with socket.socket(fileno=fd) as asker:
         try:
             is_copy = os.fork() == 0
@@ -82,7 +84,9 @@ def _read_vocabulary(connection: socket.socket) -> GrammarVocabulary:
     if not isinstance(vocabulary, Vocabulary):
         raise TypeError(f"the first word must be a Vocabulary; got a {type(vocabulary).__name__}")
     try:
-        from triolet.structured_outputs.compiler import GrammarVocabulary  # here, where a failure can be told
+        from triolet.structured_outputs.compiler import (
+            GrammarVocabulary,
+        )  # imported here, so that a failure can be reported
 
         tokens = GrammarVocabulary(vocabulary)
     except (ValueError, MemoryError, ImportError, OSError) as error:
@@ -93,7 +97,7 @@ def _read_vocabulary(connection: socket.socket) -> GrammarVocabulary:
 
 
 def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
-    """One grammar, from its compilation to its last answer."""
+    """Serve one grammar, from its compilation to its last answer."""
     grammar: Grammar | None = None
     try:
         _reply(connection, GrammarState(os.getpid(), ""))
@@ -108,7 +112,7 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
             else:
                 break
     except (BrokenPipeError, ConnectionResetError):
-        pass  # nobody listens any more
+        pass  # the engine has closed the connection
     finally:
         os._exit(0)
 
@@ -127,8 +131,8 @@ def _compile(tokens: GrammarVocabulary, request: OpenGrammar) -> tuple[Grammar |
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """From here on this process may take so much more; a limit on what it maps is one on what it uses."""
-    if sys.platform == "linux":
+    """Limit the memory that this process may take from here on."""
+    if sys.platform == "linux":  # a limit on mapped memory also limits the memory in use
         with open("/proc/self/statm") as file:
             num_mapped = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (num_mapped + num_bytes, num_mapped + num_bytes))

@@ -1,4 +1,4 @@
-"""Who holds which block of the KV cache: ids and counts only, the tensors are the runner's.
+"""Reference counts and states of the blocks of the KV cache: ids only, the tensors belong to the runner.
 
 Theory of operation
 -------------------
@@ -40,9 +40,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None] = lambda block_id: None) -> None:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        self._free = list(
-            range(num_blocks - 1, -1, -1)
-        )  # taken from the end: the most recently used is the warmest
+        # Taken from the end: the block used last is the one most likely still in the processor's caches.
+        self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
         self._kept: set[int] = set()
         self._quarantined: dict[int, list[int]] = {}
@@ -75,11 +74,11 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     def is_cached(self, block_id: int) -> bool:
-        """Whether the block is unreferenced and its content can be found again."""
+        """Return True if the block is unreferenced and the prefix cache can find its content."""
         return block_id in self._cached
 
     def is_quarantined(self, block_id: int) -> bool:
-        """Whether the block waits for the end of a step."""
+        """Return True if the block waits for the end of a step."""
         return any(block_id in block_ids for block_ids in self._quarantined.values())
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -125,7 +124,7 @@ class BlockPool:
                     self._quarantined.setdefault(step_id, []).append(block_id)
 
     def end_quarantine(self, step_id: int) -> None:
-        """The step has ended: its quarantined blocks can be used again."""
+        """Make the blocks that the ended step quarantined usable again."""
         for block_id in self._quarantined.pop(step_id, ()):
             self._rest(block_id)
 
@@ -136,8 +135,8 @@ class BlockPool:
             self._free.append(block_id)
 
     def keep(self, block_id: int) -> None:
-        """The prefix cache can find this block from now on; it is in use."""
-        assert self.ref_counts[block_id] > 0, f"block {block_id} published while nobody holds it"
+        """Mark a block in use as published: the prefix cache can find it from now on."""
+        assert self.ref_counts[block_id] > 0, f"block {block_id} published while not in use"
         self._kept.add(block_id)
 
     def forget_cached(self) -> None:

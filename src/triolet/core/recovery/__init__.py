@@ -1,1 +1,1 @@
-"""What is decided after a failure: restarts, poison bisection, smaller steps."""
+"""Decisions after a failure: restarts, poison bisection, smaller steps."""

@@ -1,12 +1,12 @@
-"""How large a step may be when memory for it has run out: smaller at once, larger again by and by.
+"""Limits on the size of steps after an out-of-memory error: smaller at once, then doubled step by step.
 
 A forward pass needs memory beside the weights and the KV cache, and how much is known only when it was tried. A step
 that finds none changes nothing, so it can be tried again: its largest rows leave, one the first time, then two, four
 and so on, until what is left fits. A row that is alone is cut in halves. One token, alone, is as small as a step can
 be: what does not fit then never will.
 
-After some steps without trouble the limits are doubled, until they are no limits any more; each new trouble makes the
-patience twice as long.
+After a number of steps that fit, the limits are doubled, until they limit nothing. Each new out-of-memory error doubles
+that number.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class OomBackoff:
     _num_misfits: int = 0
 
     def max_rows(self, wanted: int) -> int:
-        """Rows that a step may have, out of those it would have."""
+        """Return how many of the wanted rows a step may have."""
         return wanted if self._max_rows is None else min(wanted, self._max_rows)
 
     def max_tokens(self, wanted: int) -> int:
-        """Tokens that a step may have, out of those it would have."""
+        """Return how many of the wanted tokens a step may have."""
         return wanted if self._max_tokens is None else min(wanted, self._max_tokens)
 
     def step_did_not_fit(self, row_tokens: Sequence[int]) -> int | None:
@@ -42,7 +42,7 @@ class OomBackoff:
         Args:
             row_tokens: tokens of each row, the largest first.
         Returns:
-            How many rows, the largest, must leave the batch; None if it can not be any smaller.
+            How many rows, the largest, must leave the batch; None if it cannot be any smaller.
         """
         self._num_misfits += 1
         self._num_calm = 0
@@ -59,11 +59,11 @@ class OomBackoff:
         return num_leaving
 
     def step_done(self, most_rows: int, most_tokens: int) -> None:
-        """A step has fitted.
+        """Count a step that fitted, and raise the limits after enough of them.
 
         Args:
-            most_rows: that a step has at most, whatever the memory.
-            most_tokens: likewise.
+            most_rows: rows that the configuration allows a step.
+            most_tokens: tokens that it allows a step.
         """
         self._num_misfits = 0
         if self._max_rows is None or self._max_tokens is None:

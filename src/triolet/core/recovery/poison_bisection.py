@@ -1,21 +1,20 @@
-"""Which request makes the runner crash: a bisection, with a restart for every wrong guess.
+"""Search for the request that makes the runner crash: a bisection, with one restart per wrong guess.
 
 Theory of operation
 -------------------
-A runner that crashes in a step says nothing of which row it was. So every request in the step gets a strike and a
-*mark*: how many of its tokens would have been computed, had the step succeeded. A request that gets as far as its mark
-is cleared. Chance does not strike twice: after a single crash everything is computed again as it was, and nobody is
-held back.
+A crash does not say which row caused it. So every request in the step gets a crash count and a *mark*: the number of
+its tokens that would have been computed, had the step succeeded. A request that reaches its mark is cleared. The first
+crash may be chance: everything is computed again as it was, and no request is held back.
 
-When a request is struck for the second time without having been cleared, those of the step with two strikes are put on
-trial. Half of them are computed and all others wait. If the runner crashes, the culprit is in this half; if the half is
-cleared, it is in the other one. Only a request that crashes the runner when it is *alone* in a step, on trial or for
-the second time, is convicted: it fails, and the others complete. Between the first crash and the conviction lie, of n
-requests, at most 1 + log2(n) more crashes. The older half goes first: to succeed costs nothing, and the newcomer is the
-likelier culprit.
+When a request is in a second crash without having been cleared, the requests of that step with two crashes are
+bisected. The older half of them is computed and all other requests wait. If the runner crashes, the culprit is in this
+half; if the half is cleared, it is in the other one. A request is identified as the culprit only when it crashes the
+runner *alone* in a step, during the bisection or for the second time: it fails, and the others complete. Between the
+first crash and that point lie, of n requests, at most 1 + log2(n) more crashes. The older half is computed first: its
+success costs nothing, and the newest request is the likelier culprit.
 
-Crashes in a trial are explained, and so, after a conviction, are those that led to it: they are pardoned, and use up
-nobody's patience. Every one of them makes the trial shorter, so that there is an end to them.
+Crashes during a bisection are explained, and so, once the culprit is found, are those before it: they do not count
+against the supervisor's restart limit. Every one of them halves the set, so their number is bounded.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class CrashOutcome:
 
     Args:
         culprit: serial of the request that must fail; None if it is not known (yet).
-        num_pardoned: crashes, this one and those before it, that need not be counted.
+        num_uncounted: crashes, this one and those before it, that do not count against the restart limit.
     """
 
     culprit: int | None
@@ -48,9 +47,9 @@ class _Suspect:
 
     Args:
         mark: computed tokens at which it is cleared.
-        num_strikes: crashes it was in.
-        num_alone: those in which nobody else was.
-        num_counted: crashes it was in that were not pardoned.
+        num_strikes: crashes that it was in.
+        num_alone: crashes in which it was the only row.
+        num_counted: crashes that it was in and that count against the restart limit.
     """
 
     mark: int = 0
@@ -60,7 +59,7 @@ class _Suspect:
 
 
 class PoisonBisection:
-    """See the module's text. Requests are named by their serials: the smaller is the older."""
+    """Bisection over serials of requests; the smaller serial is the older request."""
 
     def __init__(self) -> None:
         self._poison_bisection: dict[int, _Suspect] = {}
@@ -70,23 +69,23 @@ class PoisonBisection:
 
     @property
     def is_trial(self) -> bool:
-        """Whether only some requests may be computed."""
+        """Return True while only one half of the suspects may be computed."""
         return bool(self._on_trial)
 
     def may_run(self, serial: int) -> bool:
-        """Whether a request may be computed now."""
+        """Return True if a request may be computed now."""
         return not self._on_trial or serial in self._on_trial
 
     def was_struck(self, serial: int) -> bool:
-        """Whether the request was ever in a step that crashed, cleared since then or not."""
+        """Return True if the request was ever in a step that crashed, cleared since then or not."""
         return serial in self._struck
 
     def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> CrashOutcome:
-        """The runner has crashed in a step.
+        """Record a crash of the runner in a step, and return what follows from it.
 
         Args:
-            marks: of the step's requests that still live, how many of their tokens it would have brought them to.
-            num_rows: of the step, with those whose request has ended since.
+            marks: by serial of the live requests of the step, how many of their tokens it would have computed.
+            num_rows: rows of the step, with those of requests that have ended since.
         """
         is_trial = self.is_trial
         self._struck |= marks.keys()
@@ -108,26 +107,25 @@ class PoisonBisection:
         return CrashOutcome(None, int(is_trial))
 
     def _convict(self, serial: int) -> int:
-        """Returns how many counted crashes are explained by it."""
+        """End the bisection with its culprit, and return how many counted crashes it explains."""
         num_explained = self._poison_bisection.pop(serial).num_counted
-        for (
-            suspect
-        ) in self._poison_bisection.values():  # most of theirs were this one's, and are pardoned once
+        # The others were mostly in the same crashes, which must be taken off the restart limit only once.
+        for suspect in self._poison_bisection.values():
             suspect.num_counted = 0
         self._on_trial, self._next_half = set(), set()
         return num_explained
 
     def _try(self, serials: Iterable[int]) -> None:
-        """Put the older half on trial; a single one, alone."""
+        """Compute only the older half from now on; a single request alone."""
         ordered = sorted(serials)
         middle = max(1, len(ordered) // 2)
         self._on_trial, self._next_half = set(ordered[:middle]), set(ordered[middle:])
 
     def step_done(self, num_computed: Mapping[int, int]) -> None:
-        """A step has succeeded.
+        """Clear the requests that a successful step brought to their marks.
 
         Args:
-            num_computed: of its requests, how many of their tokens are computed now.
+            num_computed: by serial of the step's requests, how many of their tokens are computed now.
         """
         if self._poison_bisection:
             self._clear(
@@ -137,7 +135,7 @@ class PoisonBisection:
             )
 
     def ended(self, serial: int) -> None:
-        """A request has ended: nothing of it will be computed any more."""
+        """Forget a request that has ended."""
         self._struck.discard(serial)
         if serial in self._poison_bisection:
             self._clear([serial])
@@ -158,7 +156,7 @@ class RecoveryState:
     Args:
         poison_bisection: finds the request that crashes the runner.
         memory: limits the size of steps after an out-of-memory error.
-        num_uncounted: crashes that have been explained, and that the supervisor has not asked about yet.
+        num_uncounted: crashes that have been explained, and that the supervisor has not taken into account yet.
         has_runner_failed: the runner has crashed in a step and has not shown since that it can compute one.
     """
 

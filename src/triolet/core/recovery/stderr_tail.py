@@ -1,8 +1,8 @@
-"""What a process wrote last before it died, in the few lines that tell why.
+"""Last lines that a process wrote to stderr, reduced to the few that say why it died.
 
-Usually those are simply the last ones. A process that a signal ends under Python's `faulthandler` writes much more:
-what happened, the frames of all threads, one by one, and a list of extension modules. Of that count the first line,
-the innermost frames of the thread that it happened to, and what was written just before.
+Usually those are the last ones. A process that a signal ends under Python's `faulthandler` writes much more: the error,
+the frames of all threads, one by one, and a list of extension modules. Of that are kept the first line, the innermost
+frames of the thread that failed, and the lines written just before.
 
     terminate called after throwing an instance of 'std::length_error'
     Fatal Python error: Aborted
@@ -30,7 +30,7 @@ Line = tuple[float, str]
 
 @attrs.define(eq=False)
 class StderrTail:
-    """Takes lines as they are written; keeps few of them, and of each the beginning."""
+    """Bounded store of stderr lines: few of them, and of each only the first `MAX_LINE_CHARS`."""
 
     _recent: deque[Line] = attrs.field(factory=lambda: deque(maxlen=NUM_LINES), init=False)
     _fatal: list[Line] = attrs.field(factory=list, init=False)
@@ -61,6 +61,6 @@ class StderrTail:
             self._is_among_frames = is_own and self._num_frames == 0
 
     def since(self, then: float) -> list[str]:
-        """The lines that tell most, of those that are no older than `then`."""
+        """Return the lines that say why, among those no older than `then`."""
         fatal = [text for said_s, text in self._fatal if said_s >= then]
         return fatal or [text for said_s, text in self._recent if said_s >= then]

@@ -1,4 +1,4 @@
-"""The decisions of a supervisor, without its deeds: who is stopped, who is started, and when to give up.
+"""Decisions of a supervisor, free of I/O: which children to stop, which to start, and when to give up.
 
 Source: Erlang/OTP `supervisor`: restart strategies, restart types, maximum restart intensity.
 """
@@ -13,7 +13,7 @@ import attrs
 
 
 class Strategy(enum.Enum):
-    """What the death of one child means for its siblings."""
+    """Restart strategy: which siblings are restarted when one child dies."""
 
     ONE_FOR_ONE = "one_for_one"
     """Nothing: only the dead child is started again."""
@@ -26,7 +26,7 @@ class Strategy(enum.Enum):
 
 
 class Restart(enum.Enum):
-    """Which endings of a child are mended."""
+    """Restart type: the endings of a child after which it is restarted."""
 
     PERMANENT = "permanent"
     """All of them."""
@@ -59,7 +59,7 @@ class RestartIntensity:
             num_achieved: a count of what the children have achieved so far, where there is one. A restart that leaves
                 the window is then only forgotten if something was achieved since: what fails slowly, each time for a
                 minute, must be given up, too.
-            num_pardoned: restarts, this one and the latest before it, that are explained, and count no more.
+            num_uncounted: restarts, this one and the latest before it, that are explained and do not count.
         """
         while self._restarts and self._is_forgotten(*self._restarts[0], now_s, num_achieved):
             self._restarts.popleft()
@@ -75,12 +75,12 @@ class RestartIntensity:
 
 
 def must_restart(restart: Restart, *, crashed: bool) -> bool:
-    """Whether a child that ended by itself is started again."""
+    """Return True if a child that ended by itself is started again."""
     return restart is Restart.PERMANENT or (restart is Restart.TRANSIENT and crashed)
 
 
 def children_to_restart(strategy: Strategy, names: Sequence[str], dead: str) -> tuple[str, ...]:
-    """Names of the children that are started again when `dead` is, in start order; it is one of them.
+    """Return the names of the children to restart when `dead` is, in start order; it is one of them.
 
     The others among them are stopped first, in reverse order; temporary ones are not started again.
     """
@@ -98,7 +98,7 @@ class CrashReport:
     """The four fields of an OTP supervisor report.
 
     Args:
-        supervisor: name of who reports.
+        supervisor: name of the reporting supervisor.
         context: `start_error`, `child_terminated`, `shutdown_error` or `intensity_exceeded`.
         reason: the exception, or None for a return where none was expected.
         offender: name of the child.
