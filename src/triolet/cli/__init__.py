@@ -1,9 +1,9 @@
-"""The `triolet` command: which commands there are, and which flags they take.
+"""The `triolet` command: its subcommands and their flags.
 
-Flags become an `EngineConfig` and sampling parameters here, and are refused here if they are wrong; what a command does
-stands in the module of its name, which is imported when it starts, so that `triolet --help` stays quick.
+Flags are checked here and become an `EngineConfig` and sampling parameters. Each subcommand runs in the module of its
+name, which is imported when it starts, so that `triolet --help` stays quick.
 
-Exit codes: 0 fine, 1 error, 2 usage, 130 interrupted, 143 terminated.
+Exit codes: 0 success, 1 error, 2 usage, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from triolet.config.server import GatewayConfig
 
 
 class CommandGroup(click.Group):
-    """A group whose commands end with one clear line, whatever happens in them."""
+    """Group of commands that report every exception in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; every exception becomes an exit code."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):

@@ -1,4 +1,4 @@
-"""`triolet bench`: how fast a model answers on this machine, measured through the engine as everybody uses it."""
+"""`triolet bench`: speed of a model on this machine, measured through the public interface of the engine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PERCENTILES = (50, 90, 99)
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """What is asked of the engine.
+    """Load on the engine.
 
     Args:
         num_prompts: requests in all.
-        input_len: tokens in each prompt, drawn at random; no two prompts begin alike.
-        output_len: tokens in each answer; no end is looked for before.
-        concurrency: requests under way together.
+        input_len: tokens in each prompt, drawn at random, so that the prefix cache has no effect.
+        output_len: tokens in each answer; stop conditions are off.
+        concurrency: most requests at a time.
         seed: of the prompts.
     """
 
@@ -43,13 +43,13 @@ class Work:
 
 @attrs.define
 class Times:
-    """What was measured; all in seconds.
+    """Measurements, seconds.
 
     Args:
         total_s: from the first request to the last token.
         ttft_s: time to first token, one per request.
         itl_s: time between one output and the next, of all requests.
-        num_output_tokens: of all answers.
+        num_output_tokens: tokens of all answers.
     """
 
     total_s: float = 0.0
@@ -58,7 +58,7 @@ class Times:
     num_output_tokens: int = 0
 
     def summary(self, work: Work) -> dict[str, Any]:
-        """The figures by name: rates per second, waits in milliseconds."""
+        """Return the figures by name: rates per second, latencies in milliseconds."""
         num_tokens = work.num_prompts * work.input_len + self.num_output_tokens
         return {
             **attrs.asdict(work),
@@ -73,7 +73,8 @@ class Times:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """The smallest value that so many percent do not exceed, by name, in milliseconds; none of nothing."""
+    """Return the percentiles by name, milliseconds; an empty dict without values."""
+    # Nearest rank: the smallest value that at least so many percent do not exceed.
     ordered = sorted(seconds)
     return {
         f"p{share}": round(1e3 * ordered[math.ceil(share / 100 * len(ordered)) - 1], 3)
@@ -83,7 +84,7 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 async def measure(engine: Engine, work: Work) -> Times:
-    """Have the work done once."""
+    """Run the requests once and return the measurements."""
     times = Times()
     params = SamplingParams(
         temperature=0.0,
@@ -116,7 +117,7 @@ async def measure(engine: Engine, work: Work) -> Times:
 
 
 def lines(model: str, summary: dict[str, Any]) -> list[str]:
-    """The figures for people."""
+    """Return the lines of the printed report."""
     waits = [
         f"{name}, ms".ljust(24) + " · ".join(f"{share} {value:,.1f}" for share, value in summary[key].items())
         for name, key in (("time to first token", "ttft_ms"), ("between outputs", "itl_ms"))
@@ -134,7 +135,7 @@ def lines(model: str, summary: dict[str, Any]) -> list[str]:
 
 
 def run(work: Work, config: EngineConfig, *, as_json: bool) -> None:
-    """Print how fast the work is done, after a short round that nobody counts."""
+    """Measure, after a short warm-up round, and print the figures."""
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triolet.engine.engine import Engine
 
 FORGIVEN = (InvalidRequest, Overloaded, RequestFailed)
-"""Failures of one request; the engine goes on, and so does the conversation."""
+"""Failures of one request, after which the engine and the conversation go on."""
 
 
 def answer(
@@ -52,7 +52,7 @@ def answer(
 
 
 def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConfig, *, stats: bool) -> None:
-    """Talk until the person leaves."""
+    """Run a conversation until the user leaves."""
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:
@@ -74,10 +74,10 @@ def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConf
 
 @attrs.define
 class Chat:
-    """A conversation under way.
+    """Conversation at the terminal.
 
     Args:
-        nursery: in which the spinner turns.
+        nursery: for the spinner.
     """
 
     engine: Engine
@@ -88,7 +88,7 @@ class Chat:
     nursery: trio.Nursery
 
     async def run(self) -> None:
-        """Ask, answer, and so on, until the person leaves."""
+        """Read messages and stream replies until the user leaves."""
         self._greet()
         self.interrupts.conversing = True
         while (typed := await self._ask()) is not Key.END:
@@ -137,12 +137,12 @@ class Chat:
         return effect.next
 
     async def _reply(self) -> None:
-        """Answer the last question; one that gets no answer is taken back, so that the conversation stays in order."""
         reply = Reply(asked_s=trio.current_time())
         try:
             stopped = await self._stream(reply)
         except FORGIVEN as error:
             self.screen.complain(_explained(error))
+            # Removed if it has no answer, so that questions and answers alternate.
             self._take_back_if_unanswered()
         else:
             if reply.text or not stopped:
@@ -151,14 +151,13 @@ class Chat:
         self.screen.say("")
 
     async def _stream(self, reply: Reply) -> bool:
-        """Show the reply as it comes; whether Ctrl-C stopped it."""
+        """Show the reply as it comes; return True if Ctrl-C stopped it."""
         messages, params, scope = self.state.conversation.messages(), self.state.params(), trio.CancelScope()
         with self.interrupts.stopping(scope), scope:
             await receive_on(self.screen, self.nursery, self.engine, messages, params, reply)
         return scope.cancelled_caught
 
     def _comment(self, reply: Reply, *, stopped: bool) -> None:
-        """What there is to say after a reply."""
         if stopped and reply.text:
             self.screen.remark("Stopped; what there is of the reply stays in the conversation.")
         elif stopped:

@@ -1,4 +1,4 @@
-"""What has been said: a system prompt and exchanges, of which the last may still wait for its reply."""
+"""History of a chat: a system prompt and exchanges, of which the last may still wait for its reply."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.define
 class Exchange:
-    """A question and what was answered; None while nothing is."""
+    """Question and its answer, which is None until it is complete."""
 
     question: str
     answer: str | None = None
@@ -15,7 +15,7 @@ class Exchange:
 
 @attrs.define
 class ChatHistory:
-    """One conversation with a model.
+    """History of one conversation with a model.
 
     Args:
         system: the system prompt; None for none.
@@ -37,7 +37,7 @@ class ChatHistory:
         return self.exchanges.pop() if self.exchanges else None
 
     def messages(self) -> list[dict[str, str]]:
-        """Everything up to the last question, for the model to answer."""
+        """Return the chat messages up to the last question, for the model to answer."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for exchange in self.exchanges:
             messages.append({"role": "user", "content": exchange.question})

@@ -1,4 +1,4 @@
-"""How a command ends: every exception becomes one line on stderr and an exit code."""
+"""Conversion of exceptions to one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ TERMINATED: Final = 143  # 128 + SIGTERM
 
 
 class CommandFailure(click.ClickException):
-    """Something went wrong that is not the command line's fault."""
+    """Failure of a command that was called correctly; exit code 1."""
 
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say it in one line."""
         click.echo(f"triolet: error: {self.message}", err=True, file=file)
 
 
 def ending(error: BaseException) -> click.ClickException | Exit:
-    """What click is to be told about `error`; with TRIOLET_DEBUG=1 the traceback is printed first.
+    """Return the exception by which click ends; with TRIOLET_DEBUG=1 the traceback is printed first.
 
     Args:
-        error: what came out of a command; a group that holds a single exception counts as that exception.
+        error: exception of a command; a group of a single exception counts as that exception.
     """
     error = unwrapped(error)
     if isinstance(error, SystemExit | Exit):
@@ -50,7 +49,7 @@ def ending(error: BaseException) -> click.ClickException | Exit:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error`, with its type where it is not one of ours and its message may not say enough."""
+    """Return the message of `error` in one line, with its type if it is not a `TrioletError`."""
     message = " ".join(str(error).split())
     if isinstance(error, TrioletError):
         return message
@@ -58,7 +57,7 @@ def one_line(error: BaseException) -> str:
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """The exception inside nested groups of one; the first one of a larger group, since one line must do."""
+    """Return the first exception inside nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -70,7 +69,7 @@ def _exit_code(error: SystemExit | Exit) -> int:
 
 
 def _reader_left() -> Exit:
-    """`triolet ... | head` has all it wanted: nothing to report, and nothing more to flush at exit."""
+    # `triolet ... | head` is no failure. The flush at exit must not fail again, so stdout becomes /dev/null.
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -19,7 +19,7 @@ from triolet.config.engine import EngineConfig
 
 
 def run(prompt: str, sampling: Mapping[str, Any], config: EngineConfig, *, as_json: bool) -> None:
-    """Print what the model makes of `prompt`, as it comes or, as JSON, at the end."""
+    """Print the answer to `prompt` as it comes or, as JSON, at the end."""
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:

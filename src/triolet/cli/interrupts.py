@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one watcher receives the signals of the whole program and decides where each one goes.
+"""Handling of Ctrl-C and SIGTERM: one watcher receives the signals of the whole program and decides on each.
 
-A reply in progress is what a Ctrl-C stops first. A second one, while the first is still stopping or within a second of
-it, leaves the program, by cancelling everything under way; and once the program is leaving, a further one no longer
-waits for that. SIGTERM leaves at once.
+The first Ctrl-C stops a reply in progress. A second one, while the first is still stopping or within a second of it,
+leaves the program by cancelling everything. A further one while the program is leaving exits at once. SIGTERM leaves
+the program immediately.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TWICE_WITHIN_S: Final = 1.0
 
 @attrs.define
 class Interrupts:
-    """Where a Ctrl-C goes; `now` is always seconds on a monotonic clock.
+    """Receiver of signals; `now` is always seconds on a monotonic clock.
 
     Args:
-        conversing: whether a Ctrl-C outside of a reply goes to the prompt rather than ending the program.
-        exit_code: why the program is leaving; None as long as it is not.
+        conversing: True if a Ctrl-C outside of a reply goes to the prompt rather than ending the program.
+        exit_code: of a program that is leaving; None before.
     """
 
     conversing: bool = False
@@ -36,7 +36,7 @@ class Interrupts:
     _program: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _reply: trio.CancelScope | None = attrs.field(default=None, init=False)
     _wake_prompt: Callable[[], None] | None = attrs.field(default=None, init=False)
-    # One came between prompt and reply; it is for whichever is next.
+    # A Ctrl-C came between prompt and reply; the next of them handles it.
     _pending: bool = attrs.field(default=False, init=False)
     _last: float = attrs.field(default=-float("inf"), init=False)
 
@@ -44,7 +44,7 @@ class Interrupts:
         """Run `body` under the watcher, in a Trio loop of its own.
 
         Raises:
-            SystemExit: the program left because of a signal; with the exit code for it.
+            SystemExit: a signal ended the program; with the exit code of the signal.
         """
         keyboard = KeyboardMode.current()
         try:
@@ -58,7 +58,7 @@ class Interrupts:
             raise SystemExit(self.exit_code)
 
     def interrupt(self, now: float) -> None:
-        """A Ctrl-C has come as a signal."""
+        """Handle a Ctrl-C that came as a signal."""
         if self._reply is not None and not self._reply.cancel_called:
             self._last = now
             self._reply.cancel()
@@ -70,7 +70,7 @@ class Interrupts:
             self.leave(INTERRUPTED)
 
     def is_second(self, now: float) -> bool:
-        """Count a Ctrl-C at the prompt; whether it came close after another one."""
+        """Count a Ctrl-C at the prompt; return True if it came within a second of another one."""
         close, self._last = now - self._last <= TWICE_WITHIN_S, now
         return close
 
@@ -82,7 +82,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def stopping(self, reply: trio.CancelScope) -> Iterator[None]:
-        """Meanwhile, a Ctrl-C cancels `reply`."""
+        """Let a Ctrl-C cancel `reply` in this context."""
         self._reply = reply
         if self._taken():
             reply.cancel()
@@ -93,7 +93,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def waking(self, wake_prompt: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile, a Ctrl-C is handed to the prompt."""
+        """Let a Ctrl-C call `wake_prompt` in this context."""
         self._wake_prompt = wake_prompt
         if self._taken():
             wake_prompt()
@@ -117,7 +117,7 @@ class Interrupts:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for number in signals:
-                if self.exit_code is not None:  # somebody has waited for the end long enough
+                if self.exit_code is not None:  # another signal while leaving: do not wait for the rest
                     keyboard.restore()
                     show_cursor()
                     os._exit(self.exit_code)

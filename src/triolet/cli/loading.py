@@ -1,4 +1,4 @@
-"""What is shown while a model loads: a bar where the terminal may be painted, otherwise at most one line."""
+"""Progress of loading a model: a bar on a terminal with colours, otherwise at most one line."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from triolet.engine.engine import Engine
 
 QUIET_FOR_S: Final = 2.0
-"""Without a terminal, a load that takes no longer than this is not mentioned."""
+"""Without a terminal, a load that takes no longer than this is not reported."""
 
 
 async def opened(stack: AsyncExitStack, config: EngineConfig) -> Engine:
-    """An engine that closes with `stack`; its start is shown meanwhile."""
+    """Open an engine that closes with `stack`, and show the progress of loading."""
     loading = Loading(config.model_name)
     with loading.shown():
         return await stack.enter_async_context(triolet.open_engine(config, on_progress=loading.update))
@@ -34,7 +34,7 @@ async def opened(stack: AsyncExitStack, config: EngineConfig) -> Engine:
 
 @attrs.define
 class Loading:
-    """The load of one model, as seen on stderr.
+    """Progress display of one model's loading, on stderr.
 
     Args:
         model: name to show.
@@ -48,7 +48,7 @@ class Loading:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Meanwhile, the load is shown; nothing of it stays on a terminal."""
+        """Show the progress in this context; a terminal is cleared of it at the end."""
         if sys.stderr is None or not Screen.of(sys.stderr).colour:
             yield
             return
@@ -59,7 +59,7 @@ class Loading:
         self._bar = None
 
     def update(self, progress: LoadProgress) -> None:
-        """Take in a report from the engine."""
+        """Show a progress report of the engine."""
         if self._bar is not None and self._task is not None:
             self._bar.update(
                 self._task,
@@ -80,10 +80,9 @@ class Loading:
 
 
 def _size(progress: LoadProgress) -> str:
-    """How many bytes of how many; empty while that is not known."""
     unit, divisor = ("GB", 1e9) if progress.total_bytes >= 1e9 else ("MB", 1e6)
     done, total = progress.done_bytes / divisor, progress.total_bytes / divisor
-    return f"({done:.1f} of {total:.1f} {unit})" if progress.total_bytes else ""
+    return f"({done:.1f} of {total:.1f} {unit})" if progress.total_bytes else ""  # 0: not known
 
 
 def _bar() -> Progress:

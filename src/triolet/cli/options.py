@@ -1,6 +1,6 @@
-"""Flags: the engine's, generated from the fields of `EngineConfig`, and those of sampling.
+"""Flags of the command line, generated from the fields of `EngineConfig`, `GatewayConfig` and `SamplingParams`.
 
-A flag wins over its `TRIOLET_*` environment variable, and that over the default.
+A flag overrides its `TRIOLET_*` environment variable, and that overrides the default.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
 GATEWAY_SECTION: Final = f"Server (or {ENVIRONMENT_PREFIX}* in the environment)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
-# A server outlives its model's crashes, and a model that computes keeps the interpreter from the sockets.
+# In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
 SERVER_DEFAULTS: Final = {"runner": "process"}
-# Of engine and server, which takes the engine's if it has none.
+# Fields of both configurations; the flag is the engine's, and the server takes its value.
 SHARED_FIELDS: Final = EngineConfig.rules().keys() & GatewayConfig.rules().keys()
 
 
@@ -52,7 +52,7 @@ def kind_of(option: SamplingParameter) -> type[int | float | str]:
 
 
 class SectionedOption(click.Option):
-    """An option that says under which heading of `--help` it stands."""
+    """Option with the heading of `--help` that it is listed under."""
 
     def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,10 +60,9 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose `--help` has its options under headings."""
+    """Command that lists its options under headings in `--help`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
@@ -122,7 +121,7 @@ def with_sampling_values(
         params = attrs.evolve(defaults, **sampling)
     if not caught:
         return dict(sampling), ()
-    # the changed value is kept, so that it is not warned of again with the next request
+    # The changed value is kept, so that the next request does not warn again.
     return {name: getattr(params, name) for name in sampling}, tuple(str(one.message) for one in caught)
 
 
@@ -203,12 +202,12 @@ def engine_config(
     *,
     defaults: Mapping[str, str] | None = None,
 ) -> EngineConfig:
-    """Return the configuration that flags and environment make together; warn of variables that nothing reads.
+    """Return the configuration from flags and environment; warn of unknown variables.
 
     Args:
         flags: text of each flag that was given, by field name.
         environ: environment variables; by default this process's.
-        defaults: of the command, where they are not the engine's.
+        defaults: of the command, where they differ from the engine's.
     Raises:
         click.UsageError: a wrong value; names the flag or the variable it came from.
     """
@@ -223,8 +222,13 @@ def engine_config(
 
 
 def gateway_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = None) -> GatewayConfig:
-    """The same, of the server; what both have is the engine's."""
+    """Return the configuration of the server from flags and environment.
+
+    Raises:
+        click.UsageError: a wrong value; names the flag or the variable it came from.
+    """
     fields = {**GatewayConfig.environment_fields(environ), **flags}
+    # Fields of both configurations are the engine's.
     for name in SHARED_FIELDS:
         fields.pop(name, None)
     return _blaming(flags, lambda: GatewayConfig.from_texts(fields))
@@ -239,7 +243,7 @@ def _blaming(flags: Mapping[str, str], structure: Callable[[], Config]) -> Confi
 
 
 def _engine_fields() -> list[attrs.Attribute[Any]]:
-    """Fields that get a flag: all but `seed`, since `--seed` is the request's, which wins over the engine's anyway."""
+    # Without `seed`: the flag `--seed` is that of the request, which overrides the engine's in any case.
     sampling = {option.name for option in SAMPLING_OPTIONS}
     return [field for field in attrs.fields(EngineConfig) if field.name not in sampling]
 
@@ -276,7 +280,7 @@ def _shown(default: object) -> str:
 
 
 def at_a_terminal() -> bool:
-    """Whether a conversation is possible: a person types, sees the answer, and the terminal can move its cursor."""
+    """Return True if stdin and stdout are a terminal that can move its cursor, as a conversation needs."""
     closed = sys.stdin is None or sys.stdout is None
     return (
         not closed
@@ -287,10 +291,10 @@ def at_a_terminal() -> bool:
 
 
 def text_or_stdin(text: str, flag: str) -> str:
-    """`text`, or all of stdin less one final newline if it is `-`.
+    """Return `text`, or for `-` all of stdin less one final newline.
 
     Raises:
-        click.UsageError: bytes that are not UTF-8, or nowhere to read from or to print an answer to.
+        click.UsageError: bytes that are not UTF-8, or a closed stdin or stdout.
     """
     if sys.stdout is None:
         raise click.UsageError("stdout must be open; got none")
@@ -302,17 +306,17 @@ def text_or_stdin(text: str, flag: str) -> str:
             if sys.stdin.isatty():
                 click.echo("Reading from the terminal; Ctrl-D ends it.", err=True)
             text = sys.stdin.buffer.read().decode().removesuffix("\n")
-        text.encode()  # an argument's broken bytes have become surrogates, which no tokenizer takes
+        text.encode()  # invalid bytes of an argument have become surrogates, which no tokenizer accepts
     except UnicodeError as error:
         raise click.UsageError(f"{source} must be UTF-8; {error}") from error
     return text
 
 
 def text_or_file(text: str | None, flag: str) -> str | None:
-    """`text`, or what the file holds if it is `@FILE`.
+    """Return `text`, or for `@FILE` the content of the file.
 
     Raises:
-        click.UsageError: a file that can not be read.
+        click.UsageError: the file cannot be read.
     """
     if text is None or not text.startswith("@"):
         return text

@@ -1,7 +1,7 @@
-"""Where the person types: one line, or several, with editing and history.
+"""Prompt of the chat: one line or several, with editing and history.
 
-prompt_toolkit runs an event loop of its own, so it gets a worker thread; its terminal is in raw mode meanwhile, and
-Ctrl-C is a key there. What ends a line without a message is a value here, not an exception.
+prompt_toolkit runs an event loop of its own, so it gets a worker thread. It puts the terminal into raw mode, in which
+Ctrl-C is a key. A key that ends a line without a message is returned as a value, not raised as an exception.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ STYLE: Final = Style.from_dict(
 
 
 class Key(enum.Enum):
-    """How typing ended, if not with a message."""
+    """Key that ended the line without a message."""
 
     INTERRUPT = "Ctrl-C"
     END = "Ctrl-D"
 
 
 class Prompt:
-    """Asks for messages.
+    """Reader of messages from the terminal.
 
     Args:
-        colour: whether the prompt may be coloured.
-        commands: what Tab completes after a `/`.
-        history: what was typed before.
-        keys: where keys come from; by default the terminal.
-        output: where the line is drawn; by default the terminal.
+        colour: True if the prompt may be coloured.
+        commands: commands that Tab completes.
+        history: earlier messages.
+        keys: source of keys; by default the terminal.
+        output: destination of the line; by default the terminal.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Prompt:
         )
 
     async def ask(self) -> str | Key:
-        """What was typed, or the key that ended it; a cancelled scope ends it as well."""
+        """Return the message that was typed, or the key that ended the line; a cancelled scope ends it as well."""
         self._waiting = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._interrupt_if_cancelled)
@@ -91,7 +91,7 @@ class Prompt:
         """End the line that is being typed, or else the next one, as Ctrl-C does; from any thread."""
         self._interrupted = True
         loop = self._session.app.loop
-        with contextlib.suppress(RuntimeError):  # it has closed since, so the line has ended
+        with contextlib.suppress(RuntimeError):  # the loop has closed, so the line has ended
             if loop is not None:
                 loop.call_soon_threadsafe(self._leave_if_interrupted)
 
@@ -117,13 +117,12 @@ class Prompt:
 
 
 class CommandCompleter(Completer):
-    """Completes the first word of a line that begins with a `/`."""
+    """Completer of the first word of a line that begins with a `/`."""
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._commands = commands
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Commands that begin like the text before the cursor."""
         typed = document.text_before_cursor
         if typed.startswith("/"):
             for command in self._commands:
@@ -132,15 +131,16 @@ class CommandCompleter(Completer):
 
 
 def is_open(text: str) -> bool:
-    """Whether a message is still to be continued: it began with three quotes, and they have not been closed."""
+    """Return True if a message began with three quotes that have not been closed."""
     text = text.strip()
     return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
 
 
 def message_of(text: str) -> str:
-    """Return the message in what was typed; bytes that were no UTF-8 become question marks.
+    """Return the message from the typed text; bytes that are not UTF-8 become question marks.
 
-    One space stands before the / of a message that was quoted or indented: it is no command (`without_mark`).
+    A message that was quoted or indented and begins with a / gets one space in front, which marks it as no command
+    (`without_mark`).
     """
     typed = text.encode(errors="replace").decode()
     text = typed.strip()
@@ -156,7 +156,7 @@ def without_mark(message: str) -> str:
 
 
 def history_in(state_home: Path | None = None) -> History:
-    """What was typed in earlier conversations, kept in a file; in memory only where that can not be written.
+    """Return the history of earlier messages, in a file; in memory only if the file cannot be written.
 
     Args:
         state_home: folder for state; by default XDG_STATE_HOME or ~/.local/state.
@@ -174,7 +174,6 @@ def history_in(state_home: Path | None = None) -> History:
 
 
 def _continuation(width: int, line_number: int, wrap_count: int) -> AnyFormattedText:
-    """What stands before the message's further lines; those that only wrap are indented."""
     return [("class:more", "  " if wrap_count else "… ")]
 
 
@@ -183,9 +182,8 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("enter")
     def _(event: KeyPressEvent) -> None:
-        """Send the message, unless it is to be continued."""
         buffer = event.current_buffer
-        if buffer.document.text_before_cursor.endswith("\\"):
+        if buffer.document.text_before_cursor.endswith("\\"):  # the message goes on in the next line
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
         elif is_open(buffer.text):
@@ -195,7 +193,6 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
-        """Begin another line."""
         event.current_buffer.insert_text("\n")
 
     return bindings

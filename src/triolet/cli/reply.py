@@ -1,4 +1,4 @@
-"""A reply as it comes: its text so far, its counts and times, and the line and the JSON that tell of them."""
+"""Reply of the engine as it streams: text so far, counts and times, and their output as a line or as JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Show = Callable[[str], None]
 
 @attrs.define(kw_only=True)
 class Reply:
-    """What has arrived of one answer.
+    """Part of an answer that has arrived.
 
     Args:
-        asked_s: when it was asked for; seconds, `trio.current_time()`.
-        ttft_s: from then to the first output here, tokenization and queue included; None before.
-        num_prompt_tokens: of the prompt as the model saw it.
-        num_cached_tokens: of these, how many came from the prefix cache.
+        asked_s: time of the request; seconds, `trio.current_time()`.
+        ttft_s: from the request to the first output, tokenization and queue included; None before.
+        num_prompt_tokens: of the prompt, after the chat template.
+        num_cached_tokens: tokens of the prompt that came from the prefix cache.
     """
 
     asked_s: float
@@ -43,11 +43,11 @@ class Reply:
     metrics: RequestMetrics = attrs.field(factory=RequestMetrics)
 
     def add(self, output: RequestOutput, now: float) -> None:
-        """Take in the next output of a stream whose outputs carry what is new.
+        """Append the next output of a stream.
 
         Args:
-            output: one of kind `RequestOutputKind.DELTA`.
-            now: when it came, on the clock of `asked_s`.
+            output: of kind `RequestOutputKind.DELTA`.
+            now: time of the output, on the clock of `asked_s`.
         """
         answer = output.outputs[0]
         self.text += answer.text
@@ -64,12 +64,12 @@ class Reply:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Pace after the first token, which the prompt's work delays; None with fewer than two."""
+        """Speed of generation after the first token; None with fewer than two tokens."""
         elapsed_s = self.metrics.last_token_ts - self.metrics.first_token_ts
         return (len(self.token_ids) - 1) / elapsed_s if len(self.token_ids) > 1 and elapsed_s > 0 else None
 
     def stats_line(self) -> str:
-        """`TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)`."""
+        """Return a line such as `TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)`."""
         parts = [f"TTFT {_duration(self.ttft_s)}"] if self.ttft_s is not None else []
         parts.append(f"{len(self.token_ids)} tok")
         if self.tokens_per_s is not None:
@@ -79,7 +79,7 @@ class Reply:
         return " · ".join(parts)
 
     def as_json(self, model: str) -> dict[str, Any]:
-        """The whole reply for a program to read; seconds, and tokens per second."""
+        """Return the reply as an object for programs; seconds, and tokens per second."""
         return {
             "model": model,
             "text": self.text,
@@ -100,7 +100,7 @@ class Reply:
 
 
 async def receive(engine: Engine, prompt: Prompt, params: SamplingParams, reply: Reply, show: Show) -> None:
-    """Ask the engine and fill `reply`, handing each new piece of text to `show`; leaving early is the abort."""
+    """Stream an answer into `reply` and pass each piece of text to `show`; cancellation aborts the request."""
     params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     async with engine.generate(prompt, params) as stream:
         async for output in stream:
@@ -116,7 +116,7 @@ async def receive_on(
     params: SamplingParams,
     reply: Reply,
 ) -> None:
-    """The same on a screen: a spinner, turning in `nursery`, until there is text, and a whole last line at the end."""
+    """Stream an answer onto a screen, with a spinner, run in `nursery`, until the first text."""
     spinner = screen.spinner(nursery)
 
     def show(text: str) -> None:

@@ -1,7 +1,7 @@
-"""What is written on the terminal: replies as they stream, dim remarks, and a spinner while there is nothing yet.
+"""Output on the terminal: replies as they stream, dim remarks, and a spinner before the first text.
 
-Only a terminal gets colours, a spinner, wrapped lines and a defence against control characters; into a pipe or a file
-goes the reply as it is.
+Only on a terminal are there colours, a spinner and wrapped lines, and control characters are removed; a pipe or a file
+gets the reply as it is.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ SHOW_SECONDS_AFTER_S: Final = 2.0
 
 @attrs.define
 class Wrapping:
-    """Break streamed lines between words: a word that reaches the margin moves to the next line as a whole.
+    """Word wrap of streamed text: a word that reaches the margin moves to the next line as a whole."""
 
-    Text is passed on at once, so a word may already stand on the line that it turns out not to fit.
-    """
+    # Text is written at once, so the beginning of a word may have to be erased from the line where it does not fit.
 
     _column: int = 0
-    _word: str = ""  # what of the current word stands on the screen
+    _word: str = ""  # part of the current word that is on the screen
 
     def feed(self, text: str, width: int) -> str:
-        """What to write so that `text` continues what was written before.
+        """Return the characters to write for the next piece of text.
 
         Args:
-            text: the next piece, cut anywhere between characters.
+            text: next piece, cut anywhere between characters.
             width: columns of the terminal.
         """
         used = max(width, 2) - 1  # the last column stays free
@@ -61,14 +60,14 @@ class Wrapping:
         return character
 
     def _break(self) -> str:
-        """A line break in place of the space that would have hung over."""
+        # A line break takes the place of the space that does not fit.
         self._column = 0
         return "\n"
 
     def _move_word(self) -> str:
-        """Take the word that no longer fits to the next line; one as long as a line is cut where it is."""
+        """Return the characters that move the current word to the next line."""
         word_cells = get_cwidth(self._word)
-        if word_cells == self._column:
+        if word_cells == self._column:  # the word fills the line, so it is cut here
             self._column, self._word = 0, ""
             return "\n"
         self._column = word_cells
@@ -78,12 +77,12 @@ class Wrapping:
 
 @attrs.define
 class Screen:
-    """A place to write to.
+    """Terminal, file or pipe to write to.
 
     Args:
-        out: where.
-        live: whether it is a terminal that can move its cursor.
-        colour: whether it may be coloured, too, and show a spinner.
+        out: stream to write to.
+        live: True if it is a terminal that can move its cursor.
+        colour: True if it may also have colours and a spinner.
     """
 
     out: TextIO
@@ -94,7 +93,7 @@ class Screen:
 
     @classmethod
     def of(cls, out: TextIO) -> Screen:
-        """The screen, file or pipe behind a standard stream."""
+        """Return the screen of a standard stream."""
         if (reconfigure := getattr(out, "reconfigure", None)) is not None:
             reconfigure(errors="replace")  # in an ASCII locale a "?" is better than no reply
         live = out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
@@ -114,15 +113,15 @@ class Screen:
         self._at_line_start, self._wrapping = True, Wrapping()
 
     def say(self, text: str) -> None:
-        """Write a line of our own."""
+        """Write a line that is no part of a reply."""
         self._write(self._wrapped(text) + "\n")
 
     def remark(self, text: str) -> None:
-        """Write a line that nobody has to read."""
+        """Write a line in dim text."""
         self._write(self._painted(self._wrapped(text), DIM) + "\n")
 
     def complain(self, text: str) -> None:
-        """Write a line that says what went wrong."""
+        """Write an error line."""
         self._write(self._painted(self._wrapped(text), RED) + "\n")
 
     def spinner(self, nursery: trio.Nursery) -> Spinner:
@@ -147,14 +146,14 @@ class Screen:
 
 @attrs.define
 class Spinner:
-    """Something that moves where the reply is going to appear."""
+    """Spinner on the line where the reply will appear."""
 
     _screen: Screen
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _visible: bool = attrs.field(default=False, init=False)
 
     async def spin(self) -> None:
-        """Turn until stopped; after a while, say how long it has been."""
+        """Draw frames until stopped; after a while, with the elapsed seconds."""
         began = trio.current_time()
         with self._scope:
             while not self._scope.cancel_called:  # it may have been stopped before its first turn
@@ -174,5 +173,5 @@ class Spinner:
 
 
 def _printable(text: str) -> str:
-    """Without the control characters by which a model's words could move the cursor or rename the window."""
+    # Control characters in an answer could move the cursor or rename the window.
     return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f"))

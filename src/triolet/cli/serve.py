@@ -1,13 +1,13 @@
-"""`triolet serve`: the engine, the gateway and the port, until a signal.
+"""`triolet serve`: engine, gateway and listener, until a signal.
 
     engine             its own tree of actors
     gateway            nursery of the answers that outlive their connection
     gateway_sup        one_for_one, 10 in 10 s
-      front            listens; a connection's failure is its own, and what still breaks the front opens it again
+      front            listener; a failure of one connection ends only that one, any other failure restarts it
 
-The first signal drains: nothing new is taken, what runs may finish within the grace period, then it is ended with a
-terminal event, or left to the next server in a file, if it is resumable. The second one ends at once. Neither waits for
-a client that does not read.
+The first signal drains: new requests are refused, and running ones may finish within the grace period. After it they
+end with a terminal event; resumable ones are written to a file for the next server. The second signal ends the server
+at once. Neither waits for a client that does not read.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
     """Serve until a signal comes.
 
     Raises:
-        ConfigError: the snapshot can not be written where it is to be.
-        SystemExit: with 130 after a Ctrl-C; after SIGTERM the program just ends.
+        ConfigError: the snapshot cannot be written to its folder.
+        SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _raise_descriptor_limit()
@@ -60,12 +60,12 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
 
 @attrs.define(eq=False)
 class Server:
-    """One run of `triolet serve`.
+    """Run of `triolet serve`.
 
     Args:
-        gateway: how to listen.
-        config: what to serve.
-        signal: that ended it, once there was one.
+        gateway: configuration of the server.
+        config: configuration of the engine.
+        signal: number of the first signal; None before.
     """
 
     gateway: GatewayConfig
@@ -75,7 +75,7 @@ class Server:
     _url: str = attrs.field(default="", init=False)
 
     async def run(self) -> None:
-        """Serve until a signal has come and the rest is done."""
+        """Serve until a signal has come and the server has drained."""
         async with trio.open_nursery() as nursery:
             signalled = trio.Event()
             await nursery.start(self._watch_signals, signalled)
@@ -84,7 +84,7 @@ class Server:
                 async with AsyncExitStack() as stack:
                     engine = await opened(stack, self.config)
                     gateway = await stack.enter_async_context(open_gateway(engine, self.gateway))
-                    loading.shield = True  # from now on a signal drains, and cancels nothing
+                    loading.shield = True  # from now on a signal drains instead of cancelling
                     await self._serve(engine, gateway, signalled)
             nursery.cancel_scope.cancel()
 
@@ -109,7 +109,7 @@ class Server:
             self._front = Listener(self.gateway, app, gateway.serve_websocket)
             async with trio.open_nursery() as nursery:
                 self._url = await nursery.start(self._front.run)
-                # Whoever listens next, after a crash, must be found at the same place.
+                # After a crash the next listener must have the same port.
                 port = int(self._url.rpartition(":")[2])
                 self.gateway = attrs.evolve(self.gateway, port=port)
                 task_status.started()
@@ -129,13 +129,14 @@ class Server:
             "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
         )
         now, grace_s = trio.current_time(), self.gateway.grace_period
-        # The goodbyes are part of the grace period: whoever sent the signal may kill when it is over.
+        # Closing the connections is part of the grace period, since the sender of the signal may kill the process
+        # at its end.
         deadline = now + max(grace_s - 2 * self.gateway.close_timeout, grace_s / 2)
         assert self._front is not None, "it listens"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._front.stop, now + grace_s)
             nursery.start_soon(gateway.drain, deadline)
-            snapshot = await engine.drain(deadline)  # what HTTP has running ends with it, too
+            snapshot = await engine.drain(deadline)  # ends the requests of HTTP, too
         if self.gateway.snapshot is not None:
             await save_responses(Path(self.gateway.snapshot), gateway, snapshot)
 
@@ -158,10 +159,10 @@ async def _cancel_after(signalled: trio.Event, scope: trio.CancelScope) -> None:
 
 
 async def _watch_engine(engine: Engine) -> None:
-    """A dead engine ends the server: whoever started it can start another one.
+    """Check the health of the engine until it is dead, which ends the server so that it can be started again.
 
     Raises:
-        EngineDead: it has given up.
+        EngineDead: the engine has exceeded its restarts.
     """
     while True:
         await trio.sleep(CHECK_INTERVAL_S)
@@ -170,7 +171,7 @@ async def _watch_engine(engine: Engine) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """A connection is a descriptor, and the usual limit of 1024 is from another time."""
+    # Each connection takes a descriptor, and the usual soft limit of 1024 is too low for a server.
     with contextlib.suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,6 +1,6 @@
-"""What begins with a `/` in a conversation: commands to the chat itself, carried out on its state.
+"""Commands of the chat, which begin with a `/`, carried out on its state.
 
-Nothing is written here; an `Effect` says what to write and what the chat is to do next.
+Nothing is written here; an `Effect` holds the lines to write and the next step of the chat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ESCAPES: Final = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
 class Next(enum.Enum):
-    """What the chat does after a command."""
+    """Next step of the chat after a command."""
 
     ASK = enum.auto()
     REPLY = enum.auto()
@@ -36,7 +36,7 @@ class Next(enum.Enum):
 
 @attrs.frozen
 class Effect:
-    """What came of a command: lines to show, or what was wrong with it."""
+    """Result of a command: lines to show, or an error, and the next step."""
 
     say: tuple[str, ...] = ()
     complaint: str | None = None
@@ -45,13 +45,13 @@ class Effect:
 
 @attrs.define(kw_only=True)
 class ChatState:
-    """What commands change.
+    """State of the chat that commands change.
 
     Args:
-        conversation: so far.
-        defaults: what the model asks for.
-        sampling: what the person asked for instead, by field.
-        stats: whether the line of timings is shown.
+        conversation: history so far.
+        defaults: sampling parameters of the model.
+        sampling: values of the user that replace them, by field.
+        stats: True if the line of timings is shown.
     """
 
     conversation: ChatHistory
@@ -60,7 +60,7 @@ class ChatState:
     stats: bool = True
 
     def params(self) -> SamplingParams:
-        """The parameters of the next reply."""
+        """Return the sampling parameters of the next reply."""
         return attrs.evolve(self.defaults, **self.sampling)
 
 
@@ -75,7 +75,7 @@ def run(text: str, state: ChatState) -> Effect:
     name = word.lower()
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
-        # not sent to the model, as in other chats at a terminal: it is more often a slip than a sentence
+        # Not sent to the model, as in other terminal chats: it is more often a typing error than a message.
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         as_text = "/help lists the commands; with a space before the / it is a message"
         hint = f"did you mean {close[0]}?" if close else as_text
@@ -229,7 +229,7 @@ def _shortened(text: str, width: int = 60) -> str:
 
 @attrs.frozen
 class Command:
-    """One command: how it is written, what it does in a few words, and its function."""
+    """Command with its usage, a line of help, and its function."""
 
     usage: str
     help: str

@@ -1,4 +1,4 @@
-"""The keyboard's mode: what the terminal does with keys that nobody is reading."""
+"""Mode of the terminal's keyboard: echo, and the handling of keys that the program has not read yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if sys.platform != "win32":
 
 @attrs.frozen
 class KeyboardMode:
-    """The mode that stdin's terminal was in, to go back to.
+    """Saved mode of stdin's terminal.
 
     Args:
         attributes: of the terminal, as `termios` gives them; None where stdin is not one, and on Windows.
@@ -26,12 +26,12 @@ class KeyboardMode:
 
     @classmethod
     def current(cls) -> KeyboardMode:
-        """The mode at this moment."""
+        """Return the present mode."""
         if sys.platform == "win32":
             return cls(None)
         try:
             return cls(termios.tcgetattr(sys.stdin.fileno()))
-        # no terminal; a closed stdin, which Python makes None; or a stand-in in a test
+        # no terminal; a closed stdin, which Python sets to None; or a replacement in a test
         except (termios.error, OSError, ValueError, AttributeError):
             return cls(None)
 
@@ -44,7 +44,7 @@ class KeyboardMode:
 
 @contextlib.contextmanager
 def quiet_keyboard() -> Iterator[None]:
-    """Meanwhile, keys that nobody reads yet are not echoed, and Ctrl-C prints no ^C; they are read afterwards."""
+    """Switch off echo in this context, of keys and of ^C; keys that are typed in it are read afterwards."""
     before = KeyboardMode.current()
     if sys.platform != "win32" and before.attributes is not None:
         tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)  # signals stay on, unlike in raw mode
