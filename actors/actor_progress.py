@@ -1,4 +1,4 @@
-"""What the actors have done lately: the facts that health checks and the watchdog go by, and the events of a step."""
+"""Recent progress of the actors, for health checks and the watchdog, and the events of a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ActorProgress:
     Args:
         is_runner_ready: the model is loaded, and the runner computes plans.
         progressed_s: when the last step finished, or when work began after there had been none.
-        asked_s: since when each question to the tokenizer waits, oldest first.
-        num_crashes: how often the tokenizer has died of each of those questions.
-        num_tokenizing: threads that work on one.
+        asked_s: time since which each question to the tokenizer waits, oldest first.
+        num_crashes: times that the tokenizer has died of each of those questions.
+        num_tokenizing: threads that work on a question.
         num_read: messages that each actor has read.
-        stepped: where tasks wait for the next step, or for the end of a request.
-        idle: where tasks wait until no request is live.
+        stepped: parks tasks until the next step, or the end of a request.
+        idle: parks tasks until no request is live.
     """
 
     is_runner_ready: bool = False

@@ -1,4 +1,4 @@
-"""Where tasks wait for grammars, and the actor that serves grammars waits for tasks."""
+"""Meeting point of tasks that need grammars and the actor that serves them; each side waits here for the other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from triolet.errors import ResourceShortage
 
 
 class GrammarRequests:
-    """Meeting point of the structured-output actor with the tasks that need grammars; it outlives the actor.
+    """Grammars that are served now, and the tasks that wait for them; it outlives the structured-output actor.
 
     Args:
-        masks: where the scheduler asks for masks.
+        masks: questions of the scheduler.
     """
 
     def __init__(self, masks: GrammarMasks) -> None:

@@ -1,8 +1,8 @@
 """The scheduler actor keeps one step in flight. Every decision is `core.engine_core`'s.
 
-It restarts alone, or together with the model runner, whose KV its block tables describe. A new life has no state of the
-old one: it takes the requests from the journal and computes them again. Results of the old one's steps are recognised
-as late by their step id.
+It restarts alone, or together with the model runner, since its block tables describe the runner's KV. A new life has no
+state of the old one: it takes the requests from the journal and computes them again. Results of the old life's steps
+are recognised as late by their step id.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ async def scheduler_actor(
         core: makes the decisions.
         channels: to the other actors.
         progress: of the actors.
-        grammars: where masks are asked for.
+        grammars: woken when masks are needed.
         config: limits of the schedule.
         halt: ends a multi-step plan after its present step.
         report: called with the time after every step, to report statistics.
     """
-    halt()  # no result of a plan of the last life is going to count
+    halt()  # results of the last life's plans are late from here on, so computing them is wasted
     channels.discard_scheduler_messages()
     core.new_scheduler(config)
     with core.scheduling(), channels.scheduler_inbox.clone() as inbox:

@@ -55,8 +55,8 @@ async def structured_output_actor(
     Args:
         core: of the engine.
         channels: to the other actors.
-        requests: where tasks wait for grammars.
-        open_grammars: the scope in which grammars are served.
+        requests: tasks that wait for grammars.
+        open_grammars: opens the scope in which grammars are served.
     """
     manager = StructuredOutputManager(core, channels, requests)
     manager.fail_what_hangs()
@@ -86,7 +86,7 @@ async def structured_output_actor(
 
 
 class StructuredOutputManager:
-    """One life of the actor."""
+    """State of one life of the structured-output actor."""
 
     def __init__(self, core: EngineCore, channels: Channels, requests: GrammarRequests) -> None:
         self.grammars: Grammars | None = None
@@ -107,7 +107,7 @@ class StructuredOutputManager:
         self._core.fail(serial, error, trio.current_time())
 
     def sort(self, serials: Iterable[int]) -> GrammarQuestions:
-        """Answer what needs no grammar; return what grammars must be asked."""
+        """Answer the requests that need no grammar now; return the questions to the grammars."""
         if self.grammars is not None:
             self.grammars.forget(self._core.journal.__contains__)
         for serial in [serial for serial in self._num_attempts if serial not in self._core.journal]:

@@ -62,7 +62,7 @@ def build_supervision_tree(
         core: shared by the actors, as are the three that follow.
         channels: between them.
         progress: of them.
-        grammars: where tasks wait for grammars.
+        grammars: meeting point of tasks and grammars.
         executor: computes the steps.
         load_tokenizer: reads the tokenizer.
         on_progress: called with the progress of loading.

@@ -1,4 +1,4 @@
-"""Start children in order, mend what crashes, stop in reverse order: OTP's supervisor as one task with a nursery.
+"""Supervisor in OTP's sense, as one task with a nursery: starts children in order, restarts them, stops in reverse.
 
 A nursery alone is "one for all, never restart": the first error cancels every sibling. So no error of a child
 ever reaches the nursery here. Each child runs in a wrapper that catches what it died of; the supervisor takes
@@ -49,8 +49,8 @@ class ChildSpec:
     Args:
         name: for reports, unique among siblings.
         start: the child itself, started anew for every life.
-        restart: which endings are mended.
-        shutdown_s: how long a stop may take before it is reported as late, seconds. A task cannot be killed.
+        restart: kinds of endings after which the child is restarted.
+        shutdown_s: time after which a stop is reported as late, seconds. A task cannot be killed.
     """
 
     name: str
@@ -107,7 +107,7 @@ class _Child:
     reason: BaseException | None = None
 
     def started(self, value: None = None) -> None:
-        """Trio's `task_status` protocol."""
+        """Note that the child serves; called as `task_status.started()`."""
         self.has_started = True
         self.ready.set()
 
@@ -116,7 +116,7 @@ class _Child:
         try:
             with self.scope, foreign_errors_kept(self._die):
                 await self.spec.start(task_status=self)
-        finally:  # also when something is passed on: nobody must wait for this life any longer
+        finally:  # also when an exception is passed on: no task may wait for this life any longer
             self.ready.set()
             self.done.set()
         if self.has_started and not self.is_stopping:
@@ -127,12 +127,12 @@ class _Child:
 
 
 class Supervisor:
-    """A supervisor is itself a child: its `run` can be another one's `ChildSpec.start`.
+    """Supervisor of some children; itself a possible child, by its `run` as another one's `ChildSpec.start`.
 
     Args:
         name: for reports.
         children: in start order; later ones may depend on earlier ones.
-        strategy: what a death means for the siblings.
+        strategy: which siblings are restarted with a child.
         max_restarts: restarts allowed within `period_s`.
         period_s: length of the sliding window, seconds.
         on_report: told of every crash and of giving up.
@@ -211,7 +211,7 @@ class Supervisor:
             raise child.reason or RuntimeError(f"{spec.name} returned before it was ready")
 
     async def _stop(self, names: Sequence[str]) -> None:
-        """Stop children, those of them that there are, one after the other, the last one first."""
+        """Stop the children of these names that exist, one after the other, the last one first."""
         for name in reversed(names):
             if (child := self._children.pop(name, None)) is None:
                 continue
@@ -237,7 +237,7 @@ class Supervisor:
         shortages = Backoff()
         while True:
             if reason is not None and isinstance(root_cause(reason), ResourceShortage):
-                # It passes, and another engine would find no more than this one: so it is waited for and not counted.
+                # Not counted: a shortage passes, and giving up would not help, since a new engine would find the same.
                 await trio.sleep(shortages.next_s())
             elif intensity.allow(trio.current_time(), self._num_achieved(), self._take_uncounted_restarts()):
                 self._pauses.reset()

@@ -106,7 +106,7 @@ def _at_the_caller(error: BaseException, message: Tokenize) -> BaseException:
 
 
 async def ask_tokenizer(channels: Channels, progress: ActorProgress, message: Tokenize) -> Tokenized:
-    """Ask, and wait for the answer.
+    """Tokenize a prompt with the tokenizer actor.
 
     Raises:
         InvalidRequest: the prompt cannot be encoded.

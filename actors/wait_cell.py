@@ -1,4 +1,4 @@
-"""A place for one task to wait until another task wakes it."""
+"""Cell in which one task waits until another task wakes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import trio
 
 
 class WaitCell:
-    """A `trio.lowlevel.ParkingLot` for one task, at half of its cost: a reader waits here for each token.
+    """`trio.lowlevel.ParkingLot` for a single task, at half of its cost: a reader waits here for each token.
 
     Only one task may wait at a time. A ring while no task waits is forgotten.
     """

@@ -113,7 +113,7 @@ class GrammarMasks:
         return any(constraint is not None and constraint.grammar is not None for constraint in constraints)
 
     def sort(self, serials: Iterable[int]) -> GrammarQuestions:
-        """Answer what needs no grammar; return what grammars must be asked."""
+        """Answer the requests that need no grammar now; return the questions to the grammars."""
         self._thinking = {
             serial: thinking for serial, thinking in self._thinking.items() if serial in self._journal
         }

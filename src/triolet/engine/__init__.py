@@ -1,1 +1,1 @@
-"""The engine, its streams, and the way a request enters and leaves."""
+"""The engine that a caller holds: its scope, its streams, and the admission and end of requests."""

@@ -12,7 +12,7 @@ class Availability:
     """State of an engine: open, then closed or dead. Death is final.
 
     Args:
-        is_serving: whether what was taken in is still computed; an engine that drains takes nothing new and serves.
+        is_serving: whether admitted requests are still computed; True also while an engine drains.
     """
 
     is_serving: bool = True
@@ -31,11 +31,11 @@ class Availability:
         return None if self._cause is None else death_by(self._cause)
 
     def close(self, reason: str, *, still_serving: bool = False) -> None:
-        """Take nothing new from now on; the first reason is the one that is given.
+        """Refuse requests from now on; the first reason stays.
 
         Args:
             reason: text of the error for later requests.
-            still_serving: what was taken in goes on, if it has not been ended before.
+            still_serving: whether admitted requests go on, if they have not been ended before.
         """
         self._closed = self._closed or reason
         self.is_serving &= still_serving
@@ -44,17 +44,18 @@ class Availability:
         """Record the death of the engine.
 
         Args:
-            cause: of the last crash.
+            cause: error of the last crash.
             was_told: whether a stream gets the error now.
         """
         self._cause = cause
         self._was_death_told = was_told
 
     def check_open(self) -> None:
-        """Refuse a request that comes too late.
+        """Check that requests are taken.
 
         Raises:
-            EngineDead, EngineClosed: the engine is.
+            EngineDead: the engine has died.
+            EngineClosed: the engine is closed or drains.
         """
         if (death := self.death) is not None:
             self._was_death_told = True
@@ -66,14 +67,15 @@ class Availability:
         """Raise the death of the engine, if no stream and no caller has seen it.
 
         Raises:
-            EngineDead: it has died unseen.
+            EngineDead: the engine has died, and no stream or caller has got the error.
         """
         if not self._was_death_told and (death := self.death) is not None:
             raise death
 
 
 def death_by(cause: BaseException) -> EngineDead:
-    """Return a new error for each reader: a shared one would collect the tracebacks of all."""
+    """Return a new error for a dead engine."""
+    # One for each reader: a shared one would collect the tracebacks of all.
     error = EngineDead(f"the engine gave up after repeated crashes; the last one was: {cause!r}")
     error.__cause__ = cause
     return error

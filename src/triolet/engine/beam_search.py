@@ -1,6 +1,8 @@
-"""Beam search over the engine's own interface: each beam's next token is a request, and the prefix cache does the rest.
+"""Beam search over the engine's own interface: each next token of a beam is a request of its own.
 
-Source: vLLM's `LLM.beam_search`, whose scores and results these are.
+The beams share their KV through the prefix cache.
+
+Source: vLLM's `LLM.beam_search`; scores and results are the same.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from triolet.errors import RequestFailed
 async def beam_search(
     engine: Engine, prompt: Prompt, params: BeamSearchParams, **arguments: Any
 ) -> BeamSearchOutput:
-    """Find the likeliest answers to a prompt, as far as a search this wide finds them.
+    """Find the likeliest answers to a prompt by beam search.
 
     Args:
-        engine: that computes them.
+        engine: computes the beams.
         prompt: as for `Engine.generate`.
-        params: how wide, how long.
+        params: width and length of the search.
         **arguments: of `Engine.generate`, for every request: `priority`, `client`, `deadline`, `cache_salt`.
     Returns:
         The best `beam_width` answers, best first.
     Raises:
-        InvalidRequest: a wrong argument; the width is limited by the engine's `max_logprobs`.
+        InvalidRequest: a wrong argument; the engine's `max_logprobs` limits the width.
         RequestFailed: a beam could not be computed, or not before its deadline.
         Overloaded: the engine has no places for `beam_width` requests.
     """
@@ -67,7 +69,7 @@ async def beam_search(
 async def _complete_all(
     engine: Engine, prompts: list[tuple[int, ...]], params: SamplingParams, arguments: dict[str, Any]
 ) -> list[RequestOutput]:
-    """All of them at once; if one fails, the others are given up, and its error is raised as it is."""
+    """Complete the prompts at the same time; if one fails, cancel the others and raise its error without a group."""
     outputs: dict[int, RequestOutput] = {}
 
     async def complete(place: int) -> None:

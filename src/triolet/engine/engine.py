@@ -1,4 +1,8 @@
-"""The engine that a caller holds: requests, facts about them, and the way down."""
+"""The engine that a caller holds: requests, facts, snapshots and shutdown.
+
+Its methods are synchronous where they can be, and act on the state that the actors share (`EngineCore`, `Channels`,
+`ActorProgress`). The actors belong to the scope of `open_engine`, not to this object.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,7 @@ class Engine:
 
     @property
     def model_name(self) -> str:
-        """The name under which the model is shown."""
+        """Name under which the model is shown."""
         return self.config.model_name
 
     @property
@@ -101,22 +105,23 @@ class Engine:
 
     @property
     def tool_parser(self) -> str | None:
-        """The format in which the model calls tools, for `plan_tools`: `none` if it can not be told of any, and None if
-        the format is not known.
+        """Format in which the model calls tools, for `plan_tools`.
+
+        `none` if the chat template takes no tools; None if the format is unknown.
         """
         return tool_parser_named(self.config.tool_parser, self.tokenizer)
 
     @property
     def reasoning_parser(self) -> str | None:
-        """The format in which the model marks its reasoning, for `plan_tools`; None if it gives none."""
+        """Format in which the model marks its reasoning, for `plan_tools`; None if it marks none."""
         return reasoning_parser_named(self.config.reasoning_parser, self.tokenizer)
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return the model's own parameters; without a limit of its own, as many tokens as the context holds."""
+        """Return the model's own parameters; if they have no `max_tokens`, the context is the limit."""
         return self.model_info.generation.sampling_params()
 
     def statistics(self) -> EngineStatistics:
-        """Counts that belong together, taken now."""
+        """Return the engine's counts, all taken at this moment."""
         self._run.check()
         return self._core.statistics(
             engine_index=self.index,
@@ -126,17 +131,17 @@ class Engine:
         )
 
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
-        """Tell somebody of every step and every ending from now on. One that raises is told no more."""
+        """Report every step and every ended request to a logger from now on; one that raises is removed."""
         self._run.check()
         self._reporting.add(stat_logger)
 
     def remove_stat_logger(self, stat_logger: StatLogger) -> None:
-        """The reverse of `add_stat_logger`; harmless if it was not there."""
+        """Stop reporting to a logger; harmless if it was not added."""
         self._run.check()
         self._reporting.remove(stat_logger)
 
     def tell_stat_loggers(self) -> None:
-        """Tell them now what they would be told with the next step."""
+        """Report to the stat loggers now what the next step would report."""
         self._run.check()
         self._reporting.report(trio.current_time())
 
@@ -145,13 +150,13 @@ class Engine:
         return self.model_info.cache_config(enable_prefix_caching=self.config.enable_prefix_caching)
 
     def check_health(self) -> None:
-        """Find out whether requests are being served; what is wrong now may be mended a moment later.
+        """Check that requests are being served.
 
         Raises:
             EngineUnhealthy: work has been pending for `step_timeout` and no step has finished; names the actor that the
-                others wait for.
-            EngineDead: nothing is going to be served any more.
-            EngineClosed: nor is it after the engine's scope has ended; an engine that drains still serves.
+                others wait for. A restart may end this state.
+            EngineDead: the engine has died; this is final.
+            EngineClosed: the engine's scope has ended. An engine that drains still serves.
         """
         self._run.check()
         if (death := self.death) is not None:
@@ -171,14 +176,12 @@ class Engine:
         return self._availability.is_open
 
     def status(self, request_id: str) -> RequestStatus | None:
-        """Where a request is; ended ones are remembered for a while (`core.output.request_status`). None for an
-        unknown id.
-        """
+        """Return the status of a request, also for a while after it ended; None for an unknown id."""
         self._run.check()
         return self._requests.status(request_id)
 
     def requests(self, owner: str | None = None) -> tuple[LiveRequest, ...]:
-        """Everything that waits or runs, or this owner's part of it, in the order of arrival. Never waits."""
+        """Return the requests that wait or run, of one owner or of all, in the order of arrival. Never waits."""
         self._run.check()
         return live_requests(self._requests.submissions.values(), self._core, owner)
 
@@ -186,7 +189,7 @@ class Engine:
         """Forget all cached KV that is not in use: no later request finds any of it.
 
         Args:
-            reset_running_requests: preempt the requests that run, so that theirs can be forgotten, too.
+            reset_running_requests: preempt the running requests, so that their KV can be forgotten, too.
         Returns:
             False, and nothing was done, if requests hold blocks and may not be preempted.
         """
@@ -219,16 +222,16 @@ class Engine:
             request_id: unique among live requests; by default the engine names it.
             priority: lower runs first under the `priority` policy.
             client: name under which admission and fairness count the request.
-            deadline: absolute `trio.current_time()` at which it ends with what there is; the deadline of the caller's
-                own cancel scope counts as well.
-            queue_timeout: seconds that it may wait to be scheduled.
+            deadline: absolute `trio.current_time()` at which the answer ends with the tokens so far; the deadline of
+                the caller's own cancel scope counts as well.
+            queue_timeout: seconds that the request may wait to be scheduled.
             lora: not offered yet.
             cache_salt: prefixes are shared only between requests of the same salt.
-            trace_headers: `traceparent` and `tracestate` of the trace that it belongs to; by default the caller's span.
-            owner: whose it is, for `requests`; a server's key, where `client` is what a request says of itself.
+            trace_headers: `traceparent` and `tracestate` of the request's trace; by default the caller's span.
+            owner: name that `requests` filters by. A server sets it to its key, where `client` comes from the request.
         Raises:
-            InvalidRequest: a wrong argument. Entering the stream raises what only the model and the engine's state
-                can tell: `InvalidRequest`, `Overloaded`, `EngineClosed`, `EngineDead`.
+            InvalidRequest: a wrong argument. Checks that need the model or the engine's state are made when the stream
+                is entered, which raises `InvalidRequest`, `Overloaded`, `EngineClosed` or `EngineDead`.
         """
         self._run.check()
         if lora is not None:
@@ -259,7 +262,7 @@ class Engine:
 
     def _deadline(self, value: object) -> float:
         deadline_s = seconds("deadline", value)
-        if -math.inf < deadline_s < self._opened_s:  # seconds from now, most likely
+        if -math.inf < deadline_s < self._opened_s:  # most likely meant as seconds from now
             raise InvalidRequest(
                 f"deadline must be absolute, such as trio.current_time() + {shown(value)}; got a time before the "
                 f"engine was opened: {shown(value)}",
@@ -277,7 +280,7 @@ class Engine:
         """Return the whole answer at once; arguments and errors are those of `generate`.
 
         Raises:
-            RequestFailed: it could not be finished.
+            RequestFailed: the answer could not be finished.
         """
         if sampling_params is not None:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
@@ -289,7 +292,7 @@ class Engine:
         raise AssertionError("a stream ends with an output or an error")
 
     def abort(self, request_id: str) -> None:
-        """End a request; its reader gets what there is, with finish_reason `abort`. Other ids are ignored.
+        """End a request; its reader gets the output so far, with finish_reason `abort`. Unknown ids are ignored.
 
         Synchronous and idempotent: its blocks are free when this returns, or when the step in flight ends.
         """
@@ -297,34 +300,34 @@ class Engine:
         self._requests.abort(request_id)
 
     def snapshot(self) -> Snapshot:
-        """What is unfinished now, for another engine to `resume`; here it goes on as if nothing had been asked."""
+        """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine."""
         self._run.check()
         return take_snapshot(self.model_info, self._requests.submissions.values())
 
     def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
-        """Streams of what another engine with the same model has left unfinished, by request id.
+        """Return streams that go on with the unfinished requests of another engine of the same model, by request id.
 
-        Each is entered like that of `generate`, and goes on where it was: its first output brings all that there was,
-        and its text is the one that it would have had without the break.
+        Each is entered like that of `generate`. Its first output brings the answer so far, and its text is the same as
+        without the break.
 
         Raises:
-            SnapshotError: another model has begun these.
+            SnapshotError: the snapshot is of another model.
         """
         self._run.check()
         check_snapshot(snapshot, self.model_info)
         self._requests.keep_ids(snapshot)
         return {saved.request_id: self._stream(resumed(saved)) for saved in snapshot.requests}
 
-    # ---------------------------------------------------------------------------------- the way down
+    # ---------------------------------------------------------------------------------- shutdown
 
     async def drain(self, deadline: float) -> Snapshot:
-        """Take nothing new, and let what there is finish.
+        """Take no new requests, and let the live ones finish.
 
         Args:
-            deadline: absolute `trio.current_time()`; what has not finished by then ends with finish_reason
+            deadline: absolute `trio.current_time()`; requests that have not finished by then end with finish_reason
                 `shutdown`.
         Returns:
-            What had not finished, for another engine to `resume`.
+            The requests that had not finished, for another engine to `resume`.
         """
         self._run.check()
         deadline_s = self._deadline(deadline)
@@ -339,7 +342,8 @@ class Engine:
         return snapshot
 
     def _end_all(self, reason: FinishReason) -> None:
-        """End every live request here and now; readers get what there is, without the help of an actor."""
+        """End every live request now; readers get the output so far."""
+        # No actor takes part, so that this works in whatever state they are.
         for entry in list(self._core.journal):
             self._core.finish(entry.serial, reason)
         for serial in list(self._core.outputs):

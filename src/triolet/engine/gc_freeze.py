@@ -1,12 +1,15 @@
-"""Keeping Python's garbage collector from what is there to stay.
+"""Exclusion of long-lived objects from Python's garbage collection while an engine is open.
 
-A full collection looks at every object. The libraries that a model is loaded with are hundreds of thousands; looking
-through them takes 40 ms and more, in the middle of streams, again and again, and finds nothing. So what there is once
-an engine has been opened is set aside (`gc.freeze`), and full collections are short from then on.
+Theory of operation
+-------------------
+A full collection visits every object. The libraries that load a model have hundreds of thousands of them; a visit takes
+40 ms and more, in the middle of streams, again and again, and finds nothing. So the objects that exist once an engine
+has been opened are frozen (`gc.freeze`), and full collections are short from then on.
 
-What is set aside and then dropped in a circle is not found either: a program that opens one engine after the other
-would grow. So an engine that opens has the remains of earlier ones collected, and when the last one closes nothing is
-set aside any more. A program that sets objects aside itself is left alone: nothing can tell its objects from ours.
+A frozen object that becomes garbage in a reference cycle is not found either, so a program that opens one engine after
+the other would grow. Therefore an engine that opens first collects the remains of earlier ones, and when the last
+engine closes everything is unfrozen. In a program that freezes objects itself nothing is done: its objects could not be
+told from ours.
 """
 
 from __future__ import annotations
@@ -17,19 +20,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERPRETERS_OWN = 1_000
-"""Objects; Python 3.12 sets 375 aside by itself, and has thousands when a program's first line runs."""
+"""Objects that the interpreter may have frozen itself: Python 3.12 freezes 375. A program has thousands from its start,
+so a larger count means that it has frozen its own."""
 
 
 class _Settlement:
-    """What the engines of this process have set aside, from whatever threads."""
+    """Number of open engines, and of the objects frozen for them. Engines may be in different threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_engines = 0
-        self._num_objects = INTERPRETERS_OWN  # that were set aside, when we last did so
+        self._num_objects = INTERPRETERS_OWN  # frozen after our last change
 
     def began(self) -> None:
-        """One more engine is there."""
+        """Count an engine that has opened, and freeze its objects."""
         with self._lock:
             self._num_engines += 1
             if self._is_ours():
@@ -37,13 +41,13 @@ class _Settlement:
                 self._set_aside()
 
     def went_on(self) -> None:
-        """There is more now that is to stay."""
+        """Freeze the objects that have been added since."""
         with self._lock:
             if self._is_ours():
                 self._set_aside()
 
     def ended(self) -> None:
-        """One less."""
+        """Count an engine that closes; unfreeze everything after the last one."""
         with self._lock:
             self._num_engines -= 1
             if not self._num_engines and self._is_ours():
@@ -51,7 +55,8 @@ class _Settlement:
                 self._num_objects = INTERPRETERS_OWN
 
     def _is_ours(self) -> bool:
-        """Whether nobody else has set anything aside. Of what we did, objects that die by themselves are gone."""
+        """Return True if the program has frozen no objects itself."""
+        # Not an equality: frozen objects that are freed by their reference count are no longer counted.
         return gc.get_freeze_count() <= self._num_objects
 
     def _set_aside(self) -> None:
@@ -65,7 +70,7 @@ _settlement = _Settlement()
 
 @contextmanager
 def frozen_gc() -> Iterator[None]:
-    """Around the life of an engine that has loaded its model."""
+    """Freeze existing objects for the life of an engine that has loaded its model."""
     _settlement.began()
     try:
         yield
@@ -74,5 +79,5 @@ def frozen_gc() -> Iterator[None]:
 
 
 def freeze_gc() -> None:
-    """Set aside what has come since, too: for programs that have started and will run for long."""
+    """Freeze the objects that were added since an engine was opened; for long-running programs that have started."""
     _settlement.went_on()

@@ -21,7 +21,7 @@ def live_requests(
     Args:
         submissions: of the engine.
         core: of the engine.
-        owner: whose requests; None for all.
+        owner: owner of the requests to return; None for all.
     """
     now_s = trio.current_time()
     return tuple(
@@ -32,7 +32,7 @@ def live_requests(
 
 
 def _on_its_way(submission: Submission, now_s: float) -> LiveRequest:
-    """Describe a request whose prompt is being tokenized, or its grammar compiled."""
+    """Describe a request before its admission: its prompt is being tokenized, or its grammar compiled."""
     return LiveRequest(
         request_id=submission.request_id,
         client=submission.client,
@@ -65,7 +65,7 @@ def _admitted(submission: Submission, core: EngineCore, now_s: float) -> LiveReq
 
 
 def _num_blocks(core: EngineCore, entry: JournalEntry) -> int:
-    if core.scheduler is None or entry.scheduled_s is None:  # it has never held any
+    if core.scheduler is None or entry.scheduled_s is None:  # it never held a block
         return 0
     return core.scheduler.whereabouts(entry.serial)[2]
 
@@ -75,12 +75,12 @@ def _time_left(deadline_s: float, now_s: float) -> float | None:
 
 
 def has_first_token(submission: Submission) -> bool:
-    """Return True if a first token or an ending is there: progress ends with it."""
+    """Return True if the request has a token or has ended: its progress is complete then."""
     return any(entry.output_token_ids or entry.finish_reason for entry in submission.entries)
 
 
 def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
-    """Return the progress of an admitted request towards its first token; of several answers, the furthest counts."""
+    """Return the progress of an admitted request towards its first token; of several answers, the first counts."""
     first = submission.entries[0]
     num_prompt_tokens = len(first.request.prompt_token_ids)
     was_admitted = first.scheduled_s is not None or first.finish_reason is not None

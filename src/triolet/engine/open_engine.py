@@ -1,4 +1,4 @@
-"""Opening an engine: its actors stand around the caller's body, and are gone when that is left."""
+"""Scope of an engine: its actors run while the scope is open, and have ended when it is left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def open_engine(
     on_progress: OnProgress = lambda progress: None,
     **fields: Unpack[EngineFields],
 ) -> AsyncGenerator[Engine]:
-    """Start an engine, and stop it when the scope is left; in between it is ready.
+    """Start an engine, yield it when it is ready, and stop it when the scope is left.
 
     Args:
         config: the configuration, or only the model's folder or hub id; by default triolet-nano.
@@ -44,7 +44,7 @@ async def open_engine(
     Raises:
         ConfigError: a wrong or unknown field, or a first argument of another type.
         ModelError: the model cannot be loaded.
-        EngineDead: the engine gave up, and no request or caller has got this error yet.
+        EngineDead: the engine has died, and no request or caller has got this error yet.
     """
     chosen = EngineConfig.of(config, **fields)
     with open_executor(chosen) as executor:
@@ -61,7 +61,7 @@ async def run_engine(
     *,
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
-    """`open_engine` with the model's side given: for tests, simulation and measurements with a fake model."""
+    """Open an engine with this executor and tokenizer: for tests, simulation and measurements with a fake model."""
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
     grammars = GrammarRequests(core.masks)
@@ -100,9 +100,9 @@ async def run_engine(
 
 
 async def _send_last_spans(engine: Engine) -> None:
-    """Within seconds: whoever leaves the engine waits for that, cancelled or not."""
     if engine._tracing is not None:
         engine.tell_stat_loggers()
+        # Shielded: the last spans are sent also if the scope is cancelled. That takes seconds at most.
         with trio.CancelScope(shield=True):
             try:
                 await trio.to_thread.run_sync(engine._tracing.close)
@@ -112,7 +112,7 @@ async def _send_last_spans(engine: Engine) -> None:
                 engine._tracing.close()  # without a thread, the event loop waits
 
 
-@trio.lowlevel.enable_ki_protection  # Ctrl-C belongs to whoever opened the engine
+@trio.lowlevel.enable_ki_protection  # Ctrl-C is raised in the task that opened the engine
 async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.TaskStatus[None]) -> None:
     try:
         await tree.run(task_status=task_status)

@@ -1,4 +1,4 @@
-"""Preparing a request in the engine: `core.request.request_builder` decides, and the actors answer what it needs."""
+"""Preparation of a request in the engine: `RequestBuilder` decides, and the actors tokenize and compile grammars."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RequestPreparation:
         self._builder, self._channels, self._progress, self._grammars = builder, channels, progress, grammars
 
     def check(self, params: SamplingParams | None) -> SamplingParams:
-        """Check parameters; see `RequestBuilder.check`."""
+        """Check parameters; return them, or the model's own for None. See `RequestBuilder.check`."""
         return self._builder.check(params)
 
     async def resolve(self, submission: Submission, params: SamplingParams) -> tuple[Request, ...]:
         """Encode and check a submission; return the requests for each of its answers. A checkpoint.
 
         Raises:
-            InvalidRequest: the model cannot serve it.
+            InvalidRequest: the model cannot serve the request.
         """
         arrival_s = trio.current_time()
         deadline_s = min(submission.deadline_s, trio.current_effective_deadline())
@@ -54,8 +54,9 @@ class RequestPreparation:
         with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:
             constraint = await self._run(self._builder.constrain(params, tokenized.token_ids))
         if in_time.cancelled_caught:
-            # Its time is up before its grammar is there. It must not start without, so it ends as it is scheduled;
-            # also an answer that waits for no other, whose queue deadline would not count.
+            # The time is up before the grammar is compiled. The request must not start without it, so it gets a
+            # deadline that has passed, which ends all of its answers. The queue deadline would not count for an answer
+            # that waits for no other.
             deadline_s = in_time.deadline
         return self._builder.build(
             submission.request_id,

@@ -1,8 +1,8 @@
-"""The requests of an engine by id: the way in, and the one way out.
+"""Table of an engine's requests by id: their admission, and the one way in which they leave.
 
-A request exists in one of two places. Before it is admitted it is a `Submission`, held by nothing but its caller's own
-task; from then on it is an entry in the journal with an output beside it. The step from the one to the other has no
-checkpoint in it, and neither has the way out.
+A request exists in one of two places. Before its admission it is a `Submission`, held only by the task of its caller;
+from then on it is an entry in the journal with an output beside it. The step from the one to the other has no
+checkpoint, and neither has leaving, so that no cancellation can come in between.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RequestTable:
         return self._endings.get(request_id, trio.current_time())
 
     async def admit(self, submission: Submission) -> None:
-        """Take a request in; raises before anything is taken, or returns with everything in place."""
+        """Admit a request. If this raises, nothing is held: no place, no entry, no output."""
         with counted_admission(self._core.journal.stats):
             await self._take_in(submission)
 
@@ -136,7 +136,7 @@ class RequestTable:
             self._core.finish(entry.serial, FinishReason.ABORT)
 
     def leave(self, submission: Submission) -> None:
-        """End what the reader that leaves has read, and give its id back. Synchronous, no checkpoint."""
+        """End a request that its reader leaves, and free its id. Synchronous, no checkpoint."""
         core = self._core
         for entry in submission.entries:  # first of all: its blocks are free from here on
             core.finish(entry.serial, FinishReason.ABORT)
@@ -146,7 +146,7 @@ class RequestTable:
         self._progress.stepped.unpark_all()
         core.admission.ended(now_s)
         if self.submissions.get(submission.request_id) is not submission:
-            return  # it had ended, and another request has its id now
+            return  # it had ended before, and a later request has the id now
         del self.submissions[submission.request_id]
         self._endings.remember(submission.request_id, submission.status(), now_s)
 

@@ -1,4 +1,4 @@
-"""Taking unfinished requests out of an engine, and taking them up in another one."""
+"""Snapshots: saving the unfinished requests of an engine, and resuming them in another one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
 
 
 def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapshot:
-    """Save the unfinished requests; nothing is changed by that.
+    """Return the unfinished requests as a value; nothing is changed.
 
     Args:
         info: of the model.
-        submissions: of the engine; those that were not let in yet, have ended or have failed are left out.
+        submissions: of the engine; those that are not admitted yet, have ended or have failed are left out.
     """
     now_s = trio.current_time()
     return Snapshot(
@@ -71,10 +71,10 @@ def _time_left(deadline_s: float, now_s: float) -> float | None:
 
 
 def check_snapshot(snapshot: Snapshot, info: ModelInfo) -> None:
-    """Refuse what another model has begun.
+    """Check that a snapshot is of this model, and consistent.
 
     Raises:
-        SnapshotError: with what differs.
+        SnapshotError: naming the difference.
     """
     theirs, ours = (snapshot.architecture, snapshot.vocab_size), (info.architecture, info.vocab_size)
     if theirs != ours:
@@ -112,7 +112,7 @@ def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> 
 
 
 def resumed(saved: SavedRequest) -> Submission:
-    """A saved request, asked once more; its time goes on from now."""
+    """Return a submission that goes on with a saved request; its remaining time runs from now."""
     now_s = trio.current_time()
     return Submission(
         prompt=ParsedPrompt(token_ids=saved.prompt_token_ids, content=None),
@@ -130,7 +130,7 @@ def resumed(saved: SavedRequest) -> Submission:
 
 
 def goes_on(requests: tuple[Request, ...], saved: SavedRequest) -> tuple[Request, ...]:
-    """The requests for each answer, with the noise that they began with."""
+    """Return the requests with the prompt and the seeds of the saved answers, which make their next tokens the same."""
     return tuple(
         attrs.evolve(request, prompt=saved.prompt, seed=answer.seed)
         for request, answer in zip(requests, saved.answers, strict=True)
@@ -138,7 +138,7 @@ def goes_on(requests: tuple[Request, ...], saved: SavedRequest) -> tuple[Request
 
 
 def fill_in(journal: Journal, entry: JournalEntry, saved: SavedAnswer) -> None:
-    """Give an entry that has just been opened the answer so far."""
+    """Set the saved answer in an entry that has just been opened."""
     entry.output_token_ids += saved.output_token_ids
     entry.output_logprobs += saved.output_logprobs
     if saved.finish_reason is not None:

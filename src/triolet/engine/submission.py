@@ -29,16 +29,16 @@ class Submission:
     """A call of `generate`, before and after its admission.
 
     Args:
-        trace_headers: of the trace that it belongs to.
-        owner: who may see it in the table of requests, beside the program itself.
-        outputs: of its answers, by index, once they are in the journal.
-        answers: what its reader takes from, once there are outputs.
-        reader: where its reader waits.
-        was_aborted: it was aborted before that.
-        progress: as it was last shown.
-        admission: around the wait before that; cancelled when the engine takes nothing new any more.
-        saved: state from another engine that had begun to answer it.
-        began_s: when its admission began, monotonic seconds.
+        trace_headers: headers of the request's trace.
+        owner: name that `Engine.requests` filters by.
+        outputs: outputs of the answers, by index, once they are in the journal.
+        answers: collector that the reader takes outputs from, once there are any.
+        reader: cell in which the reader waits.
+        was_aborted: whether it was aborted, perhaps before its admission.
+        progress: progress that was last returned to a caller.
+        admission: cancel scope of the preparation; cancelled when the engine takes no new requests any more.
+        saved: state from another engine that had begun the answer.
+        began_s: time at which the admission began, monotonic seconds.
     """
 
     prompt: ParsedPrompt
@@ -62,17 +62,17 @@ class Submission:
 
     @property
     def is_live(self) -> bool:
-        """True if it waits for its admission, or has not ended since."""
+        """True if the request waits for its admission, or has not ended since."""
         return not self.outputs or any(entry.finish_reason is None for entry in self.entries)
 
     @property
     def entries(self) -> list[JournalEntry]:
-        """Journal entries of its answers, once there are any."""
+        """Journal entries of the answers, once there are any."""
         return [output.entry for output in self.outputs]
 
     @property
     def error(self) -> BaseException | None:
-        """Error that its reader gets instead of a next output."""
+        """Error that the reader gets instead of a next output."""
         for output in self.outputs:
             if output.error is not None:
                 return output.error
@@ -80,12 +80,12 @@ class Submission:
 
     @property
     def has_failed(self) -> bool:
-        """True if its reader gets an error in the end."""
+        """True if the reader gets an error in the end."""
         was_refused = any(entry.finish_reason is FinishReason.ERROR for entry in self.entries)
         return was_refused or self.error is not None
 
     def num_places(self, num_answers: int) -> int:
-        """Return the places that its answers take: none for those that another engine has finished."""
+        """Return the number of places that the answers take; those that another engine has finished take none."""
         return num_answers if self.saved is None else self.saved.num_unfinished
 
     def open(self, outputs: tuple[OpenOutput, ...]) -> None:
@@ -94,7 +94,7 @@ class Submission:
         self.answers = collector_of([output.processor.collector for output in outputs])
 
     def status(self) -> RequestStatus:
-        """Return its status: that of the furthest of its answers, and ended when all have."""
+        """Return the status of the answer that is furthest; the request has ended when all answers have."""
         entries = self.entries
         if not any(entry.scheduled_s is not None or entry.finish_reason for entry in entries):
             return RequestStatus.WAITING
@@ -129,10 +129,10 @@ def check_type(field: str, value: object, kind: type, rule: str) -> None:
 
 
 def seconds(field: str, value: object) -> float:
-    """Return a time in seconds; infinity for None. NaN is refused: it compares with no time.
+    """Return a time in seconds; infinity for None.
 
     Raises:
-        InvalidRequest: it is no number.
+        InvalidRequest: the value is no number, or NaN.
     """
     if value is None:
         return math.inf
@@ -142,9 +142,9 @@ def seconds(field: str, value: object) -> float:
         )
     try:
         number = float(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer beyond the largest float
         return math.inf if value > 0 else -math.inf
-    if math.isnan(number):
+    if math.isnan(number):  # every comparison with it is False: no deadline would ever pass
         raise InvalidRequest(
             f"{field} must be a number of seconds, got {shown(value)}", field=field, got=value
         )

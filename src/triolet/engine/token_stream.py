@@ -1,9 +1,9 @@
-"""A running answer. Leaving its scope is the abort.
+"""Stream of the outputs of one request. Leaving its scope aborts the request.
 
 `async with engine.generate(...) as stream: async for output in stream: ...`. Nothing happens before the scope is
-entered, and everything is given back when it is left, however it is left: `__aexit__` makes one synchronous call and
-has no checkpoint, so that no cancellation can come in between. There is no task and no nursery per request, and
-nothing here is left to the garbage collector.
+entered, and everything is given back when it is left, in any way: `__aexit__` makes one synchronous call and has no
+checkpoint, so that no cancellation can come in between. There is no task and no nursery per request, and no clean-up
+is left to the garbage collector.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class TokenStream:
 
     @property
     def request_id(self) -> str:
-        """The id that the caller gave, or the engine's."""
+        """Id that the caller gave, or that the engine made."""
         return self._submission.request_id
 
     @property
     def progress(self) -> RequestProgress:
-        """Progress towards the first token; never less than at the last look.
+        """Progress towards the first token; it never decreases.
 
         Raises:
             StreamMisused: outside of the `async with`.
@@ -63,7 +63,7 @@ class TokenStream:
     def follow(self) -> ProgressStream:
         """Return an iterator over changes of `progress`, which ends with the first token or with the request.
 
-        It takes nothing away from the outputs, and several tasks may follow while one reads.
+        The outputs are not touched, and several tasks may follow while one reads.
 
         Raises:
             StreamMisused: outside of the `async with`.
@@ -137,11 +137,11 @@ class TokenStream:
         raise self._submission.error or RequestFailed(self.request_id, failure or "for an unknown reason")
 
     async def text(self) -> str:
-        """Read to the end; return the whole text of the first answer, whatever part of it was read before.
+        """Read to the end; return the whole text of the first answer, with the part that was read before.
 
         Raises:
-            RequestFailed: it could not be finished.
-            EngineDead: nor could anything else.
+            RequestFailed: the answer could not be finished.
+            EngineDead: the engine has died.
         """
         answers = self._readable()
         async for _ in self:
@@ -152,7 +152,7 @@ class TokenStream:
 class ProgressStream:
     """Iterator over the changes of a request's progress, at most one per step; made by `TokenStream.follow`.
 
-    Ends with the first token, or with the request. It holds nothing, so it may be dropped at any point.
+    Ends with the first token, or with the request. It needs no clean-up, so it may be dropped at any point.
     """
 
     def __init__(self, submission: Submission, core: EngineCore, progress: ActorProgress) -> None:

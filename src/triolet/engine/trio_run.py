@@ -1,7 +1,7 @@
 """Guard of an engine against use from another Trio run or from another thread.
 
-An engine's state is changed without locks, by the tasks of one event loop. A call from elsewhere would corrupt it, so
-every public method checks first; the check is one comparison.
+The tasks of one event loop change an engine's state without locks. A call from elsewhere would corrupt it, so every
+public method checks first; the check is one comparison.
 """
 
 from __future__ import annotations
