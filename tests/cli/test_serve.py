@@ -54,7 +54,7 @@ def test_keys_of_the_server_are_the_engines_by_flag_or_environment() -> None:
     [
         ({"port": "http"}, "--port must be a whole number; got 'http'"),
         ({"max_lanes": "0"}, "--max-lanes must be a whole number of at least 1; got 0"),
-        ({"write_timeout": "soon"}, "--write-timeout must be a number of seconds, or none; got 'soon'"),
+        ({"write_timeout": "soon"}, "--write-timeout must be a number of seconds; got 'soon'"),
         ({"grace_period": "-1"}, "--grace-period must be above 0 and at most 1e+09 seconds; got -1.0"),
     ],
 )
