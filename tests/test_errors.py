@@ -31,6 +31,7 @@ from triolet.errors import (
     StreamMisused,
     TrioletError,
     WeightsMismatch,
+    WrongTrioRun,
     shown,
 )
 
@@ -39,7 +40,7 @@ GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the set-up is wrong": (ConfigError, ModelError),
     "the engine can not serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
-    "the program that calls us is wrong": (StreamMisused,),
+    "the program that calls us is wrong": (StreamMisused, WrongTrioRun),
     "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),
     "we are wrong": (KernelShapeError, InvariantViolated),
 }
@@ -70,8 +71,8 @@ def test_wrong_values_are_value_errors_too(error: type[Exception]) -> None:
         (
             PromptTooLong(101, 100),
             (
-                "The decoder prompt (length 101) plus the number of requested output tokens (at least 1) is longer "
-                "than the maximum model length of 100"
+                "This model's maximum context length is 100 tokens. However, your prompt has 101 tokens, which leaves "
+                "no room for an answer. Please shorten the prompt."
             ),
         ),
         (RequestIdInUse("a"), "request_id must not belong to a live request; got 'a'"),
