@@ -31,7 +31,8 @@ class GrammarRequests:
         self._arrivals = trio.lowlevel.ParkingLot()
         self._opening_s: dict[object, float] = {}  # since when each task waits for its grammar, oldest first
         self._openings: set[trio.CancelScope] = set()
-        self._num_timed = 0  # waits that end by themselves
+        self._num_pauses = 0  # of the actor, before it asks once more
+        self._is_starting = False  # the process of the grammars, which has a time limit
         self._handled: Counter[int] = Counter()  # requests whose grammars are being asked, by serial
 
     def wake(self) -> None:
@@ -101,13 +102,23 @@ class GrammarRequests:
         self._arrivals.unpark_all()
 
     @contextmanager
-    def timed_wait(self) -> Iterator[None]:
-        """Scope in which the actor waits for something that has a time limit of its own."""
-        self._num_timed += 1
+    def starting(self) -> Iterator[None]:
+        """Scope in which the actor starts grammars, within a time limit of their own; all other questions wait."""
+        self._is_starting = True
         try:
             yield
         finally:
-            self._num_timed -= 1
+            self._is_starting = False
+
+    @contextmanager
+    def pausing(self, serials: Iterable[int]) -> Iterator[None]:
+        """Scope in which the actor waits before it asks grammars about these requests once more."""
+        self._num_pauses += 1
+        try:
+            with self.handling(serials):
+                yield
+        finally:
+            self._num_pauses -= 1
 
     @contextmanager
     def handling(self, serials: Iterable[int]) -> Iterator[None]:
@@ -127,7 +138,9 @@ class GrammarRequests:
         Returns:
             The serial of a request that needs a mask, or an object for a task that waits for its grammar.
         """
-        is_timed = self._num_timed > 0 or (self._grammars is not None and self._grammars.is_timed)
+        if self._is_starting:
+            return None
+        is_timed = self._num_pauses > 0 or (self._grammars is not None and self._grammars.is_timed)
         waiting: list[tuple[object, float]] = [
             (serial, at_s)
             for serial, at_s in self.masks.unanswered()

@@ -70,7 +70,7 @@ async def structured_output_actor(
             shortage: ResourceShortage | None = None
             if manager.grammars is None and wants_grammars:
                 try:
-                    with typed_shortages("grammar processes"), requests.timed_wait():
+                    with typed_shortages("grammar processes"), requests.starting():
                         manager.grammars = await stack.enter_async_context(open_grammars())
                 except ResourceShortage as error:
                     shortage = error
@@ -147,7 +147,7 @@ class StructuredOutputManager:
             if self._num_attempts[serial] >= MAX_ATTEMPTS:
                 self._fail(serial, ResourceShortage(shortage.resource, shortage.purpose))
         num_attempts = min(self._num_attempts[serial] for serial in serials)
-        with self._requests.handling(serials), self._requests.timed_wait():
+        with self._requests.pausing(serials):
             await trio.sleep(MIN_PAUSE_S * 2 ** (num_attempts - 1))
         self._core.masks.put_back(serials)
         self._requests.wake()

@@ -92,7 +92,8 @@ def _pending(
         pending["tokenizer"] = next(iter(progress.asked_s))
     if (oldest := grammars.oldest()) is not None:
         pending[STRUCTURED_OUTPUT] = oldest
-    return {name: (id(lives[name]), work) for name, work in pending.items() if name in lives}
+    # The scope itself, not its id: that of the next life may be the same.
+    return {name: (lives[name], work) for name, work in pending.items() if name in lives}
 
 
 def _end(progress: ActorProgress, grammars: GrammarRequests, lives: Lives, name: str) -> None:

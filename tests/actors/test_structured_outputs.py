@@ -18,9 +18,10 @@ import triolet
 from tests.model.tiny import make_model
 from triolet import Engine, FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 from triolet.actors import structured_output
+from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.scheduler import Scheduler
-from triolet.errors import InvalidParams, RequestFailed, UnsupportedFeature
+from triolet.errors import EngineUnhealthy, InvalidParams, RequestFailed, UnsupportedFeature
 
 SCHEMA = {
     "type": "object",
@@ -419,6 +420,42 @@ async def test_many_forms_at_once_wait_for_each_other(folder: Path) -> None:
             for index in range(8):
                 nursery.start_soon(ask, index)
     assert texts == {index: f"word {index}" for index in range(8)}
+
+
+@pytest.mark.parametrize("num_times", [1, 2])
+async def test_a_question_that_the_actor_loses_is_found_by_the_watchdog_which_names_it(
+    folder: Path, num_times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, lost, named = GrammarRequests.questions, list[tuple[int, ...]](), set[str]()
+
+    async def questions(self: GrammarRequests) -> tuple[int, ...]:
+        asked = await original(self)
+        if asked and len(lost) < num_times:
+            lost.append(asked)
+            await trio.sleep_forever()
+        return asked
+
+    async def look(engine: Engine) -> None:
+        while True:
+            try:
+                engine.check_health()
+            except EngineUnhealthy as error:
+                named.add(error.actor)
+            await trio.sleep(0.02)
+
+    async with opened(folder, step_timeout=0.5) as engine, trio.open_nursery() as nursery:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        monkeypatch.setattr(GrammarRequests, "questions", questions)
+        nursery.start_soon(look, engine)
+        if num_times == 1:
+            assert first(await engine.complete([1, 2, 3], params(JSON, 5))) == undisturbed
+        else:
+            with pytest.raises(RequestFailed, match="its grammar gives no answer"):
+                await engine.complete([1, 2, 3], params(JSON, 5))
+        assert engine.statistics().num_restarts == num_times
+        await engine.complete([1], params(None, max_tokens=3))
+        nursery.cancel_scope.cancel()
+    assert named == {"structured_output"}
 
 
 async def test_a_model_without_a_tokenizer_refuses_forms(tmp_path: Path) -> None:

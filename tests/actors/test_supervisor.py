@@ -20,6 +20,7 @@ from tests.actors.harness import Panic
 from tests.actors.otp import ENDINGS, Nursery, Reference
 from triolet.actors.supervisor import ChildSpec, Supervisor, SupervisorGaveUp, root_cause
 from triolet.core.recovery.supervision import CrashReport, Restart, RestartIntensity, Strategy
+from triolet.errors import ResourceShortage
 
 NAMES = ("a", "b", "c")
 
@@ -236,6 +237,50 @@ async def test_a_start_that_keeps_failing_uses_up_the_patience(autojump_clock: M
         ("intensity_exceeded", "b"),
         ("stopped", "a"),
     ]
+
+
+async def test_a_start_that_lacks_a_resource_is_tried_again_with_growing_pauses_and_does_not_count(
+    autojump_clock: MockClock,
+) -> None:
+    starts_s: list[float] = []
+
+    async def short(*, task_status: trio.TaskStatus[None]) -> None:
+        starts_s.append(trio.current_time())
+        if 1 < len(starts_s) < 12:
+            raise ResourceShortage("processes or threads", "a process for the model runner")
+        task_status.started()
+        if len(starts_s) == 1:
+            raise ValueError("planted")
+        await trio.sleep_forever()
+
+    nursery = Nursery()
+    boss = supervisor(nursery, [ChildSpec(name="runner", start=short)], max_restarts=1)
+    async with trio.open_nursery() as tasks:
+        await tasks.start(boss.run)
+        await trio.sleep(60)
+        tasks.cancel_scope.cancel()
+    pauses_s = [round(after - before, 3) for before, after in itertools.pairwise(starts_s)]
+    assert pauses_s == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+
+
+async def test_a_supervisor_that_never_gives_up_waits_longer_and_longer_once_there_were_too_many_restarts(
+    autojump_clock: MockClock,
+) -> None:
+    starts_s: list[float] = []
+
+    async def crash(*, task_status: trio.TaskStatus[None]) -> None:
+        starts_s.append(trio.current_time())
+        task_status.started()
+        raise ValueError("planted")
+
+    nursery = Nursery()
+    boss = supervisor(nursery, [ChildSpec(name="a", start=crash)], gives_up=False)
+    with trio.move_on_after(100):
+        await boss.run()
+    pauses_s = [round(after - before, 3) for before, after in itertools.pairwise(starts_s)]
+    assert pauses_s[:8] == [0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    assert max(pauses_s) == 5.0
+    assert len(starts_s) > 20
 
 
 def test_siblings_have_different_names() -> None:

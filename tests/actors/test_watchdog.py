@@ -19,7 +19,7 @@ from triolet.core.engine_core import EngineCore
 from triolet.core.request.status import FinishReason
 from triolet.engine import open_engine
 from triolet.engine.engine import Engine
-from triolet.errors import EngineUnhealthy, InvalidPrompt, RequestFailed
+from triolet.errors import EngineUnhealthy, InvalidPrompt, RequestFailed, ResourceShortage
 
 LIMIT_S = 10.0
 NUM_TOKENS = 20
@@ -212,6 +212,25 @@ async def test_a_stream_that_the_detokenizer_dies_of_twice_fails_alone(
         assert told == expected
         assert engine.statistics().num_restarts == 1
         assert engine.statistics().num_requests_ended.get(FinishReason.ERROR, 0) == (num_times > 1)
+
+
+async def test_a_prompt_that_finds_no_thread_fails_alone_and_is_not_blamed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tokenizer._tokenize
+
+    def tokenize(of: Any, message: Any) -> Any:
+        if message.prompt == "AB":
+            raise RuntimeError("can't start new thread")
+        return original(of, message)
+
+    monkeypatch.setattr(tokenizer, "_tokenize", tokenize)
+    async with fake_engine(step_timeout=LIMIT_S) as engine:
+        with pytest.raises(ResourceShortage, match="processes or threads for tokenizing the prompt"):
+            await engine.complete("AB")
+        output = await engine.complete("ABC", SamplingParams(max_tokens=3))
+        assert len(output.outputs[0].token_ids) == 3
+        assert engine.statistics().num_restarts == 0
 
 
 async def test_an_idle_engine_is_left_alone(autojump_clock: MockClock) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from tests.model.tiny import make_model
 from triolet import Engine, RequestOutputKind
 from triolet.actors.executors import grammar_process
 from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.errors import ResourceShortage
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 
@@ -244,3 +248,107 @@ async def test_an_engine_that_is_asked_for_no_form_starts_no_process(folder: Pat
     async with opened(folder) as engine:
         await engine.complete([1], params(None, max_tokens=3))
         assert own_originals() == []
+
+
+# ----------------------------------------------------------------------------------------- shortages
+
+
+FORK_FAILS_TWICE = """
+import errno, os, socket, sys
+from triolet.workers import grammar
+fork, failures = os.fork, [1, 2]
+def failing_fork():
+    if failures:
+        failures.pop()
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+os.fork = failing_fork
+grammar.main(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+@needs_proc
+async def test_a_fork_that_fails_is_told_to_the_request_that_needs_it_and_the_next_one_is_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RLIMIT_NPROC does not bind for root, so the fork fails by itself."""
+    monkeypatch.setattr(grammar_process, "PROGRAM", (sys.executable, "-P", "-c", FORK_FAILS_TWICE))
+    async with opened(folder) as engine:
+        for _ in range(2):
+            with pytest.raises(
+                ResourceShortage, match="shortage of processes or threads for a grammar process"
+            ):
+                await engine.complete([1], params(JSON))
+        check_json((await engine.complete([1], params(JSON))).text)
+        assert engine.statistics().num_restarts == 0
+
+
+@needs_proc
+async def test_a_process_that_has_no_memory_to_start_in_fails_the_request_and_not_the_feature(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit on memory is in force before the interpreter has read its modules."""
+    limited = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (2**25, 2**25));"
+        "runpy.run_module('triolet.workers.grammar', run_name='__main__')"
+    )
+    async with opened(folder) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(grammar_process, "PROGRAM", (sys.executable, "-P", "-c", limited))
+            with pytest.raises(ResourceShortage, match="memory"):
+                await engine.complete([1], params(JSON))
+        check_json((await engine.complete([1], params(JSON))).text)
+        assert engine.statistics().num_restarts == 0
+
+
+@needs_proc
+async def test_an_answer_amid_its_grammar_waits_for_a_short_shortage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, num_failed = socket.socketpair, 0
+
+    def failing_pair() -> tuple[socket.socket, socket.socket]:
+        nonlocal num_failed
+        num_failed += 1
+        if num_failed <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pair()
+
+    async with opened(folder) as engine:
+        undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
+        [original] = own_originals()
+        text = ""
+        async with engine.generate([1, 2, 3], params(JSON, 5, output_kind=RequestOutputKind.DELTA)) as stream:
+            async for output in stream:
+                text += output.text
+                if len(text) >= 4 and num_failed == 0:
+                    monkeypatch.setattr(socket, "socketpair", failing_pair)
+                    for copy in children_of(original):
+                        os.kill(copy, signal.SIGKILL)
+        assert num_failed > 3
+        assert (text, output.finish_reason) == undisturbed
+
+
+@needs_proc
+async def test_an_answer_amid_its_grammar_fails_with_the_shortage_that_lasts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_pair() -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with opened(folder) as engine:
+        await engine.complete([1, 2, 3], params(JSON, 5))
+        [original] = own_originals()
+
+        async def lose_its_process() -> None:
+            async with engine.generate([1, 2, 3], params(JSON, 5)) as stream:
+                async for _ in stream:
+                    monkeypatch.setattr(socket, "socketpair", no_pair)
+                    for copy in children_of(original):
+                        os.kill(copy, signal.SIGKILL)
+
+        with pytest.raises(ResourceShortage, match="RLIMIT_NOFILE"):
+            await lose_its_process()
+        monkeypatch.undo()
+        check_json((await engine.complete([1], params(JSON))).text)
+        assert engine.statistics().num_requests_live == 0

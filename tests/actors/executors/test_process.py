@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -37,6 +39,7 @@ from triolet.errors import (
     EngineUnhealthy,
     InvariantViolated,
     ModelError,
+    ResourceShortage,
     RunnerDied,
     RunnerFailed,
 )
@@ -346,6 +349,43 @@ async def test_a_death_is_told_before_the_system_is_done_with_it_and_the_next_li
             await executor.start(ignore)
         assert scope.cancelled_caught
         is_done.set()
+    assert len(await life(executor, first_step(), second_step())) == 2
+
+
+def raising(error: OSError, after: int, original: Any) -> Any:
+    """Return a function that does what the original does so many times, and then raises once."""
+    num_calls = 0
+
+    def call(*arguments: Any, **fields: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == after + 1:
+            raise error
+        return original(*arguments, **fields)
+
+    return call
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits for processes as Linux does")
+@pytest.mark.parametrize(
+    ("module", "name", "after", "number", "resource"),
+    [
+        (os, "pipe", 0, errno.EMFILE, "file descriptors for this process"),
+        (os, "pipe", 3, errno.ENFILE, "file descriptors on this machine"),
+        (subprocess, "Popen", 0, errno.EAGAIN, "processes or threads"),
+        (subprocess, "Popen", 0, errno.ENOMEM, "memory"),
+        (os, "pidfd_open", 0, errno.EMFILE, "file descriptors for this process"),
+    ],
+)
+async def test_a_process_that_cannot_be_started_now_is_a_shortage_and_leaves_nothing(
+    module: Any, name: str, after: int, number: int, resource: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RLIMIT_NPROC does not bind for root, so the calls of the system fail by themselves."""
+    executor = executor_that("nothing")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, raising(OSError(number, ""), after, getattr(module, name)))
+        with pytest.raises(ResourceShortage, match=f"{resource}.*a process for the model runner"):
+            await life(executor)
     assert len(await life(executor, first_step(), second_step())) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Callable
@@ -272,6 +273,28 @@ async def test_what_goes_wrong_in_a_connection_stays_there(caplog: pytest.LogCap
             b"hello"
         )
     assert "a connection failed" in caplog.text
+
+
+async def test_a_connection_waits_until_there_is_a_descriptor_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, num_failed = trio.SocketListener.accept, 0
+
+    async def short(self: trio.SocketListener) -> trio.SocketStream:
+        nonlocal num_failed
+        if num_failed < 3:
+            num_failed += 1
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(self)
+
+    monkeypatch.setattr(trio.SocketListener, "accept", short)
+    async with listening() as server:
+        assert (await server.ask(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(
+            b"hello"
+        )
+    assert num_failed == 3
+    assert "EMFILE" in caplog.text
 
 
 async def test_connections_beyond_the_limit_are_turned_away_with_a_word() -> None:
