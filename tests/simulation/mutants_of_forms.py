@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
 
 import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors import supervisor, tokenizer
+from triolet.actors import structured_output, supervisor, tokenizer
 from triolet.actors.executors.grammars import GrammarsDied
 from triolet.actors.grammar_requests import GrammarRequests
-from triolet.actors.structured_output import StructuredOutputManager
 from triolet.core.grammar_masks import GrammarMasks
 from triolet.core.journal import JournalEntry
 from triolet.core.request.grammar_state import TokenMask
@@ -70,25 +69,9 @@ def _not_watched(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GrammarRequests, "oldest", lambda self: None)
 
 
-@mutant("a shortage of resources crashes the structured-output actor")
+@mutant("a shortage when grammars start crashes the structured-output actor")
 def _shortage_is_a_crash(patch: pytest.MonkeyPatch) -> None:
-    async def mutated(self: StructuredOutputManager, serials: Any, shortage: Exception) -> None:
-        raise GrammarsDied
-
-    patch.setattr(StructuredOutputManager, "ask_later", mutated)
-
-
-@mutant("a question that met a shortage is not asked once more")
-def _not_put_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GrammarMasks, "put_back", lambda self, serials: None)
-
-
-@mutant("a task that waits for a grammar is not told of a shortage")
-def _no_refusal(patch: pytest.MonkeyPatch) -> None:
-    def mutated(self: GrammarRequests, shortage: Exception) -> None:
-        self.wants_grammars = False
-
-    patch.setattr(GrammarRequests, "refuse", mutated)
+    patch.setattr(structured_output, "typed_shortages", lambda purpose: nullcontext())
 
 
 @mutant("a runner that cannot be spawned uses up the restarts")

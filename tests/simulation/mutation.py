@@ -27,6 +27,9 @@ SURVIVORS = {
     "tests.actors.test_poison holds the rule",
     "steps never become larger again": "the first token of all is as likely to come as the last: only time is lost, "
     "which the tests of core.memory_limit hold",
+    "a question that met a shortage is asked no more": "the watchdog ends the actor, and its next life asks again: "
+    "only time is lost; tests.actors.executors.test_grammar_process holds the rule",
+    "a task that waits for a grammar is told of no shortage": "likewise",
     "supervisors stop their children in order of their start": "a stopped actor of ours does nothing any more that "
     "another one could see; the tests of the supervisor hold the order",
 }
