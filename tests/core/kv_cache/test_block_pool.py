@@ -247,10 +247,10 @@ def test_a_block_is_not_released_twice() -> None:
 
 
 @pytest.mark.parametrize("step_id", [None, 7])
-def test_a_block_that_nobody_holds_is_not_published(step_id: int | None) -> None:
+def test_a_block_not_in_use_is_not_published(step_id: int | None) -> None:
     pool = BlockPool(2)
     pool.release(pool.allocate(1), step_id=step_id)
-    with pytest.raises(AssertionError, match="block 0 published while nobody holds it"):
+    with pytest.raises(AssertionError, match="block 0 published while not in use"):
         pool.keep(0)
 
 
