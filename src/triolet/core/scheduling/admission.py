@@ -1,9 +1,9 @@
-"""Who is let in: bounded by requests and by waiting tokens, and never a queue without end.
+"""Admission control: the queue is bounded by requests and by waiting tokens.
 
-Under `fair` nobody fills the queue for all others. The last eighth of the places, and of the tokens that may wait, is
-kept for clients with less than their share: what there is, divided by the clients that are there and one more, who may
-be about to come. A client alone gets seven eighths; where many are there, each is sure of its share until the very last
-place is taken. Nobody who was let in is ever sent away for somebody else.
+Under `fair` no client can fill the queue alone. The last eighth of the places, and of the tokens that may wait, is
+reserved for clients below their share: the total, divided by the number of active clients and one more, for a client
+that may arrive. A single client gets seven eighths; with many, each is sure of its share until the very last place is
+taken. A request that was admitted is never removed for another one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AdmissionLimits(Protocol):
 
 @attrs.define
 class Admission:
-    """Counts the requests between the caller and the journal, and those in the journal.
+    """Counter of the requests between the caller and the journal, and of those in the journal.
 
     Args:
         journal: the requests that were taken.
@@ -64,7 +64,7 @@ class Admission:
 
     @classmethod
     def of(cls, limits: AdmissionLimits, journal: Journal) -> Admission:
-        """Admission with the limits of an engine."""
+        """Return the admission control of an engine with these limits."""
         return cls(
             journal,
             limits.max_num_seqs,
@@ -86,11 +86,11 @@ class Admission:
         Args:
             now_s: monotonic seconds.
             num_places: answers.
-            client: whose they are.
-            was_let_in: by another engine, which found its tokens few enough.
+            client: owner of the request.
+            was_admitted: by another engine before, so that its waiting tokens are not checked again.
         Raises:
-            Overloaded: there are not so many, or those that are left are not for this client.
-            InvalidParams: there never will be.
+            Overloaded: too few places are free, or the free ones are reserved for other clients.
+            InvalidParams: the engine never has so many places.
         """
         if num_places > self.max_live_requests:
             raise refuse(
@@ -112,10 +112,10 @@ class Admission:
         self._reserved[client] += num_places
 
     def check_tokens(self, now_s: float, client: str | None = None) -> None:
-        """Look at the waiting tokens; again once the prompt is tokenised, since others came meanwhile.
+        """Check the limit of waiting tokens; again once the prompt is tokenised, since others came meanwhile.
 
         Raises:
-            Overloaded: as many as may wait do, or as many as may for this client.
+            Overloaded: the limit is reached, in all or for this client.
         """
         most, num_queued = self.max_queued_tokens, self.journal.num_queued_tokens
         if num_queued >= most:
@@ -125,7 +125,7 @@ class Admission:
             raise Overloaded("max_queued_tokens", most, self.retry_after_s(now_s), is_for_others=True)
 
     def share(self, client: str | None) -> int:
-        """Places that this client may have when there are few left."""
+        """Return how many places this client may have when few are left."""
         return self._divided(self.max_live_requests, client)
 
     def _divided(self, number: int, client: str | None) -> int:
@@ -141,7 +141,7 @@ class Admission:
         return sum(len(request.prompt_token_ids) for request in waiting if request.client == client)
 
     def give_back(self, num_places: int = 1, client: str | None = None) -> None:
-        """The request is in the journal now, or was never taken."""
+        """Return reserved places: the request is in the journal now, or was refused."""
         assert self._reserved[client] >= num_places, "a place was given back twice"
         self._num_reserved -= num_places
         self._reserved[client] -= num_places
@@ -149,19 +149,15 @@ class Admission:
             del self._reserved[client]
 
     def ended(self, now_s: float) -> None:
-        """A request has ended; the pace of endings is what `retry_after_s` is estimated from."""
+        """Record the end of a request, from which `retry_after_s` is estimated."""
         self._endings.append(now_s)
 
     def retry_after_s(self, now_s: float) -> float:
-        """When one more request may find a place, seconds from now: the mean time between recent endings."""
+        """Return the estimated wait for a free place, seconds: the mean time between recent endings."""
         if len(self._endings) < 2:
             return 1.0
-        pace = (now_s - self._endings[0]) / len(self._endings)
-        return min(max(pace, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
-
-
-# --------------------
-# When requests have to end: a heap of times, in which those of ended requests lie until they come up.
+        mean_s = (now_s - self._endings[0]) / len(self._endings)
+        return min(max(mean_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 NEVER = float("inf")
@@ -169,27 +165,27 @@ NEVER = float("inf")
 
 @attrs.define
 class Deadlines:
-    """Times, monotonic seconds, at which requests must be looked at."""
+    """Heap of times, monotonic seconds, at which requests must be checked; ended requests are removed lazily."""
 
     _heap: list[tuple[float, int]] = attrs.field(factory=list, init=False)
 
     def add(self, serial: int, deadline_s: float) -> None:
-        """Look at this request then."""
+        """Add the time at which to check a request."""
         if deadline_s != NEVER:
             heapq.heappush(self._heap, (deadline_s, serial))
 
     def next_s(self, live: Container[int]) -> float:
-        """The first time that is some live request's; infinity if there is none."""
+        """Return the earliest time of a live request; infinity if there is none."""
         while self._heap and self._heap[0][1] not in live:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
 
     def pop(self) -> int:
-        """Whose time `next_s` was."""
+        """Remove the earliest time, and return the serial of its request."""
         return heapq.heappop(self._heap)[1]
 
 
 def is_overdue(entry: JournalEntry, now_s: float) -> bool:
-    """Whether a request has to end; the limit of its waiting counts until it is first scheduled."""
+    """Return True if a request must end; its queue deadline counts until it is first scheduled."""
     request, is_queued = entry.request, entry.scheduled_s is None
     return request.deadline_s <= now_s or (is_queued and request.queue_deadline_s <= now_s)

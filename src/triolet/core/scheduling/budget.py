@@ -1,21 +1,20 @@
-"""How long a step may be, so that others do not wait too long for its end.
+"""Token budget of a step: bounds its time, so that other requests do not wait too long for its end.
 
-Two bounds, both in time, both stated by the configuration, both kept by what earlier steps took
+The configuration sets two bounds in seconds; they are kept by the measured times of earlier steps
 (`core.scheduling.cost_model`):
 
 `max_prefill_delay_s`: where requests decode, the prompts beside them lengthen a step by at most so much. A chunk that
 would be longer is cut. At least `MIN_CHUNK` tokens are computed in every step, or a prompt would never end. Where
-nobody decodes, a step has `num_sure_tokens`, and more as far as that bound allows: whoever comes waits for its end.
+no request decodes, a step has `num_sure_tokens`, and more as far as that bound allows: a new request waits for its end.
 
 `fair_ttft_factor`: under `fair`, steps of clients with many requests are so short, as long as one with few is there,
 that a first token of it comes within that many times what it would take on an idle engine. It waits for the end of the
-step in flight, then has a step of its own (`core.scheduling.policies.fair`). So the step in flight may take (factor
-- 1) times what
-such first steps take. How long those take is measured: the shortest of the last few counts. Steps are not cut below
-twice their fixed cost, where half of the machine's throughput would be lost and hardly any time gained.
+step in flight, then has a step of its own (`core.scheduling.policies.fair`). So the step in flight may take
+(factor - 1) times the time of such first steps, measured as the shortest of the last few. Steps are not cut below twice
+their fixed cost, where half of the machine's throughput would be lost and hardly any time gained.
 
-Before anything is known of what steps take, neither bound does anything; they know nothing but numbers, and with the
-same numbers do the same.
+Before any step was measured, neither bound has an effect. The decisions depend on the reported times only, so that the
+same times give the same decisions.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ NUM_FIRST_STEPS = 8
 
 @attrs.define
 class TokenBudget:
-    """See the module's text.
+    """Token budget of the step that is being planned.
 
     Args:
-        config: has the two bounds.
-        costs: what steps took.
+        config: the two bounds.
+        costs: fitted costs of steps.
         allows_long_steps: see `policies.base.WaitingQueue`.
     """
 
@@ -50,17 +49,17 @@ class TokenBudget:
     _has_chunk: bool = attrs.field(default=False, init=False)
 
     def begin_step(self, *, has_decodes: bool) -> None:
-        """A step is being planned.
+        """Start the budget of a new step.
 
         Args:
-            has_decodes: whether somebody waits for its end to go on with an answer.
+            has_decodes: whether a request decodes in it.
         """
         self._chunks_s = self.config.max_prefill_delay_s if has_decodes else float("inf")
         self._has_chunk = False
 
     @property
     def max_tokens(self) -> int:
-        """Of all rows of a step together; more than the sure ones only as far as is known what they take."""
+        """Most tokens of a step; above `num_sure_tokens` only when their cost is known."""
         config = self.config
         may_be_long = self.allows_long_steps and self.costs.token_s
         fitting = self.tokens_within(config.max_prefill_delay_s) if may_be_long else 0
@@ -68,14 +67,14 @@ class TokenBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether the step that is being planned can take in one more prompt, or a part of it."""
+        """True if the step being planned can have one more prompt, or a part of it."""
         return self._chunks_s > 0 or not self._has_chunk
 
     def chunk(self, num_tokens: int) -> int:
-        """How many of a row's tokens fit into the step that is being planned; 0 for none.
+        """Return how many of a row's tokens fit into the step being planned; 0 for none.
 
         Args:
-            num_tokens: that there are to compute; a decode has one.
+            num_tokens: pending tokens; a decode has one.
         """
         if num_tokens <= 1 or self._chunks_s == float("inf") or not self.costs.token_s:
             return num_tokens
@@ -88,14 +87,14 @@ class TokenBudget:
         return num_tokens
 
     def tokens_within(self, seconds: float) -> int:
-        """How many tokens beyond a row's first can be computed in that time."""
+        """Return how many tokens beyond a row's first can be computed in that time."""
         token_s = self.costs.token_s
         return int(min(seconds / token_s, 2**31)) if token_s else 2**31
 
     @property
     def many_s(self) -> float:
         """Seconds that the rows of clients with many requests may add to a step beside one with few; infinity if there
-        is no bound, or nothing known.
+        is no bound, or no step was measured.
         """
         factor, costs = self.config.fair_ttft_factor, self.costs
         if factor == float("inf") or not self._first_steps_s or not costs.row_s:
@@ -103,7 +102,7 @@ class TokenBudget:
         return max((factor - 1) * min(self._first_steps_s) - costs.fixed_s, costs.fixed_s)
 
     def step_done(self, plan: StepPlan, elapsed_s: float) -> None:
-        """A step took so many seconds; 0 if nobody knows."""
+        """Record the time that a step took, seconds; 0 if it is not known."""
         num_rows = len(plan.rows)
         self.costs.observe(num_rows, plan.num_tokens, elapsed_s)
         if elapsed_s > 0 and num_rows == len(plan.starts):

@@ -1,4 +1,4 @@
-"""What a scheduler is given, and what it counts: the two outlive it."""
+"""Limits and counters of the scheduler; both are kept when it restarts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import attrs
 from triolet.core.request.model_info import ModelInfo
 
 DEFAULT_BATCHED_TOKENS = 2048
-SURE_TOKENS = {"cpu": 512}  # by device; elsewhere all: what a step may have without having been measured
+SURE_TOKENS = {"cpu": 512}  # by device; elsewhere all: tokens of a step before any was measured
 
 
 class SchedulerLimits(Protocol):
-    """What is needed of an `EngineConfig`."""
+    """Fields of an `EngineConfig` that limit the scheduler."""
 
     @property
     def max_num_seqs(self) -> int:
@@ -27,7 +27,7 @@ class SchedulerLimits(Protocol):
 
     @property
     def policy(self) -> str:
-        """Who goes first."""
+        """Scheduling policy: `fcfs`, `priority` or `fair`."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class SchedulerLimits(Protocol):
 
     @property
     def enable_prefix_caching(self) -> bool:
-        """Whether blocks are published."""
+        """True to publish and look up full blocks."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class SchedulerLimits(Protocol):
 
     @property
     def speculative(self) -> str:
-        """How drafts are made, or `none`."""
+        """Method of speculative decoding, or `none`."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class SchedulerConfig:
         block_size: tokens in a block.
         max_num_seqs: rows of the runner's table.
         max_num_batched_tokens: token budget of a step.
-        num_sure_tokens: of these, those that a step may have whatever it takes. With more it must fit into
+        num_sure_tokens: of these, tokens that a step may have however long it takes. With more it must fit into
             `max_prefill_delay_s`.
         max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
         policy: `fcfs`, `priority` or `fair`.
@@ -112,7 +112,7 @@ class SchedulerConfig:
 
     @classmethod
     def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
-        """The limits, now that the model is known."""
+        """Return the limits for a loaded model."""
         device = info.device.partition(":")[0]
         return cls(
             num_blocks=info.num_kv_blocks,
@@ -142,11 +142,11 @@ class SchedulerCounters:
     """Totals since the engine started; a scheduler that is built anew goes on with them.
 
     Args:
-        steps: plans made; numbers them, too.
-        num_steps_done: steps whose result came.
-        num_drafts: rows of finished steps that tried tokens ahead.
-        num_draft_tokens: of these rows, the tokens tried.
-        num_accepted_tokens_per_pos: of these tokens, those that came true, by their place in the draft.
+        steps: plans made; also numbers the plans.
+        num_steps_done: steps with a result.
+        num_drafts: rows of finished steps with a draft.
+        num_draft_tokens: draft tokens of these rows.
+        num_accepted_tokens_per_pos: accepted draft tokens, by their position in the draft.
     """
 
     steps: int = 0

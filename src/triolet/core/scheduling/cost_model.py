@@ -1,4 +1,4 @@
-"""What a step will take, told from what the steps before it took.
+"""Cost model of a step: its time, predicted from the times of the steps before it.
 
 A step has a part that is the same whatever is in it (weights are read once), a part for each row, and a part for each
 token of a prompt beyond a row's first:
@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 import attrs
 
-QUICKLY, SLOWLY = 0.5, 0.1  # of a difference that a point takes over
+QUICKLY, SLOWLY = 0.5, 0.1  # part of a difference that a point moves by
 MOST_GROWTH = 2.0  # a measurement counts as at most that many times what was known
 MEMORY_STEPS = 1024  # a few seconds to minutes of steps
-PATIENCE_STEPS = 8  # between two fits: one takes some 20 microseconds
+FIT_INTERVAL_STEPS = 8  # one fit takes some 20 microseconds
 
 
 @attrs.define
@@ -33,21 +33,21 @@ class _Point:
 
     def move(self, num_rows: int, num_further: int, elapsed_s: float, step: int) -> None:
         elapsed_s = min(elapsed_s, MOST_GROWTH * self.elapsed_s)
-        pace = QUICKLY if elapsed_s < self.elapsed_s else SLOWLY
-        self.elapsed_s += pace * (elapsed_s - self.elapsed_s)
-        self.num_rows += pace * (num_rows - self.num_rows)
-        self.num_further += pace * (num_further - self.num_further)
+        rate = QUICKLY if elapsed_s < self.elapsed_s else SLOWLY
+        self.elapsed_s += rate * (elapsed_s - self.elapsed_s)
+        self.num_rows += rate * (num_rows - self.num_rows)
+        self.num_further += rate * (num_further - self.num_further)
         self.step = step
 
 
 @attrs.define
 class CostModel:
-    """See the module's text. Until steps were measured, everything costs nothing.
+    """Fitted costs of a step; all are 0 until a step was measured.
 
     Args:
-        fixed_s: of any step, seconds.
-        row_s: of a row and one token of it, seconds.
-        token_s: of each further token, seconds.
+        fixed_s: cost of any step, seconds.
+        row_s: cost of a row and one token of it, seconds.
+        token_s: cost of each further token, seconds.
     """
 
     fixed_s: float = 0.0
@@ -57,12 +57,12 @@ class CostModel:
     _num_steps: int = attrs.field(default=0, init=False)
 
     def observe(self, num_rows: int, num_tokens: int, elapsed_s: float) -> None:
-        """A step was measured.
+        """Add the measured time of a step.
 
         Args:
             num_rows: rows of the step.
             num_tokens: tokens of all rows.
-            elapsed_s: what it took, seconds; 0 if nobody knows.
+            elapsed_s: time of the step, seconds; 0 if it is not known.
         """
         if elapsed_s <= 0 or not num_rows:
             return
@@ -73,7 +73,7 @@ class CostModel:
             point.move(num_rows, num_further, elapsed_s, self._num_steps)
         else:
             self._points[kind] = _Point(num_rows, num_further, elapsed_s, self._num_steps)
-        if point is None or self._num_steps % PATIENCE_STEPS == 0:
+        if point is None or self._num_steps % FIT_INTERVAL_STEPS == 0:
             self._fit()
 
     def _fit(self) -> None:
@@ -94,7 +94,7 @@ class CostModel:
 
 
 def _line(points: list[_Point]) -> tuple[float, float]:
-    """Start and slope, neither below 0, of elapsed seconds over rows, with the least relative errors."""
+    """Return start and slope, both at least 0, of the least-squares line (relative errors) of seconds over rows."""
     one = rows = squares = times = products = 0.0
     for point in points:
         weight = 1 / point.elapsed_s**2
@@ -104,7 +104,7 @@ def _line(points: list[_Point]) -> tuple[float, float]:
         times += weight * point.elapsed_s
         products += weight * point.num_rows * point.elapsed_s
     determinant = one * squares - rows**2
-    if determinant <= 1e-9 * one * squares:  # one number of rows: as if it were all theirs
+    if determinant <= 1e-9 * one * squares:  # all points have the same number of rows
         return 0.0, products / squares
     slope = (one * products - rows * times) / determinant
     start = (times - slope * rows) / one

@@ -1,12 +1,12 @@
-"""How many steps one plan may be for.
+"""Multi-step scheduling: the number of steps that one plan is for.
 
-Between the result of a step and the plan of the next one the runner waits. Where everybody decodes and nobody wants in,
+Between the result of a step and the plan of the next one the runner waits. Where all requests decode and none waits,
 all plans are alike: each row gets its next token, and if need be a block. So one plan is made for several such steps, a
 run, and results are taken in, and streams fed, while the runner goes on.
 
 A run decides nothing that would otherwise be decided differently. It ends where the first of its answers reaches its
-length, and somebody who comes, leaves or ends has it ended after the step that is being computed: exactly when the next
-plan would have been made. What that step computes of an answer that has ended in the one before counts for nothing.
+length, and a request that arrives, leaves or ends makes it end after the step that is being computed: exactly when the
+next plan would have been made. Tokens of that step for an answer that ended in the step before are dropped.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from triolet.core.scheduling.sequence import Sequence
 
 
 def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, recovery: RecoveryState) -> int:
-    """How many steps these rows may go on for, if nobody else runs or waits, and blocks suffice.
+    """Return how many steps these rows may run for, if no other request runs or waits, and blocks suffice.
 
     Args:
         scheduled: the rows of the step that is being planned, at least one.
         config: limits.
-        caution: who has been in a step that crashed: which token that was about must be known the next time.
+        recovery: names requests of crashed steps; these run step by step, so that the next crash names the token.
     """
     if config.num_scheduler_steps == 1 or config.num_speculative_tokens:
         return 1
@@ -38,7 +38,7 @@ def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, reco
 
 
 def _can_go_on(sequence: Sequence) -> bool:
-    """Whether it decodes, and its next token depends on nothing that is found out here."""
+    """Return True if it decodes, and its next token needs nothing from the engine."""
     return sequence.num_pending_tokens == 1 and sequence.entry.request.constraint is None
 
 

@@ -1,4 +1,4 @@
-"""What a text may go on with, guessed from itself: after what stands at its end, what came the last time?
+"""N-gram proposer: guesses the next tokens of a text from an earlier occurrence of its last tokens.
 
 Theory of operation
 -------------------
@@ -39,7 +39,7 @@ class NgramIndex:
         self._latest: dict[Ngram, int] = {}
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """The text goes on."""
+        """Append tokens to the text."""
         for token_id in token_ids:
             self._add(token_id)
 
@@ -57,7 +57,7 @@ class NgramIndex:
             self._latest[ngram] = self.num_tokens
 
     def _forget_first(self) -> None:
-        """The oldest token leaves the window, and with it the n-gram that it begins."""
+        """Remove the n-gram that begins with the oldest token of the window."""
         end = self.num_tokens - self._window + self._shortest
         ngram = self._ngram(end)
         if self._latest[ngram] == end:
@@ -72,7 +72,7 @@ class NgramIndex:
         return self._tokens[position % self._window]
 
     def guess(self, num_tokens: int) -> Ngram:
-        """So many tokens that may come next; none if the end of the text is new."""
+        """Return this many tokens that may come next; none if the last n-gram is new."""
         end = self.num_tokens
         best, most = 0, 0
         at = self._before[(end - 1) % self._window] if end else 0
@@ -85,7 +85,7 @@ class NgramIndex:
         return tuple(self._token(best + i % (end - best)) for i in range(num_tokens)) if best else ()
 
     def _agreement(self, at: int) -> int:
-        """How many tokens before `at` are those at the end of the text; at least `shortest` are."""
+        """Return how many tokens before `at` equal those at the end of the text; at least `shortest`."""
         end, length = self.num_tokens, self._shortest
         most = min(LONGEST, at - max(0, end - self._window))
         while length < most and self._token(at - 1 - length) == self._token(end - 1 - length):

@@ -1,12 +1,12 @@
-"""Who is where: every live request waits in the line, or runs, with a row of the runner's table and blocks of its own.
+"""Request queues: every live request waits, or runs with a row of the runner's table and blocks of its own.
 
-All moves are made here, so that place, row and blocks change hands together:
+All moves are made here, so that place, row and blocks change together:
 
-    enter -> waiting -> let_in -> running -> leave
-                ^------ preempt -----'
+    enter -> waiting -> admit -> running -> leave
+                ^------ preempt ----'
 
-A request leaves from wherever it is. Each time that it comes to wait it begins a stay, with an epoch of its own: what a
-step says of an earlier one finds nobody.
+A request leaves from either queue. Each time that it is queued it begins a residency with a new epoch: the results of
+an earlier residency are ignored.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from triolet.errors import InvariantViolated
 
 
 class RequestQueues:
-    """See the module's text. The lists are for looking at: only the methods here change them.
+    """Waiting and running requests. The lists are to be read: only the methods change them.
 
     Args:
         config: limits.
-        journal: begins the stays.
-        counters: of those that are preempted.
-        pool: where blocks go back to.
-        waiting: the line, still empty; it keeps the policy's order.
+        journal: numbers the residencies.
+        counters: count the preemptions.
+        pool: takes back the blocks.
+        waiting: the waiting queue, still empty, in the order of the policy.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RequestQueues:
         self._ended_rows = list(range(config.max_num_seqs))
 
     def enter(self, entry: JournalEntry) -> Sequence:
-        """A live request of the journal comes to wait."""
+        """Queue a live request of the journal."""
         self._journal.begin_stay(entry)
         sequence = Sequence(entry, self.waiting.order(entry))
         self.live[entry.serial] = sequence
@@ -59,7 +59,7 @@ class RequestQueues:
         return sequence
 
     def admit(self, sequence: Sequence, block_ids: list[int], hashes: list[bytes]) -> None:
-        """A waiting request gets a row.
+        """Give a waiting request a row.
 
         Args:
             sequence: the request.
@@ -74,7 +74,7 @@ class RequestQueues:
         self.waiting.started(sequence)
 
     def preempt(self, victim: Sequence) -> None:
-        """A running request that no step works on goes back to wait, at its old place."""
+        """Move a running request that no step works on back to the waiting queue, at its old place."""
         assert victim.num_scheduled_tokens == 0
         self.running.remove(victim)
         self._take_back(victim, step_id=None)
@@ -85,11 +85,11 @@ class RequestQueues:
         self._counters.num_preemptions += 1
 
     def leave(self, sequence: Sequence, step_id: int | None) -> None:
-        """A request has ended.
+        """Remove a request that has ended.
 
         Args:
             sequence: the request.
-            step_id: the step in flight, which all that run have a part in; what one had comes free when it ends.
+            step_id: the step in flight; the blocks of a running request are free when this step ends.
         """
         del self.live[sequence.entry.serial]
         del self.by_epoch[sequence.entry.epoch]
@@ -109,16 +109,16 @@ class RequestQueues:
         sequence.forget_computed()
 
     def take_ended_rows(self) -> tuple[int, ...]:
-        """Rows that have come free since the last call: the runner forgets who had them."""
+        """Return the rows freed since the last call, for the runner to forget."""
         rows = tuple(self._ended_rows)
         self._ended_rows.clear()
         return rows
 
     def check(self) -> None:
-        """Every live request runs or waits, in order; who waits holds nothing; each row is free or one request's.
+        """Check that every live request is in one queue, in order, and that rows and blocks belong to running ones.
 
         Raises:
-            InvariantViolated: with what differs.
+            InvariantViolated: one of these is not so.
         """
         self._check_everybody()
         for sequence in self.waiting:

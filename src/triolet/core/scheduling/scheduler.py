@@ -1,19 +1,18 @@
-"""Requests come, are computed in steps, and end: what to compute next, and what the result of it means.
+"""Scheduler: decides what the next step computes, and applies the result of it to the requests.
 
 Theory of operation
 -------------------
-Three verbs, in turns: `plan_step()` when no step is in flight, `apply()` when its result is there, and
-between any two of them `add()`, `abort()`, `expire()`. A plan may be for several steps: then there are as many results,
-and `must_halt` says when that had better end. Blocks of a request that ends while a step works on them are quarantined
+The caller alternates `plan_step()`, when no step is in flight, and `apply()`, when its result is there; between any two
+of them it may call `add()`, `abort()`, `expire()`. A plan may be for several steps: then there are as many results, and
+`must_halt` says when the run should end early. Blocks of a request that ends while a step works on them are quarantined
 until that step ends, or, in a run, the last one. The answer itself lives in the journal; `take_progress()` names the
 requests whose entries have moved.
 
-Who waits and who runs is kept in `core.scheduling.queues`; which tokens a step computes is decided in
+Waiting and running requests are kept in `core.scheduling.queues`; which tokens a step computes is decided in
 `core.scheduling.step_planner`.
 
-Steps that go wrong make the scheduler cautious (`core.recovery.poison_bisection`): while a request that crashes the
-runner is looked for,
-all but a few wait, and while memory is short, steps are smaller.
+Failed steps limit the next ones (`core.recovery.poison_bisection`, `core.recovery.oom_backoff`): during the search for
+a request that crashes the runner all but a few wait, and after an out-of-memory error steps are smaller.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
 
 class Scheduler:
-    """See the module's text.
+    """Scheduler of one engine; all its state can be rebuilt from the journal.
 
     Args:
         config: limits.
         journal: requests and answers; whatever is live in it when the scheduler is built must be added again.
         counters: totals to go on with; also numbers the steps, so that no step id is ever used twice.
-        caution: what earlier steps have taught.
+        recovery: state learned from earlier failed steps.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Scheduler:
             drafting=self._speculative,
         )
         self._in_flight: StepPlan | None = None
-        self._scheduled: list[Sequence] = []  # who has a part in it
+        self._scheduled: list[Sequence] = []  # the sequences in it
         self._must_reset = False
         self._deadlines = Deadlines()
         self._progress: dict[int, None] = {}
@@ -90,44 +89,42 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests with a row."""
+        """Number of requests with a row."""
         return len(self._lanes.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without one."""
+        """Number of requests without a row."""
         return len(self._lanes.waiting)
 
     @property
     def num_deferred(self) -> int:
-        """Waiting requests that may not be admitted now, whatever is free."""
+        """Number of waiting requests that a rule defers, whatever is free."""
         return sum(not self._planner.may_be_admitted(sequence) for sequence in self._lanes.waiting)
 
     @property
     def is_step_in_flight(self) -> bool:
-        """Whether a plan was made and its result is not there yet."""
+        """True if a plan was made and its result is not there yet."""
         return self._in_flight is not None
 
     def add(self, entry: JournalEntry) -> None:
-        """Queue a live request of the journal, for a stay of its own.
-
-        A scheduler may crash between a token and what follows from it. Then the next one, here, ends the request.
-        """
+        """Queue a live request of the journal, and begin a residency of it."""
         sequence = self._lanes.enter(entry)
         self._deadlines.add(entry.serial, min(entry.request.deadline_s, entry.request.queue_deadline_s))
+        # The last scheduler may have crashed between the token that ends a request and its end.
         if entry.output_token_ids and (ending := ending_of(entry)) is not None:
             self._finish(sequence, *ending)
         else:
             self._fail_if_too_long(sequence)
 
     def add_arrivals(self) -> None:
-        """Queue what has come into the journal since the last call."""
+        """Queue the requests added to the journal since the last call."""
         for entry in self.journal.take_arrivals():
             if entry.serial not in self._lanes.live:
                 self.add(entry)
 
     def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request whatever it is doing, or before it was queued. Ended ones are left alone."""
+        """End a request, queued or running; a request that has ended is not changed."""
         if (sequence := self._lanes.live.get(serial)) is not None:
             self._finish(sequence, reason)
         elif (entry := self.journal.get(serial)) is not None:
@@ -157,11 +154,11 @@ class Scheduler:
             self._progress[serial] = None
 
     def next_deadline(self) -> float:
-        """When `expire` has something to do, monotonic seconds; infinity for never."""
+        """Return the time of the next call of `expire`, monotonic seconds; infinity for never."""
         return self._deadlines.next_s(self._lanes.live)
 
     def expire(self, now_s: float) -> None:
-        """End the requests whose time is up; what they have so far stays theirs."""
+        """End the requests past their deadlines; they keep the tokens generated so far."""
         while self.next_deadline() <= now_s:
             entry = self._lanes.live[self._deadlines.pop()].entry
             if is_overdue(entry, now_s):
@@ -170,17 +167,17 @@ class Scheduler:
                 self._deadlines.add(entry.serial, entry.request.deadline_s)
 
     def report(self, serials: Iterable[int]) -> None:
-        """Name these requests in the next progress, also if nothing of them has moved here."""
+        """Include these requests in the next progress, changed or not."""
         self._progress.update(dict.fromkeys(serials))
 
     def take_progress(self) -> tuple[int, ...]:
-        """Serials of the requests whose journal entries have moved since the last call."""
+        """Return the serials of requests with changed journal entries since the last call."""
         serials = tuple(self._progress)
         self._progress.clear()
         return serials
 
     def guide(self, serial: int, guidance: TokenMask) -> None:
-        """Take in what may come next in an answer; whether anything may."""
+        """Set the mask of the next token of an answer; end the request if no token may follow."""
         sequence = self._lanes.live.get(serial)
         if sequence is None or len(sequence.entry.output_token_ids) != guidance.position:
             return
@@ -192,7 +189,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP)
 
     def whereabouts(self, serial: int) -> tuple[int, int, int]:
-        """How many go before this request while it waits, as far as is known, its computed tokens, and its blocks."""
+        """Return the number of requests before this one, as far as is known, its computed tokens, and its blocks."""
         if (sequence := self._lanes.live.get(serial)) is None:
             return len(self._lanes.waiting), 0, 0  # it is about to be queued
         position = 0 if sequence.row_id is not None else self._lanes.waiting.position(sequence)
@@ -230,7 +227,7 @@ class Scheduler:
         return self._in_flight
 
     def apply(self, result: StepResult, now_s: float) -> None:
-        """Take in what a step gave; a result of any other plan than the one in flight changes nothing.
+        """Apply the result of a step; a result of any other plan than the one in flight changes nothing.
 
         Args:
             result: from the runner.
@@ -255,7 +252,7 @@ class Scheduler:
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
                 self._speculative.end_step(sequence)
-                if sequence.entry.epoch not in failed_epochs:  # whose KV may be no numbers either
+                if sequence.entry.epoch not in failed_epochs:  # the KV of a failed row may be NaN, too
                     publish_computed(self.cache, sequence)
         for share in result.prompt_logprobs:
             if (prompted := self._lanes.by_epoch.get(share.epoch)) is not None:
@@ -277,7 +274,7 @@ class Scheduler:
         self.add_arrivals()  # those that waited for a first token
 
     def _make_smaller(self, plan: StepPlan, problem: str) -> None:
-        """There was no memory for the step: its largest rows leave, and the others try again."""
+        """Preempt the largest rows of a step that did not fit into memory, so that the others are tried again."""
         rows = largest_first(self._scheduled)
         num_tokens = [sequence.num_scheduled_tokens for sequence in rows]
         # Without those that have ended since, it is a smaller step already.
@@ -295,7 +292,7 @@ class Scheduler:
 
     @property
     def must_halt(self) -> bool:
-        """Whether the run in flight must end after the step that is being computed: there is something to decide."""
+        """True if the run in flight must end after the current step, because there is something to decide."""
         plan = self._in_flight
         if plan is None or plan.num_steps == 1:
             return False
@@ -303,15 +300,15 @@ class Scheduler:
         return has_left or bool(self._lanes.waiting) or self._must_reset
 
     def is_in_flight(self, plan: StepPlan) -> bool:
-        """Whether this is the step whose result is waited for."""
+        """Return True if this plan is the one in flight."""
         return self._in_flight is plan
 
     def marks(self) -> dict[int, int]:
-        """Of the requests in the step in flight, how many of their known tokens are computed when it succeeds."""
+        """Return, by serial, how many known tokens each request of the step in flight has computed if it succeeds."""
         return {row.entry.serial: row.end for row in self._scheduled if row.num_scheduled_tokens}
 
     def abandon_step(self) -> None:
-        """Nobody computes the step in flight any more: what it worked on is free, and nothing of it counts."""
+        """Drop the step in flight: free its quarantined blocks, and count nothing of it."""
         if self._in_flight is not None:
             self.pool.end_quarantine(self._in_flight.step_id)
             for sequence in self._scheduled:
@@ -321,10 +318,10 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------- check
 
     def check(self) -> None:
-        """Hold every count against every other.
+        """Compare every count with every other.
 
         Raises:
-            InvariantViolated: with what differs.
+            InvariantViolated: two of them differ.
         """
         self.pool.check(sequence.block_table for sequence in self._lanes.running)
         self.cache.check()

@@ -1,4 +1,4 @@
-"""A request while it is computed: what the scheduler keeps beside the journal's entry."""
+"""State that the scheduler keeps of a request beside its journal entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Order = tuple[float, int]
 
 @attrs.define(eq=False)
 class Sequence:
-    """Mutable, and only the scheduler's.
+    """Mutable state of a live request, used only by the scheduler.
 
     Args:
         entry: the request and its answer so far.
@@ -22,11 +22,11 @@ class Sequence:
         row_id: its row in the runner's table; None while it waits.
         num_computed_tokens: tokens whose KV is present.
         num_scheduled_tokens: tokens given to the step in flight, with those of the draft; 0 between steps.
-        draft_token_ids: what the step in flight tries beyond the known tokens.
-        last_step: number of the last step that it had a part in.
-        num_charged_tokens: tokens that its client has paid for, or that were free.
+        draft_token_ids: draft tokens of the step in flight, after the known tokens.
+        last_step: number of the last step that it was part of.
+        num_charged_tokens: tokens charged to its client, or free of charge.
         block_table: its blocks in order.
-        num_planned_blocks: blocks of the table that the runner has been told of.
+        num_planned_blocks: blocks of the table that plans have sent to the runner.
         block_hashes: of the leading full blocks that have been computed.
         known_hashes: of leading full blocks, computed or not: a look-up need not compute them twice.
         prefix_root: hash of its cache namespace; empty until it is needed.
@@ -58,45 +58,45 @@ class Sequence:
 
     @property
     def end(self) -> int:
-        """How many of its known tokens are computed when the step in flight succeeds."""
+        """Number of its known tokens that are computed when the step in flight succeeds."""
         return self.num_computed_tokens + self.num_known_tokens
 
     def num_missing_blocks(self, num_tokens: int, block_size: int) -> int:
-        """Blocks that must be added before `num_tokens` more can be computed."""
+        """Return how many blocks must be added before `num_tokens` more can be computed."""
         return -(-(self.num_computed_tokens + num_tokens) // block_size) - len(self.block_table)
 
     @property
     def is_unserved(self) -> bool:
-        """Whether it runs and has no part in the step that is planned or in flight."""
+        """True if it runs and is not part of the step that is planned or in flight."""
         return self.row_id is not None and not self.num_scheduled_tokens
 
     def begin(self, row_id: int, block_ids: list[int], hashes: list[bytes], num_cached_tokens: int) -> None:
-        """It has got a row, and the blocks that hold its first tokens already."""
+        """Set its row, and the cached blocks that hold its first tokens."""
         self.row_id = row_id
         self.block_table, self.block_hashes = block_ids, hashes
         self.num_computed_tokens = num_cached_tokens
 
     def schedule(self, num_tokens: int, step_id: int) -> None:
-        """It has a part in the step that is being planned."""
+        """Make it part of the step that is being planned."""
         self.num_scheduled_tokens, self.draft_token_ids = num_tokens, ()
         self.last_step = step_id
 
     def end_step(self) -> tuple[int, int]:
-        """What it had a part in is done, and what came of it is in the journal.
+        """Count the tokens of a finished step as computed; its new tokens are in the journal.
 
         Returns:
-            How many tokens it tried beyond the known ones, and how many of them are known now.
+            How many draft tokens the step had, and how many of them were accepted.
         """
         num_tried = len(self.draft_token_ids)
         end = self.end
-        # The last token of the journal was chosen, not tried: it has yet to be computed.
+        # The last token of the journal was sampled after the draft, so its KV is not computed yet.
         num_right = min(num_tried, max(0, self.entry.num_tokens - 1 - end))
         self.num_computed_tokens = end + num_right
         self.num_scheduled_tokens = 0
         return num_tried, num_right
 
     def forget_computed(self) -> None:
-        """Its blocks and its row are gone; everything must be computed again."""
+        """Reset it after the loss of its row and blocks; everything must be computed again."""
         self.row_id = None
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
@@ -104,10 +104,10 @@ class Sequence:
         self.block_table = []
         self.block_hashes = []
 
-    # What the runner is told of it; see `core.step_plan`.
+    # Parts of a plan; see `core.step_plan`.
 
     def row_start(self) -> RowStart:
-        """It has just got a row: everything that its tokens depend on."""
+        """Return the start of its row: everything that its tokens depend on."""
         assert self.row_id is not None
         entry = self.entry
         request = entry.request
@@ -125,7 +125,7 @@ class Sequence:
         )
 
     def take_row(self) -> PlanRow:
-        """Its share of the step that is being planned; each new block is told once."""
+        """Return its row of the step being planned; each new block is sent once."""
         assert self.row_id is not None
         new_block_ids = tuple(self.block_table[self.num_planned_blocks :])
         self.num_planned_blocks = len(self.block_table)
@@ -142,7 +142,7 @@ class Sequence:
 
 
 def largest_first(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Those with a part in a step, by the size of it."""
+    """Return the sequences of a step, those with the most tokens first."""
     return sorted(
         (sequence for sequence in sequences if sequence.num_scheduled_tokens),
         key=lambda sequence: (sequence.num_scheduled_tokens, sequence.entry.num_tokens),

@@ -1,24 +1,23 @@
-"""Speculative decoding by n-gram lookup: which tokens a row has tried together with its next one.
+"""Speculative decoding by n-gram lookup: draft tokens are verified together with a row's next one.
 
 Theory of operation
 -------------------
 A decode reads every weight to make one token. A row may bring a *draft*: tokens that are guessed to come next
-(`core.scheduling.ngram_proposer`), whose KV is computed along with that of its last known token. The runner then has
-logits after each of
-them, chooses from the first as always, and goes on to the next as long as the choice is what the draft said. So a step
-gives one token more than the draft had right.
+(`core.scheduling.ngram_proposer`); their KV is computed along with that of its last known token. The runner then has
+logits after each of them, samples from the first as always, and goes on to the next as long as the sampled token equals
+the draft token. So a step gives one token more than were accepted.
 
-The answer is the one that it would have been. A token is a function of the logits and of (seed, position), and both are
-what they would be without a draft; a draft decides nothing but how many tokens come in one step.
+The answer is the same as without a draft. A token is a function of the logits and of (seed, position), and both are
+the same as without one; a draft decides only how many tokens one step gives.
 
-Drafts live on what is left: of the token budget, after everybody has got what is theirs, and of the blocks, of which
-one remains for each row's next step, since nobody is to be preempted for a guess. They are charged to no client before
-they come true. A request that was in a step which crashed the runner makes none any more: a crash must say which known
-token it was about. The KV of a guess that was wrong is written over by the tokens that did come, in a block that nobody
-else knows of: blocks are published as far as the journal has their tokens, and no further.
+Drafts use what is left: of the token budget, after all known tokens are scheduled, and of the blocks, of which one
+remains for each row's next step, since no request is to be preempted for a draft. They are charged to no client before
+they are accepted. A request that was in a step which crashed the runner gets none any more: a crash must say which
+known token it was about. The KV of a rejected token is overwritten by the tokens that follow, in a block that no other
+request shares: blocks are published as far as the journal has their tokens, and no further.
 
-A row's next draft is at most twice as long, and one token, as what was right of its last one: where guessing does not
-work it soon costs next to nothing.
+A row's next draft is at most twice as long, and one token, as what was accepted of its last one: where drafts are
+rejected they soon cost next to nothing.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ MAX_FOLLOWED_TOKENS = 1024
 
 @attrs.define
 class _Drafter:
-    """What is known of one row's text.
+    """Draft state of one row.
 
     Args:
-        index: of the tokens of prompt and answer.
-        limit: longest draft that is worth a try.
+        index: n-grams of prompt and answer.
+        limit: longest draft to make.
     """
 
     index: NgramIndex
     limit: int
 
     def follow(self, entry: JournalEntry, most: int) -> int:
-        """Look at some more tokens; returns how many were left to look at, up to `most`."""
+        """Index up to `most` tokens that are new, and return how many it were."""
         seen = self.index.num_tokens
         new = entry.tokens(seen, min(entry.num_tokens, seen + most))
         self.index.extend(new)
@@ -59,12 +58,12 @@ class _Drafter:
 
 
 class SpeculativeDecoding:
-    """See the module's text.
+    """Maker of the drafts of a step.
 
     Args:
-        config: how long drafts are, and what they take to be made.
-        counters: of what came of them.
-        caution: names those for whom none are made.
+        config: length of drafts and of the n-grams.
+        counters: count drafted and accepted tokens.
+        recovery: names the requests that get no drafts.
     """
 
     def __init__(self, config: SchedulerConfig, counters: SchedulerCounters, recovery: RecoveryState) -> None:
@@ -74,12 +73,12 @@ class SpeculativeDecoding:
         self._drafters: dict[int, _Drafter] = {}  # by epoch: of the rows of the last step
 
     def add_drafts(self, scheduled: Collection[Sequence], budget: int, pool: BlockPool) -> None:
-        """Let decodes of the step that is being planned try what they may say next.
+        """Add drafts to the decodes of the step that is being planned.
 
         Args:
-            scheduled: the rows of the step, which have all their known tokens to compute, or some of them.
-            budget: tokens that are left of it.
-            pool: where blocks come from.
+            scheduled: the rows of the step.
+            budget: tokens that are left of its budget.
+            pool: gives the blocks.
         """
         if not self._config.num_speculative_tokens:
             return
@@ -102,16 +101,16 @@ class SpeculativeDecoding:
         )
 
     def _may_draft(self, row: Sequence) -> bool:
-        """Whether it decodes, and what it may say after its next token is known already."""
+        """Return True if the row decodes, follows no grammar, and was in no step that crashed."""
         entry = row.entry
         return (
             row.num_pending_tokens == 1
-            and entry.request.constraint is None  # its form allows one token at a time
+            and entry.request.constraint is None  # its mask is known for one token at a time
             and not self._recovery.poison_bisection.was_struck(entry.serial)
         )
 
     def _draft(self, row: Sequence, drafter: _Drafter, budget: int, num_blocks: int) -> int:
-        """Give a row its draft; returns how many blocks it misses for it."""
+        """Give a row its draft, and return how many blocks are missing for it."""
         size, entry = self._config.block_size, row.entry
         num_places = (len(row.block_table) + max(0, num_blocks)) * size - row.num_computed_tokens - 1
         num_wanted = entry.request.max_tokens - len(entry.output_token_ids) - 1
@@ -121,7 +120,7 @@ class SpeculativeDecoding:
         return max(0, row.num_missing_blocks(row.num_scheduled_tokens, size))
 
     def end_step(self, row: Sequence) -> None:
-        """The step of a row is done, and its tokens are in the journal: what it tried counts as far as it was right."""
+        """Count the accepted draft tokens of a finished step; its tokens are in the journal."""
         num_tried, num_right = row.end_step()
         if not num_tried:
             return

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: one token budget, spent on letting computed tokens catch up with known ones.
+"""Step planner: spends the token budget of a step on tokens that are known and not computed.
 
 There is no prefill phase and no decode phase. Every request has tokens that are known (prompt and answer) and tokens
 that are computed (their KV is present). A request whose tokens all get computed in a step has a new one sampled at its
@@ -8,14 +8,13 @@ behind.
 Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
-that cheap). A step that preempted so admits nobody. Nor does it admit those who had better wait for a beginning that
-it computes for another (`core.scheduling.prefix_lookup`). What is left of a budget goes into guesses
-(`core.scheduling.speculative`). Where nothing is
-left to decide, a plan is for several steps (`core.scheduling.multi_step`).
+that cheap). A step that preempted admits no request. Nor does it admit a request that should wait for a prefix that
+the step computes for another one (`core.scheduling.prefix_lookup`). The rest of a budget goes into draft tokens
+(`core.scheduling.speculative`). Where nothing is left to decide, a plan is for several steps
+(`core.scheduling.multi_step`).
 
-What the policy is, is the waiting line's to say (`core.scheduling.policies.base`, `core.scheduling.policies.fair`):
-its order, and whether one who
-waits may take the row of one who runs. Who may is let in before the others are served.
+The waiting queue implements the policy (`core.scheduling.policies.base`, `core.scheduling.policies.fair`): its order,
+and whether a waiting request may take the row of a running one. Such requests are admitted before the others run.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from triolet.core.step_plan import RowStart, StepPlan
 
 @attrs.define(kw_only=True, eq=False)
 class StepPlanner:
-    """See the module's text.
+    """Planner of the steps of one scheduler.
 
     Args:
         config: limits.
-        journal: is told who is in a step for the first time.
+        journal: records the requests that are scheduled for the first time.
         counters: totals; also numbers the steps.
-        lanes: who is where; who is let in or preempted changes places at once.
-        cache: of the blocks.
-        pace: how long a step may be.
-        caution: who may run, and how much at once.
-        drafting: makes the guesses.
-        scheduled: those with a part in the step that was planned last, in the order of its rows.
+        lanes: waiting and running requests; changed at once by an admission or a preemption.
+        cache: prefix cache of the blocks.
+        pace: token budget of a step.
+        recovery: limits after failed steps.
+        drafting: adds draft tokens.
+        scheduled: sequences of the step that was planned last, in the order of its rows.
     """
 
     config: SchedulerConfig
@@ -83,7 +82,7 @@ class StepPlanner:
             budget = self._admit(budget, now_s)
             self.drafting.add_drafts(self.scheduled, budget, self.cache.pool)
         if not self.scheduled:
-            # Whose turn it was has lost its row: it is somebody else's. Each time fewer run.
+            # The request to serve was preempted, so plan again for the rest. It ends: each time fewer run.
             return self.plan(now_s) if preempted else None
         num_steps = self._num_steps()
         self.counters.steps += 1
@@ -96,14 +95,14 @@ class StepPlanner:
         )
 
     def _num_steps(self) -> int:
-        """How many steps the plan is for; see `core.scheduling.multi_step`."""
+        """Return the number of steps the plan is for; see `core.scheduling.multi_step`."""
         if self._starts or self.lanes.waiting or len(self.scheduled) < len(self.lanes.running):
             return 1
         num_steps = length_of_run(self.scheduled, self.config, self.recovery)
         return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
 
     def go_on(self, now_s: float) -> None:
-        """A run has come to its next step: those that still run have a part in it.
+        """Schedule the rows that still run for the next step of a run.
 
         Args:
             now_s: monotonic seconds.
@@ -115,12 +114,12 @@ class StepPlanner:
             self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + 1)
 
     def _budget(self) -> int:
-        """Tokens of the step that is being planned; enough for all that run to decode."""
+        """Return the token budget of the step being planned; at least one token for each running request."""
         num_tokens = max(self.pace.max_tokens, len(self.lanes.running))
         return min(num_tokens, self.recovery.memory.max_tokens(self.config.max_num_batched_tokens))
 
     def _hold_back(self) -> None:
-        """Send those back to wait that may not take part in the next step."""
+        """Preempt the requests that may not take part in the next step."""
         running, may_run = self.lanes.running, self.recovery.poison_bisection.may_run
         for sequence in [sequence for sequence in running if not may_run(sequence.entry.serial)]:
             self.lanes.preempt(sequence)
@@ -129,19 +128,21 @@ class StepPlanner:
 
     @property
     def _max_rows(self) -> int:
-        # Each has a token in every step, also those that sit one out: they come back.
+        # Each row has a token in every step: a row left out of one step needs it in a later one.
         most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         return self.recovery.memory.max_rows(most)
 
     def may_be_admitted(self, sequence: Sequence) -> bool:
-        """Whether no rule defers a waiting request: an awaited mask or prefix, or the search for a poisoned request."""
+        """Return False if a rule defers a waiting request: an awaited mask or prefix, or a poison bisection."""
         entry = sequence.entry
         is_held = entry.awaits_mask or entry.serial in self._underway.held
         return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
 
     def _let_overtake(self, budget: int, now_s: float) -> int:
-        """Let those in that may take the place of a running one. What is returned of the budget has a token for each of
-        the others.
+        """Admit the requests that may take the row of a running one.
+
+        Returns:
+            The rest of the budget, with at least a token for each of the other running requests.
         """
         waiting, running = self.lanes.waiting, self.lanes.running
         while self.pace.has_room and (pair := waiting.overtaking(running, self.may_be_admitted)) is not None:
@@ -154,19 +155,18 @@ class StepPlanner:
         return budget
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
-        """Give every running request its tokens, as far as blocks go; decodes first, somebody reads along.
-
-        Nobody who decodes starves: a request is let in only where budget is left over, so no more run than the
-        budget has tokens. Of those that are still at their prompts, the last may have to wait for the others.
+        """Give every running request its tokens, as far as blocks suffice; decodes first.
 
         Returns:
-            What is left of the budget, and whether anybody was preempted.
+            The rest of the budget, and True if a request was preempted.
         """
         preempted = False
+        # Decodes come first: a client reads their tokens. They never starve, since a request is admitted only where
+        # budget is left, so that no more run than the budget has tokens. Prefills may have to wait for each other.
         order = self.lanes.waiting.service_order(list(self.lanes.running))
         for sequence in sorted(self.lanes.waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
             if not (sequence.is_unserved and budget) or sequence.entry.awaits_mask:
-                continue  # it has lost its blocks to one before it, has its tokens, or can not use any
+                continue  # it was preempted, has its tokens, or cannot use any
             if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
                 continue  # the step is long enough
             missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
@@ -179,7 +179,7 @@ class StepPlanner:
         return budget, preempted
 
     def _admit(self, budget: int, now_s: float) -> int:
-        """Let waiting requests in, in order, as long as rows, budget and blocks last; what is left of the budget."""
+        """Admit waiting requests in order, while rows, budget and blocks last; return the rest of the budget."""
         may_run, waiting, underway = self.may_be_admitted, self.lanes.waiting, self._underway
         while not underway.is_full and (sequence := waiting.next(may_run)) is not None:
             if num_tokens := self._admit_waiting(sequence, budget, now_s):
@@ -189,11 +189,10 @@ class StepPlanner:
         return budget
 
     def _admit_waiting(self, sequence: Sequence, budget: int, now_s: float) -> int:
-        """Give a waiting request a row, and all the blocks that its known tokens need: let in half, it would soon
-        fight its neighbours for the rest.
+        """Give a waiting request a row, and all the blocks that its known tokens need.
 
         Returns:
-            How many tokens of the budget it gets; 0 if it can not be let in.
+            How many tokens of the budget it gets; 0 if it cannot be admitted.
         """
         if budget <= 0 or len(self.lanes.running) >= self._max_rows:
             return 0
@@ -205,6 +204,7 @@ class StepPlanner:
         if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
             return 0
         self.lanes.admit(sequence, block_ids, hashes)
+        # All blocks at once: with only some of them it would soon preempt others for the rest.
         missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
         self._schedule(sequence, num_tokens, missing)
         if self.config.enable_prefix_caching:
@@ -218,7 +218,7 @@ class StepPlanner:
         return find_computed(self.cache, sequence, self.lanes.live.get(sequence.entry.leader_serial))
 
     def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
-        """How many of its pending tokens a request gets in the step that is being planned."""
+        """Return how many of its pending tokens a request gets in the step being planned."""
         return self.lanes.waiting.portion(sequence, self.pace.chunk(min(num_pending, budget)))
 
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:

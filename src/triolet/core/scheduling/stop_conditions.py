@@ -1,4 +1,4 @@
-"""Whether an answer is over with its last token, and why."""
+"""Stop conditions: end of sequence, stop token ids, length, repetition."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Ending = tuple[FinishReason, int | str | None]
 
 
 def ending_of(entry: JournalEntry) -> Ending | None:
-    """Why an answer with a token is over, and its stop_reason; None if it goes on.
+    """Return why an answer has ended with its last token, and its stop_reason; None if it goes on.
 
-    The tokenizer's own end of sequence has no stop_reason; the further ones of a model are told like stop token ids.
-    The order is vLLM's: end of sequence, stop token ids, length, and only then what `min_tokens` must wait for. So an
-    end of sequence on the last allowed token is a stop. (Before `min_tokens` the sampler leaves no ending token.)
+    The tokenizer's own end of sequence has no stop_reason; further ones of a model are reported like stop token ids.
+
+    The order is vLLM's: end of sequence, stop token ids, length, and only then the repetition that `min_tokens` delays.
+    So an end of sequence on the last allowed token is a stop. (Before `min_tokens` the sampler leaves no ending token.)
     """
     request, output = entry.request, entry.output_token_ids
     params = request.params
@@ -37,7 +38,7 @@ def ending_of(entry: JournalEntry) -> Ending | None:
 def commit_tokens(
     journal: Journal, tokens: Iterable[SampledToken], by_epoch: Mapping[int, Sequence], now_s: float
 ) -> dict[int, Ending | None]:
-    """Enter what a step gave, each answer's up to where it is over: tokens after that are nobody's.
+    """Commit the tokens of a step to the journal; tokens after the end of an answer are dropped.
 
     Args:
         journal: of the answers.
@@ -45,7 +46,7 @@ def commit_tokens(
         by_epoch: the requests that are computed now.
         now_s: monotonic seconds.
     Returns:
-        By epoch, the answers that have grown, and how those ended that are over.
+        By epoch, the answers that have grown, and the endings of those that have ended.
     """
     grown: dict[int, Ending | None] = {}
     for token in tokens:
