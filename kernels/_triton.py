@@ -47,5 +47,5 @@ kernel = Kernel
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is not below `n`: sides of Triton's tiles are such numbers."""
+    """Return the smallest power of two that is not below `n`; Triton's tiles need such sides."""
     return 1 << max(n - 1, 0).bit_length()

@@ -1,7 +1,7 @@
 """Paged attention with torch alone: gather what a sequence reads, then one dense attention over it.
 
 The CPU runs this where there are no compiled kernels (`cpu.library`). Decodes are computed several at once, padded to
-the longest of a group whose lengths are alike; a prefill chunk is computed alone, in tiles of queries, so that a tile
+the longest of a group of similar lengths; a prefill chunk is computed alone, in tiles of queries, so that a tile
 meets few keys that all of it masks. Which slots are gathered and what is masked is the same in every layer: it is
 worked out once per step, in a `GatherPlan`, which also keeps the memory that is gathered into, because fresh pages
 cost more than the copy.
@@ -174,7 +174,7 @@ class _Step:
         keys: [num_slots, num_kv_heads, head_dim].
         values: the same.
         result: like `query`.
-        plan: whose scratch memory is used.
+        plan: holds the scratch memory.
         scale: factor of the scores.
         soft_cap: bound of the scores, or None.
     """
@@ -188,7 +188,10 @@ class _Step:
     soft_cap: float | None
 
     def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values in `slots`, each [num_slots, num_kv_heads, head_dim] float32; until the next call."""
+        """Gather the keys and values in `slots`, each [num_slots, num_kv_heads, head_dim] float32.
+
+        The two are views of scratch memory, valid until the next call.
+        """
         num_kv_heads, head_dim = self.keys.shape[1:]
         scratch = self.plan.scratch(self.keys.dtype, num_kv_heads, head_dim)
         gathered = tuple(
@@ -257,7 +260,7 @@ class _Planner:
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1)
 
     def decodes(self, alike: list[_Single]) -> Iterator[_Decodes]:
-        """Groups of at most `GROUP_KEYS` keys, from decodes that stand longest first."""
+        """Yield groups of at most `GROUP_KEYS` keys, from decodes that stand longest first."""
         slots = self._padded_slots(alike)  # [num_seqs, num_keys]
         mask = _padding_mask([single.num_keys for single in alike])  # [num_seqs, 1, 1, num_keys]
         start = 0
@@ -302,7 +305,7 @@ class _Planner:
         return blocks.long() * self.block_size + positions % self.block_size
 
     def _tile(self, row_of_position_0: int, start: int, end: int, first_gathered: int) -> _Tile:
-        """The tile of the queries at positions `start` to `end`."""
+        """Return the tile of the queries at positions `start` to `end`."""
         first_key = self.first_key(start)
         plainly_causal = first_key == start and (
             self.sliding_window is None or end - start <= self.sliding_window

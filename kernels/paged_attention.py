@@ -186,7 +186,7 @@ def paged_attention(
         query: [num_tokens, num_heads, head_dim], last dim contiguous.
         keys: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype and device of `query`.
         values: the same.
-        metadata: whose tokens these are and where their sequences' blocks lie.
+        metadata: the sequence of each token, and the block tables.
         scale: factor of the scores, usually head_dim ** -0.5.
         sliding_window: keys that a query sees at most, itself among them; None = all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None = they stay.
@@ -264,7 +264,7 @@ def paged_attention_triton(
 
 @attrs.frozen
 class _Tiling:
-    """How one launch is cut into programs.
+    """Division of one launch into programs.
 
     Args:
         num_tiles: tiles of queries, over all sequences.

@@ -32,7 +32,7 @@ TIMEOUT_S = (
 
 _FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-Wno-psabi", "-fvisibility=hidden",
-    # Nobody reads errno or floating-point traps; honouring them would forbid most vector code. NaN and infinity, and
+    # No code reads errno or floating-point traps; honouring them would forbid most vector code. NaN and infinity, and
     # the order of sums, stay as written: there is no -ffast-math.
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip

@@ -34,7 +34,8 @@ class Target:
 
 
 def _flags(features: str, more: str = "") -> tuple[str, ...]:
-    """Of a compiler, which spells them without the underscores."""
+    """Return the compiler's flags for CPU features."""
+    # /proc/cpuinfo writes underscores in some names; the compiler writes none.
     return tuple(f"-m{word.replace('_', '')}" for word in features.split()) + tuple(more.split())
 
 
@@ -67,7 +68,7 @@ NATIVE = Target(
 """Whatever the compiler finds, on machines that the others are not for."""
 
 TARGETS = X86_TARGETS if sys.platform == "linux" and platform.machine() == "x86_64" else (NATIVE,)
-"""Those of this kind of machine, best first."""
+"""Targets for this kind of machine, best first."""
 
 NAMES = tuple(target.name for target in TARGETS)
 
@@ -84,7 +85,7 @@ def missing(target: Target) -> tuple[str, ...]:
 
 @functools.cache
 def _features() -> frozenset[str]:
-    """Of the first processor, as the system names them."""
+    """Return the features of the first processor, as the system names them."""
     return _words(next((line for line in cpu_facts() if line.startswith("flags")), ""))
 
 

@@ -18,10 +18,10 @@ from triolet.kernels.cpu.abi import ArgmaxFilterStruct, LinearStruct
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
-"""What weights and activations may be."""
+"""Supported dtypes of weights and activations."""
 
 MAX_ARGMAX_FILTER_BYTES = 64 * 2**20
-"""Of the weights of a screen: more memory than that is worth more than the time."""
+"""Largest weights of an argmax filter, bytes: beyond it the time saved is not worth the memory."""
 
 _PACKED_DTYPES = {**DTYPES, torch.int8: 3}
 
@@ -98,7 +98,7 @@ def pack_linear(
     """Copy a weight into the order in which the inner loop reads it.
 
     Args:
-        library: the kernels, whose width of vectors decides the order.
+        library: the kernels; their vector width decides the order.
         weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` even for bfloat16.
         bias: [num_out].
         gated: the first half of the outputs are gates of the second half.
@@ -272,7 +272,7 @@ def pack_int4(
 
 
 GROUP = 32
-"""Inputs whose weights share a scale; GROUP in linear.h."""
+"""Number of inputs that share a scale; GROUP in linear.h."""
 
 
 def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -337,7 +337,7 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
 
 
 def _sizes(num_out: int, num_in: int, *, gated: bool) -> tuple[ctypes.c_int32, ...]:
-    """What each kind of packing is told of a weight, and by how many threads to do it."""
+    """Return the arguments of every packing function: the weight's sizes and the number of threads."""
     return tuple(map(ctypes.c_int32, (num_out, num_in, gated, torch.get_num_threads())))
 
 

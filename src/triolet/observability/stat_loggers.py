@@ -47,13 +47,11 @@ class ThroughputLogger:
         self._statistics: EngineStatistics | None = None
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
-        """See `StatLogger`."""
         self._statistics = statistics
         self._num_prompt_tokens += iteration.num_prompt_tokens
         self._num_generation_tokens += iteration.num_generation_tokens
 
     def log(self) -> None:
-        """See `StatLogger`."""
         now = self._statistics
         if now is None:
             return

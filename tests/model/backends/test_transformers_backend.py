@@ -358,7 +358,7 @@ def test_a_config_field_of_the_wrong_type_is_an_error_that_names_it(
         ("MiniMaxForCausalLM", dict(head_dim=16, num_local_experts=2), "linear_attention"),
         ("DiffLlamaForCausalLM", {}, "more than once"),
         ("BertLMHeadModel", {}, "both directions"),
-        ("DogeForCausalLM", {}, "mask|can not be run"),
+        ("DogeForCausalLM", {}, "mask|cannot be run"),
     ],
 )
 def test_attention_of_another_kind_is_refused_by_name(

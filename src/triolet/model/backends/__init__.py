@@ -1,1 +1,1 @@
-"""What computes a forward pass: torch, one C++ call, or the modelling code of transformers."""
+"""Implementations of the forward pass: torch, one C++ call, or the modelling code of transformers."""

@@ -82,7 +82,7 @@ class Found:
 
 @attrs.define(eq=False)
 class CpuRun:
-    """See `GreedyRun`.
+    """`GreedyRun` of the C++ decoder.
 
     Args:
         step: with all it points at; read and written to its end.
@@ -96,17 +96,14 @@ class CpuRun:
     _num_told: int = attrs.field(default=0, init=False)
 
     def steps(self, count: int) -> list[GreedyStep]:
-        """See `GreedyRun`."""
         first, self._num_told = self._num_told, self._num_told + count
         return [self._found.step(index) for index in range(first, self._num_told)]
 
     @property
     def is_over(self) -> bool:
-        """See `GreedyRun`."""
         return bool(self._run.num_done == -self._num_told)
 
     def halt(self) -> None:
-        """See `GreedyRun`."""
         self._run.is_halted = 1
 
 
@@ -168,7 +165,7 @@ class CpuDecoder:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the engine is built from."""
+        """Description of the model that the engine is built from."""
         return self._spec
 
     @property
@@ -178,11 +175,10 @@ class CpuDecoder:
         return sum(packed) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
 
     def wake(self) -> None:
-        """A step is about to be asked for: its threads may wake up while its input is made."""
+        """Wake the threads of the next step, while its input is being built."""
         self._cpp.triolet_wake()
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See `CausalModel.forward`."""
         hidden = torch.empty(len(batch.token_ids), self._model.hidden, dtype=self._spec.dtype)
         step = self._step(batch, hidden=hidden.data_ptr())
         step.num_logits = 0
@@ -190,7 +186,6 @@ class CpuDecoder:
         return hidden
 
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """See `CausalModel.compute_logits`."""
         taken = hidden[rows]
         logits = torch.empty(len(rows), self._spec.vocab_size, dtype=self._spec.dtype)
         step = StepStruct(
@@ -203,14 +198,12 @@ class CpuDecoder:
         return logits
 
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
-        """See `CausalModel.forward_logits`."""
         logits = torch.empty(len(batch.logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
         step = self._step(batch, logits=logits.data_ptr())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
     def forward_greedy(self, batch: ForwardBatch) -> tuple[list[float], list[int]]:
-        """See `GreedyModel.forward_greedy`."""
         found = Found.of(len(batch.logits_indices))
         step = self._step(batch, **found.addresses())
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
@@ -218,11 +211,10 @@ class CpuDecoder:
         return step_done.max_logits, step_done.token_ids
 
     def prepare(self) -> None:
-        """A step in the background is about to begin: its threads may wake up while its input is made."""
+        """Wake the threads of the next background step, while its input is being built."""
         self._cpp.triolet_background_wake(self._background_thread())
 
     def begin_greedy(self, batch: ForwardBatch, *, num_steps: int, done_fd: int) -> CpuRun:
-        """See `BackgroundModel.begin_greedy`."""
         found = Found.of(len(batch.logits_indices), num_steps)
         step = self._step(batch, **found.addresses())
         run = MultiStepStruct(elapsed_s=ctypes.addressof(found.elapsed_s), num_steps=num_steps)
@@ -292,8 +284,8 @@ def build_cpu_decoder(
     """Read and pack the weights, tensor by tensor.
 
     Args:
-        config: a model that `can_plan` said yes to.
-        weights: whose plans are those of `config`.
+        config: a model that `can_plan` accepts.
+        weights: loaded by the plans of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
         quantization: `int8` or `int4`, as the model `can_quantise`, or None to keep the weights in the model's dtype.
     """
@@ -342,7 +334,7 @@ class _Planner:
         )
 
     def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | None]:
-        """The head, what finds its largest results, and the embedding where it has weights of its own."""
+        """Return the output head, its argmax filter, and the embedding if its weights are not the head's."""
         embedding = self.weights["embedding.weight"]
         weight = self.weights.get("head.weight")
         is_tied = weight is None

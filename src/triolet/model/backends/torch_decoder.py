@@ -1,7 +1,7 @@
 """The native decoder: one compact transformer for every family that `families.py` can describe.
 
 Queries, keys and values come from one merged projection, and so do gate and up; there is one residual
-stream, whose additions are part of the norms; keys and values live in the paged cache. What sets families
+stream, and its additions are part of the norms; keys and values live in the paged cache. What sets families
 apart is in the data: a norm that is absent, a bias that is None, a window, a soft cap.
 
 Layers are plain callables, not `torch.nn.Module`s: they are never trained or moved, and at small batches the
@@ -206,18 +206,17 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See `CausalModel.forward`."""
         x, residual = self._layers(batch)
         return self.final_norm.add(x, residual)[0]
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """See `CausalModel.compute_logits`. An inference tensor: only inference mode may change it."""
+        """Compute the logits of rows. An inference tensor: only inference mode may change it."""
         return self._logits(hidden[rows])
 
     @torch.inference_mode()
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
-        """See `CausalModel.forward_logits`. An inference tensor: only inference mode may change it."""
+        """Compute the logits of a batch. An inference tensor: only inference mode may change it."""
         x, residual = self._layers(batch)
         rows = batch.logits_indices  # only these are normalised
         return self._logits(self.final_norm.add(x[rows], None if residual is None else residual[rows])[0])
@@ -252,7 +251,7 @@ def build_decoder(
 
     Args:
         config: the model.
-        weights: whose plans are those of `config`.
+        weights: loaded by the plans of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
     """
     facts = decoder_facts(config, weights, max_model_len)
@@ -330,7 +329,8 @@ def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader
 
 
 def _rounded(scale: float | None, dtype: torch.dtype) -> float | None:
-    """The number as the model's dtype has it: Gemma was trained with a scale rounded to bfloat16."""
+    """Return the scale rounded to the model's dtype."""
+    # Gemma was trained with a scale rounded to bfloat16.
     return None if scale is None else torch.tensor(scale, dtype=dtype).item()
 
 
@@ -348,7 +348,7 @@ _GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 def _activation(name: str, *, gated: bool) -> Activation:
-    """The activation, gated: from [..., 2 * n], gate and up side by side, to [..., n]."""
+    """Return the activation; a gated one maps [..., 2 * n], gate and up side by side, to [..., n]."""
     plain = _PLAIN[name]
     if not gated:
         return plain
@@ -390,7 +390,7 @@ class MixtureOfExperts:
         return total
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen experts' shares, in the dtype of `x`, and their indices, each [num_tokens, experts_per_token]."""
+        """Return the chosen experts' weights, dtype of `x`, and indices, each [num_tokens, experts_per_token]."""
         probabilities = self.router(x).softmax(dim=-1, dtype=torch.float32)
         shares, chosen = probabilities.topk(self.config.experts_per_token, dim=-1)
         if self.config.normalize:
@@ -416,7 +416,7 @@ def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: i
 
     Args:
         config: the model.
-        weights: whose dtype and device they get.
+        weights: give the dtype and the device.
         max_model_len: longest sequence that will be asked for, tokens; bounds the tables.
     """
     num_positions = min(config.max_position, max_model_len or config.max_position)

@@ -77,7 +77,7 @@ class MaskRule:
 
 @attrs.frozen(eq=False)
 class TransformersAttentionCall:
-    """What one layer asked of its attention function.
+    """Arguments of one layer's call of its attention function.
 
     Args:
         query: [1, num_heads, num_tokens, head_dim].
@@ -99,7 +99,8 @@ class TransformersAttentionCall:
         return self.options.get("sliding_window") or None
 
     def cache_spec(self) -> LayerCacheSpec:
-        """What the layer keeps per token; keys and values share one width, the wider of the two."""
+        """Return the cache layout of the layer."""
+        # Keys and values share one width in the cache: the wider of the two.
         return LayerCacheSpec(
             num_kv_heads=self.key.shape[1], head_dim=max(self.key.shape[-1], self.value.shape[-1])
         )

@@ -2,7 +2,7 @@
 
 The modelling code stays as it is; only its attention is exchanged, by the name in the model's config
 (`transformers_attention`). All chunks of a step run as one row, [1, num_tokens], with explicit positions,
-and only the rows whose logits are wanted reach the head. What can not work is refused while the model is
+and only the rows whose logits are wanted reach the head. What cannot work is refused while the model is
 loaded: by its config before any code runs or any weight is read, by its class before the weights are read,
 and by looking and measuring afterwards (`transformers_check`).
 """
@@ -49,14 +49,12 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See `CausalModel.forward`."""
         output = self.model.base_model(**self._arguments(batch))
         hidden: Tensor = output.last_hidden_state[0]
         return hidden.to(self.spec.dtype)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """See `CausalModel.compute_logits`."""
         # The model's own forward, because families scale and cap their logits there; its decoder only returns `hidden`.
         with _returning(self.model.base_model, _BaseOutput(hidden[rows][None])):
             logits: Tensor = self.model(input_ids=rows[None], use_cache=False).logits[0]
@@ -64,7 +62,6 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
-        """See `CausalModel.forward_logits`."""
         output = self.model(**self._arguments(batch), logits_to_keep=batch.logits_indices)
         logits: Tensor = output.logits[0]
         return logits.to(self.spec.dtype)
@@ -118,7 +115,7 @@ def load_transformers_model(
 
     Raises:
         RemoteCodeRefused: the model needs the folder's code and `trust_remote_code` is off; none of it ran.
-        UnsupportedModel: the architecture, or a feature of it, can not run over a paged cache.
+        UnsupportedModel: the architecture, or a feature of it, cannot run over a paged cache.
         ModelFileError: a weights file is missing, truncated or not safetensors.
         WeightsMismatch: tensors are missing, left over or of another shape than the architecture's.
     """
@@ -146,7 +143,7 @@ def load_transformers_model(
 
 
 def _architecture(fields: Fields) -> str:
-    """The one architecture that the config names, if nothing else in it rules the model out."""
+    """Return the architecture that the config names; raise if the config rules the model out."""
     quantization = fields.section("quantization_config")
     if quantization is not None and quantization.values:
         method = quantization.text("quant_method", "")
@@ -162,7 +159,7 @@ def _architecture(fields: Fields) -> str:
 def _model_class(
     folder: Path, fields: Fields, architecture: str, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
-    """The class of the model, once it is known to be a causal one that lets its attention be exchanged."""
+    """Return the model's class; raise unless it is causal and its attention can be replaced."""
     auto_map = fields.section("auto_map")
     remote = "" if auto_map is None else auto_map.text("AutoModelForCausalLM", "")
     if remote and trust_remote_code:
@@ -214,7 +211,7 @@ def _remote_class(folder: Path, reference: str) -> type[PreTrainedModel]:
         model_class: type[PreTrainedModel] = get_class_from_dynamic_module(reference, folder)
     except Exception as error:  # it is the model's code that runs here
         raise ModelFileError(
-            folder, f"the code that config.json names ({reference}) can not be loaded: {error}"
+            folder, f"the code that config.json names ({reference}) cannot be loaded: {error}"
         ) from error
     return model_class
 
@@ -222,7 +219,7 @@ def _remote_class(folder: Path, reference: str) -> type[PreTrainedModel]:
 def _model_config(
     folder: Path, model_class: type[PreTrainedModel], trust_remote_code: bool
 ) -> PreTrainedConfig:
-    """The folder's config as transformers reads it, if every layer in it is of a kind that we can serve."""
+    """Read the folder's config with transformers; raise if a layer is of a kind that is not supported."""
     from transformers import AutoConfig
 
     try:
@@ -230,7 +227,7 @@ def _model_config(
             folder, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # a config class may raise whatever it likes
-        raise ModelFileError(folder / "config.json", f"transformers can not read it: {error}") from error
+        raise ModelFileError(folder / "config.json", f"transformers cannot read it: {error}") from error
     strange = set(getattr(model_config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if strange:
         raise UnsupportedModel(
@@ -243,7 +240,7 @@ def _model_config(
 
 
 def _max_position(model_config: PreTrainedConfig) -> int:
-    """Longest sequence whose positions depend on nothing but themselves, tokens.
+    """Return the longest sequence with rotary frequencies that do not depend on its length, tokens.
 
     LongRoPE turns to other frequencies as soon as one sequence of a batch is longer than the original
     context, for all of the batch and not for what is in the cache; so its original context is the end here.
@@ -279,7 +276,7 @@ def _load_weights(
         raise
     except Exception as error:  # transformers' or the model's own, about a config or tensors without sense
         raise ModelFileError(
-            folder, f"transformers can not build {model_class.__name__} from it: {error}"
+            folder, f"transformers cannot build {model_class.__name__} from it: {error}"
         ) from error
     model: PreTrainedModel = loaded[0]
     _check_loading_report(loaded[1])
@@ -288,7 +285,8 @@ def _load_weights(
 
 
 def _check_loading_report(report: Mapping[str, Any]) -> None:
-    """Transformers makes up what is missing and drops what is left over; we do neither."""
+    """Raise if weights are missing, left over or of the wrong shape."""
+    # transformers initialises missing weights at random and drops unexpected ones, with a warning only.
     missing, unused = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
     misshapen = [
         f"{name} must be {tuple(wanted)}; got {tuple(got)}"

@@ -1,6 +1,6 @@
-"""Is a model that transformers brings right on our paged cache? Looked at and measured before it serves.
+"""Checks that a model of transformers computes correctly on the paged cache, before it serves.
 
-Hundreds of architectures come this way and nobody has read them all, so nothing is taken on trust. First
+Hundreds of architectures come this way, too many to review, so nothing is taken on trust. First
 every attention layer is asked what it would compute (`inspect_layers`): what paged attention lacks, such as
 sinks, biases, chunks, and prefixes that see each other, is refused by name. Then a few random tokens are
 computed twice (`compare_with_own_attention`): by the model's own eager attention in one piece, and by ours
@@ -111,7 +111,7 @@ def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tenso
 
 
 def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Tensor:
-    """The same for the sequence from two steps over a paged cache; in the first its neighbour stands before it."""
+    """Compute the sequence's logits in two steps over a paged cache, the first with a neighbour before it."""
     spec, device = paged.spec, sequence.device
     num_blocks = sum(map(len, _BLOCK_TABLES)) + 1
 
@@ -166,12 +166,12 @@ def _difference(got: Tensor, wanted: Tensor) -> float:
 
 @contextmanager
 def _failures_as_unsupported(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever the modelling code stumbles over when it is run our way means that it can not be."""
+    """Turn any error of the modelling code into one that says that it cannot run over a paged cache."""
     try:
         yield
     except (TrioletError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise UnsupportedModel(
-            f"{type(model).__name__} can not be run over a paged cache: {type(error).__name__}: {error}"
+            f"{type(model).__name__} cannot be run over a paged cache: {type(error).__name__}: {error}"
         ) from error

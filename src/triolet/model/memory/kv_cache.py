@@ -137,7 +137,7 @@ def _default_bytes(device: torch.device) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, small_bytes: int = 0) -> Tensor:
-    """A tensor whose first bytes are not in large pages."""
+    """Return a tensor of zeros; its first `small_bytes` bytes are not in large pages."""
     if device.type != "cpu" or sys.platform == "win32":
         return torch.zeros(shape, dtype=dtype, device=device)
     # The kernel hands out zero pages when they are first touched, so a cache that is never full never takes its whole

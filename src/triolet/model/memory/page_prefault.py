@@ -75,7 +75,9 @@ class PagePrefault:
 
 
 class _Pages:
-    """What the thread knows: it must not keep alive who ends it."""
+    """State of the prefault thread."""
+
+    # Apart from the object that ends the thread: a reference from the thread would keep that object alive.
 
     def __init__(self, tensors: Sequence[Tensor], min_bytes: int, max_bytes: int, quiet_s: float) -> None:
         self._tensors = tensors
@@ -124,11 +126,12 @@ class _Pages:
         return 0
 
     def _noisy_s(self) -> float:
-        """How long to wait before it may be quiet. Nobody is woken at the end of a step: that would cost every one."""
+        """Return the time until the engine may count as quiet, seconds."""
+        # The end of a step wakes no thread, as that would cost time in every step: so the thread waits and looks.
         return self._quiet_s if self.is_busy else self.busy_until_s + self._quiet_s - time.monotonic()
 
     def _touch(self, tensor: Tensor, count: int) -> bool:
-        """Whether a tensor's blocks up to that one are in memory; not if it is over, or the system cannot do it."""
+        """Touch a tensor's first `count` blocks; return False if stopped, or if the system cannot do it."""
         page, block = os.sysconf("SC_PAGE_SIZE"), tensor[0].nbytes
         begin = (tensor.data_ptr() + self._num_touched * block) // page * page
         end = tensor.data_ptr() + count * block

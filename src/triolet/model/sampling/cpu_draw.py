@@ -47,7 +47,7 @@ class CpuDraws:
         self._draws["log_min_p"] = [math.log(p.min_p) if p.min_p else -math.inf for p in params]
 
     def draw(self, logits: Tensor, max_logits: Tensor, positions: Sequence[int]) -> Tensor:
-        """See `RandomDraw.draw`; the logits stay as they are."""
+        """Draw a token per row; the logits are not changed."""
         self._draws["max_logit"] = max_logits.numpy()
         self._draws["position"] = positions
         return draw(self._cpp, self._draws.ctypes.data, logits)

@@ -45,7 +45,7 @@ def _mix_(bits: Tensor) -> Tensor:
 
 
 def _stream_output(start: Tensor, index: Tensor) -> Tensor:
-    """Number `index` (from 0) of the SplitMix64 stream that starts at `start`; the two are broadcast."""
+    """Return number `index` (from 0) of the SplitMix64 stream that starts at `start`; the two are broadcast."""
     return _mix_(start + (index + 1) * GOLDEN_GAMMA)
 
 

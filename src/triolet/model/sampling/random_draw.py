@@ -20,7 +20,7 @@ BLOCK_ENTRIES = 2**17  # of full rows handled at a time on a CPU: a few arrays o
 
 @attrs.frozen(eq=False, kw_only=True)
 class RandomDraw:
-    """Rows whose token is drawn, with their parameters on the device.
+    """Rows that get a drawn token, with their parameters on the device.
 
     Args:
         temperature: [num_rows, 1] float32, positive.
@@ -124,7 +124,7 @@ class RandomDraw:
 
 
 def _row_blocks(scaled: Tensor) -> Iterator[slice]:
-    """The rows in blocks whose scratch arrays fit a CPU's cache; all at once on a GPU."""
+    """Yield the rows in blocks with scratch arrays that fit a CPU's cache; all at once on a GPU."""
     num_rows, vocab_size = scaled.shape
     step = num_rows if scaled.is_cuda else max(1, BLOCK_ENTRIES // vocab_size)
     return (slice(first, first + step) for first in range(0, num_rows, step))

@@ -158,7 +158,7 @@ class Input:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether the input is user messages only, at least one."""
+        """True if the input is user messages only, at least one."""
         return bool(self.items) and all(
             isinstance(item, MessageItem) and item.role == "user" for item in self.items
         )

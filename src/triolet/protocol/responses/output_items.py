@@ -47,7 +47,6 @@ class MessageOutput:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """See `OutputItem`."""
         return (self.id,)
 
     @property
@@ -55,7 +54,6 @@ class MessageOutput:
         return "".join(self._pieces)
 
     def begin(self) -> list[Event]:
-        """See `OutputItem`."""
         item = {"id": self.id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         return [
@@ -70,7 +68,6 @@ class MessageOutput:
         return [{"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": logprobs}]
 
     def end(self, status: str) -> list[Event]:
-        """See `OutputItem`."""
         item = self.item(status)
         return [
             {
@@ -84,7 +81,6 @@ class MessageOutput:
         ]
 
     def item(self, status: str) -> dict[str, Any]:
-        """See `OutputItem`."""
         part = {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
@@ -102,11 +98,9 @@ class ReasoningOutput:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """See `OutputItem`."""
         return (self.id,)
 
     def begin(self) -> list[Event]:
-        """See `OutputItem`."""
         item = {**self.item("in_progress"), "content": []}
         return [{"type": "response.output_item.added", "output_index": self.output_index, "item": item}]
 
@@ -116,7 +110,6 @@ class ReasoningOutput:
         return [{"type": "response.reasoning_text.delta", **self._place(), "delta": text}]
 
     def end(self, status: str) -> list[Event]:
-        """See `OutputItem`."""
         return [
             {"type": "response.reasoning_text.done", **self._place(), "text": "".join(self._pieces)},
             {
@@ -127,7 +120,6 @@ class ReasoningOutput:
         ]
 
     def item(self, status: str) -> dict[str, Any]:
-        """See `OutputItem`."""
         content = [{"type": "reasoning_text", "text": "".join(self._pieces)}]
         return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
@@ -147,11 +139,9 @@ class CallOutput:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """See `OutputItem`."""
         return self.call_id, self.id
 
     def begin(self) -> list[Event]:
-        """See `OutputItem`."""
         item = self.item("in_progress")
         return [{"type": "response.output_item.added", "output_index": self.output_index, "item": item}]
 
@@ -161,7 +151,6 @@ class CallOutput:
         return [{"type": "response.function_call_arguments.delta", **self._place(), "delta": text}]
 
     def end(self, status: str) -> list[Event]:
-        """See `OutputItem`."""
         item = self.item(status)
         return [
             {
@@ -174,7 +163,6 @@ class CallOutput:
         ]
 
     def item(self, status: str) -> dict[str, Any]:
-        """See `OutputItem`."""
         return {
             "id": self.id,
             "type": "function_call",

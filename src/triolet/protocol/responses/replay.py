@@ -66,7 +66,7 @@ class ResponseHistory:
 
     @property
     def num_tokens(self) -> int:
-        """Of all pieces."""
+        """Total over all pieces, tokens."""
         return sum(piece.num_tokens for piece in self.pieces)
 
 

@@ -90,12 +90,12 @@ class ResponseBuilder:
 
     @property
     def is_over(self) -> bool:
-        """Whether its terminal event was made."""
+        """True once its terminal event was made."""
         return self._state is _State.OVER
 
     @property
     def can_be_continued(self) -> bool:
-        """Whether it is over and later turns can continue it."""
+        """True if it is over and later turns can continue it."""
         return self._ending.get("status") in ("completed", "incomplete", "cancelled")
 
     # -------------------------------------------------------------------------------------- what comes

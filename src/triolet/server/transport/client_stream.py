@@ -66,7 +66,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
 
     @property
     def can_half_close(self) -> bool:
-        """Whether the write side can be closed alone; not with TLS."""
+        """True if the write side can be closed alone; False with TLS."""
         return isinstance(self._transport, trio.abc.HalfCloseableStream)
 
     async def send_eof(self) -> None:
