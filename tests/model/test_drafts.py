@@ -166,8 +166,8 @@ def test_logits_that_are_no_numbers_count_only_behind_a_guess_that_was_right() -
         (PlanRow(0, 3, 1, (9,), sample=True, draft_token_ids=(1,)), "request-0 has 4 tokens"),
         (PlanRow(0, 3, 2, (9,), sample=True, draft_token_ids=(VOCAB_SIZE,)), r"must be in \[0, 97\)"),
         (PlanRow(0, 3, 2, (9,), sample=True, draft_token_ids=(-1,)), r"must be in \[0, 97\)"),
-        (PlanRow(0, 3, 2, (9,), sample=True, mask=b"", draft_token_ids=(1,)), "can not try anything out"),
-        (PlanRow(0, 3, 98, (), sample=True, draft_token_ids=(1,) * 97), "can not try anything out"),
+        (PlanRow(0, 3, 2, (9,), sample=True, mask=b"", draft_token_ids=(1,)), "cannot take draft tokens"),
+        (PlanRow(0, 3, 98, (), sample=True, draft_token_ids=(1,) * 97), "cannot take draft tokens"),
         (PlanRow(0, 3, 6, (9,), sample=True, draft_token_ids=(1,) * 5), "must have blocks for 9 tokens"),
     ],
 )

@@ -301,7 +301,7 @@ FIRST = PlanRow(1, 0, 1, (50,), True)
         (one(FIRST, (start(1, [-1]),)), r"token ids of request-1 must be in \[0, 97\); got -1 to -1"),
         (one(FIRST, (start(1, []),)), "must have 1 to 100 tokens; got 0"),
         (one(FIRST, (start(1, [1] * 101),)), "must have 1 to 100 tokens; got 101"),
-        (one(FIRST, (start(1, [1], params=SamplingParams(logit_bias={97: 1.0})),)), "let in with token_id"),
+        (one(FIRST, (start(1, [1], params=SamplingParams(logit_bias={97: 1.0})),)), "admitted with token_id"),
         (one(FIRST, (start(0, [1]),)), "row 0 is request-0's; got request-0"),
         (StepPlan(2, (), (), (PlanRow(0, 6, 1, (), True), PlanRow(0, 7, 1, (), True))), "must have rows, each once"),
         (StepPlan(2, (), (), ()), "must have rows, each once"),

@@ -53,7 +53,7 @@ class Row:
         self.num_tokens = len(self._tokens)
         self.num_prompt_tokens = len(start.prompt_token_ids)
         self.num_prompt_logprobs = start.params.prompt_logprobs if start.wants_prompt_logprobs else None
-        # None until the first step, whose start is behind whatever the prefix cache had.
+        # None until the first step, which starts after the tokens found in the prefix cache.
         self.num_computed_tokens: int | None = None
         self.num_blocks = 0
         self.mask: bytes | None = None  # of the step's token
@@ -72,7 +72,7 @@ class Row:
         return self._tokens[start:end]
 
     def prompt_share(self, start: int, end: int) -> PromptShare | None:
-        """Return the prompt positions whose log-probabilities a step over `start : end` gives; None if not wanted."""
+        """Return the prompt positions with log-probabilities from a step over `start : end`; None if not wanted."""
         end = min(end, self.num_prompt_tokens - 1)  # after the last one comes the answer
         if self.num_prompt_logprobs is None or start >= end:
             return None
@@ -213,9 +213,7 @@ class RowTable:
         self._rows = [None] * len(self._rows)
 
     def decoded(self, plan: StepPlan) -> tuple[Row, ...]:
-        """The rows of a plan that lets each of them have one more token, any token, and does nothing beside it; none
-        if it is another one.
-        """
+        """Return the rows of a plan that only decodes one unconstrained token per row; empty for any other plan."""
         if plan.starts:
             return ()
         rows = []
@@ -267,7 +265,7 @@ class RowTable:
         try:
             start.params.check_vocabulary(self._vocab_size)
         except InvalidParams as error:
-            raise InvariantViolated(f"{start.request_id} was let in with {error}") from error
+            raise InvariantViolated(f"{start.request_id} was admitted with {error}") from error
         token_ids = row.tokens(0, row.num_tokens)
         if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
             raise InvariantViolated(
@@ -309,7 +307,7 @@ class RowTable:
             or planned.mask is not None
             or row.num_tokens + len(draft) > self._max_model_len
         ):
-            raise InvariantViolated(f"{row.request_id} can not try anything out; got {planned}")
+            raise InvariantViolated(f"{row.request_id} cannot take draft tokens; got {planned}")
         if not 0 <= min(draft) <= max(draft) < self._vocab_size:
             raise InvariantViolated(
                 f"token ids of {row.request_id} must be in [0, {self._vocab_size}); got {planned}"

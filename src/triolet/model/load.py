@@ -70,7 +70,7 @@ def load_model(
 
     Raises:
         ConfigError: `dtype`, `max_model_len` or `quantization` is not possible with this model.
-        ModelError: the model can not be loaded; the subclass says why. Nothing half-loaded stays.
+        ModelError: the model cannot be loaded; the subclass says why. Nothing half-loaded stays.
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)

@@ -181,7 +181,7 @@ class ModelRunner:
             samples: theirs.
         """
         tokens, failures = [], []
-        over: Row | None = None  # what was sampled after a guess that was wrong, or a failure, is nobody's
+        over: Row | None = None  # samples of a row after a rejected draft token or a failure are dropped
         for i, row in enumerate(rows):
             if row is over:
                 continue
@@ -214,7 +214,7 @@ class BackgroundRun:
     """Plan that a model computes in a thread of its own.
 
     Args:
-        runner: whose rows they are.
+        runner: owner of the rows.
         step_id: of the plan.
         rows: of the plan.
         run: the model's side of it.
@@ -284,7 +284,7 @@ def load_runner(
         on_progress: told how much of the model is there.
     Raises:
         ConfigError: no such device, or model and KV cache do not allow `max_model_len`.
-        ModelError: the model can not be loaded.
+        ModelError: the model cannot be loaded.
     """
     place = choose_device(device)
     if place.type == "cpu":
@@ -391,7 +391,7 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         on_progress: told how much of it is there.
     Raises:
         ConfigError: a field that does not fit the model or the machine.
-        ModelError: the model can not be loaded.
+        ModelError: the model cannot be loaded.
     """
     if config.model is None:
         raise ValueError("config.model must be a folder or a hub id; got None")

@@ -218,7 +218,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named(folder: Path) -> 
 def test_a_file_that_goes_while_it_is_read_is_named(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelFileError, match=r"model.safetensors.*can not be read"):
+    with pytest.raises(ModelFileError, match=r"model.safetensors.*cannot be read"):
         checkpoint.read(next(iter(checkpoint.tensors)))
 
 

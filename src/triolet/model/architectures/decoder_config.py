@@ -150,7 +150,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def architecture_of(config: dict[str, Any], folder: Path) -> str:
-    """The first of a config's `architectures`.
+    """Return the first of a config's `architectures`.
 
     Raises:
         ModelFileError: there is none.
@@ -162,7 +162,7 @@ def architecture_of(config: dict[str, Any], folder: Path) -> str:
 
 
 def checkpoint_dtype(config: dict[str, Any], folder: Path) -> torch.dtype:
-    """The dtype that a config says its weights have; float32 if it does not say.
+    """Return the dtype that a config gives for its weights; float32 if it gives none.
 
     Raises:
         UnsupportedModel: a dtype other than float32, bfloat16 and float16.

@@ -230,9 +230,10 @@ def _gemma3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
 
 
 def _gemma3_rope_parameters(fields: Fields) -> tuple[Fields, Fields]:
-    """The parameters of global and of local layers; version 4's `rope_scaling` is for the global ones."""
+    """Return the rotary parameters of the global and of the local layers."""
     nothing = Fields(fields.path, {}, "rope_parameters.")
     by_kind = fields.section("rope_parameters") or nothing
+    # transformers 4 writes one `rope_scaling`; it is for the global layers only
     globally = by_kind.section(FULL) or fields.section("rope_scaling") or nothing
     return globally, by_kind.section(SLIDING) or nothing
 

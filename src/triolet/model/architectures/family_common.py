@@ -54,7 +54,7 @@ class Defaults:
 
 
 def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
-    """The error to raise when field `name` asks for what the decoder does not do."""
+    """Return the error for a field `name` that asks for something the decoder does not support."""
     return UnsupportedModel(
         f"{fields.path}: {fields.prefix}{name} must be {rule}; got {shown(fields.values.get(name))}"
     )
@@ -63,9 +63,9 @@ def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
 def base_config(
     fields: Fields, defaults: Defaults, max_model_len: int | None, rope_parameters: Fields | None = None
 ) -> DecoderConfig:
-    """What the families with rotary positions, RMS norms and a gated feed-forward block have in common.
+    """Return the configuration of a decoder with rotary positions, RMS norms and a gated feed-forward block.
 
-    Every layer is the same here: the whole context, one rotary encoding, no experts.
+    Every layer is the same here: full attention, one rotary encoding, no experts.
     """
     num_layers = fields.integer("num_hidden_layers", defaults.num_hidden_layers)
     num_heads = fields.integer("num_attention_heads", defaults.num_attention_heads)
@@ -94,7 +94,7 @@ def base_config(
 
 
 def activation_of(fields: Fields, name: str, default: str) -> str:
-    """The decoder's name for the activation that field `name` names."""
+    """Return the decoder's name for the activation in field `name`."""
     activation = fields.text(name, default)
     if activation not in _ACTIVATIONS:
         raise unsupported(fields, name, f"one of {', '.join(_ACTIVATIONS)}")
@@ -102,7 +102,8 @@ def activation_of(fields: Fields, name: str, default: str) -> str:
 
 
 def rope_parameters_of(fields: Fields) -> Fields:
-    """The parameters of the rotary encoding, wherever this version of config.json has them."""
+    """Return the parameters of the rotary encoding."""
+    # transformers 5 writes `rope_parameters`, version 4 `rope_scaling`
     section = fields.section("rope_parameters") or fields.section("rope_scaling")
     return section or Fields(fields.path, {}, "rope_parameters.")
 
@@ -110,7 +111,7 @@ def rope_parameters_of(fields: Fields) -> Fields:
 def rope_of(
     fields: Fields, parameters: Fields, defaults: Defaults, head_dim: int, max_model_len: int | None
 ) -> tuple[Rope, int]:
-    """The rotary encoding, and how long a sequence it is good for, tokens."""
+    """Return the rotary encoding and the longest sequence that it supports, tokens."""
     share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if share != 1.0 and not defaults.has_partial_rotary:
         # transformers ignores it in these families, except that a scaling rule would make tables too narrow for a head
@@ -142,10 +143,10 @@ def rope_of(
 def _reach(
     parameters: Fields, max_position: int, original: int, max_model_len: int | None
 ) -> tuple[int, bool]:
-    """How long sequences may be, tokens, and whether LongRoPE's long factors are wanted.
+    """Return the longest sequence, tokens, and whether LongRoPE's long factors are used.
 
-    LongRoPE turns short sequences otherwise than long ones, and keys in the cache can not be turned anew
-    when a sequence grows. So an engine is for the one or the other: for short ones unless `max_model_len`
+    LongRoPE rotates short sequences by other angles than long ones, and keys in the cache cannot be rotated
+    again when a sequence grows. So an engine serves one of the two: short sequences unless `max_model_len`
     asks for more.
     """
     match rope_type(parameters):
@@ -179,7 +180,7 @@ def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_experts(fields: Fields, moe: MoeConfig) -> MoeConfig:
-    """The same, if a token does not use more experts than there are."""
+    """Return `moe`, checked: a token uses at most as many experts as there are."""
     if moe.experts_per_token > moe.num_experts:
         raise ModelFileError(
             fields.path,

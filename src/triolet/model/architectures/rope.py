@@ -151,7 +151,7 @@ _RULES: dict[str, Callable[[Fields, RopeContext], tuple[Tensor, float]]] = {
 
 
 def rope_type(parameters: Fields) -> str:
-    """The name of the scaling rule; older configs say `type`, and `su` for what became `longrope`.
+    """Return the name of the scaling rule; older configs say `type`, and `su` for what became `longrope`.
 
     Raises:
         UnsupportedModel: a rule that the native decoder does not know.

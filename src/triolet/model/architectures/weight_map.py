@@ -41,16 +41,16 @@ class _Planner:
     plans: dict[str, TensorPlan] = attrs.field(factory=dict)
 
     def vector(self, ours: str, theirs: str, size: int, *, bias: bool = False) -> None:
-        """A norm's weight, and with `bias` its bias."""
+        """Plan a norm's weight and, with `bias`, its bias."""
         for part in ("weight", "bias") if bias else ("weight",):
             self.plans[f"{ours}.{part}"] = TensorPlan(((f"{theirs}.{part}", (size,)),))
 
     def table(self, ours: str, theirs: str, rows: int, columns: int) -> None:
-        """A matrix that stays as it is: an embedding or a head."""
+        """Plan a matrix that is loaded unchanged: an embedding or a head."""
         self.plans[f"{ours}.weight"] = TensorPlan(((f"{theirs}.weight", (rows, columns)),))
 
     def linear(self, ours: str, theirs: tuple[str, ...], outs: Shape, size_in: int, *, bias: bool) -> None:
-        """A projection to `outs` side by side; a single name stands for all of them, merged already."""
+        """Plan projections to `outs`, joined into one; a single name is a checkpoint that has them joined already."""
         if len(theirs) == 1:
             outs = (sum(outs),)
         flip = self.names.transposed
@@ -178,7 +178,7 @@ class WeightReader:
         return sum(self._checkpoint.tensors[name].num_bytes for name, _ in plan.sources)
 
     def get(self, name: str) -> Tensor | None:
-        """The tensor, or None if this model has none of that name."""
+        """Return the tensor, or None if this model has none of that name."""
         return self[name] if name in self._plans else None
 
     def __getitem__(self, name: str) -> Tensor:
@@ -191,7 +191,7 @@ class WeightReader:
         return tensor
 
     def _read(self, plan: TensorPlan) -> Tensor:
-        """The sources one below the other, each read right into its place."""
+        """Return the sources stacked along rows, each read directly into its place."""
         names = [name for name, _ in plan.sources]
         dtypes = {self._checkpoint.dtype_of(name) for name in names}
         if len(dtypes) > 1:

@@ -69,7 +69,7 @@ class Checkpoint:
         return cls(tensors)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is stored as.
+        """Return the dtype that a tensor is stored in.
 
         Raises:
             UnsupportedModel: not float64, float32, float16 or bfloat16.
@@ -141,8 +141,9 @@ def _what_else(folder: Path) -> str:
 
 
 def _stored_in(path: Path) -> dict[str, StoredTensor]:
-    """What a file says it holds; safetensors itself has checked that it is so."""
+    """Return the tensors that a file's header lists."""
     try:
+        # safe_open checks the header against the file, so the entries below need no check
         with safe_open(path, framework="pt", device="cpu"), path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header: dict[str, Any] = json.loads(file.read(header_bytes))
@@ -155,7 +156,7 @@ def _stored_in(path: Path) -> dict[str, StoredTensor]:
 
 
 def _unreadable(path: Path, error: OSError) -> ModelFileError:
-    return ModelFileError(path, f"can not be read: {error.strerror or error}")
+    return ModelFileError(path, f"cannot be read: {error.strerror or error}")
 
 
 def _stored(path: Path, entry: dict[str, Any], data_begin: int) -> StoredTensor:

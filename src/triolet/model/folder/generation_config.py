@@ -82,10 +82,10 @@ def _eos_of_tokenizer(folder: Path) -> list[int]:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    """What the file holds; nothing, if it is not there, or no JSON: whoever needs it says so."""
+    """Return the object in a JSON file; empty if the file is missing or is no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # not an error here: the code that needs the file reports it
         return {}
     return content if isinstance(content, dict) else {}
 

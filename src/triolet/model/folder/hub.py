@@ -73,7 +73,7 @@ def _download(model: str, revision: str | None, token: str | None, on_progress: 
 
 
 def _explained(error: Exception, model: str, revision: str | None) -> ModelError:
-    """What a failed download means for the model that was asked for."""
+    """Return the error that a failed download means for the requested model."""
     from huggingface_hub import errors
 
     match error:
@@ -91,13 +91,13 @@ def _explained(error: Exception, model: str, revision: str | None) -> ModelError
             return ModelNotFound(f"model {model!r} has no revision {revision!r}")
         case errors.LocalEntryNotFoundError():
             return HubUnreachable(
-                f"model {model!r} is not in the local cache, or not all of it, and the hub can not be reached: "
+                f"model {model!r} is not in the local cache, or not all of it, and the hub cannot be reached: "
                 f"{error.__cause__ or error}"
             )
         case errors.HfHubHTTPError():
             return HubUnreachable(f"the hub refused to send model {model!r}: {error}")
         case OSError(errno=int()) if not isinstance(error, ConnectionError | TimeoutError):
-            return ModelError(f"model {model!r} can not be stored in the local cache: {error}")
+            return ModelError(f"model {model!r} cannot be stored in the local cache: {error}")
         case _:
             return HubUnreachable(f"the download of model {model!r} broke off: {error}")
 
@@ -107,7 +107,7 @@ def _is_plainly_a_path(model: str) -> bool:
 
 
 def _reporting_bar(on_progress: OnProgress | None) -> type[Any]:
-    """A progress bar for huggingface_hub that draws nothing and reports the bytes of all files together."""
+    """Return a progress bar class for huggingface_hub; it draws nothing and reports the bytes of all files together."""
     from huggingface_hub import utils
 
     class Bar(utils.tqdm):  # type: ignore[name-defined,misc]

@@ -24,7 +24,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelFileError(path, "is missing") from None
     except OSError as error:
-        raise ModelFileError(path, f"can not be read: {error.strerror}") from error
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ModelFileError(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -40,7 +40,7 @@ def _is_number(value: object) -> bool:
 
 @attrs.frozen
 class Fields:
-    """A JSON object whose fields are asked for by name and type.
+    """JSON object with access to its fields by name and type.
 
     A field that is absent takes the default. So does a null, except where an `optional_*` method is asked:
     there null means "none", which need not be the default.
@@ -59,7 +59,7 @@ class Fields:
         return name in self.values
 
     def wrong(self, name: str, rule: str) -> ModelFileError:
-        """The error to raise when field `name` is not as `rule` says."""
+        """Return the error for a field `name` that breaks `rule`."""
         return ModelFileError(
             self.path, f"{self.prefix}{name} must be {rule}; got {shown(self.values.get(name))}"
         )
@@ -73,12 +73,12 @@ class Fields:
         return value
 
     def integer(self, name: str, default: int, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+        """Return an integer of at least `minimum`."""
         value = self.optional_integer(name, default, minimum=minimum)
         return default if value is None else value
 
     def optional_integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int | None:
-        """An integer of at least `minimum`, or None where the file says null."""
+        """Return an integer of at least `minimum`, or None where the file says null."""
         if name not in self.values:
             return default
         value: int | None = self._get(
@@ -90,28 +90,28 @@ class Fields:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """A number."""
+        """Return a number as a float."""
         return float(self._get(name, default, "a number", _is_number))
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """A number, or None where the file says null."""
+        """Return a number, or None where the file says null."""
         if name not in self.values:
             return default
         value = self._get(name, None, "a number", _is_number)
         return None if value is None else float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value: bool = self._get(name, default, "true or false", lambda value: isinstance(value, bool))
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
+        """Return a string."""
         value: str = self._get(name, default, "a string", lambda value: isinstance(value, str))
         return value
 
     def texts(self, name: str) -> tuple[str, ...] | None:
-        """A list of strings, or None."""
+        """Return a list of strings, or None if absent."""
         value = self._get(
             name,
             None,
@@ -121,18 +121,18 @@ class Fields:
         return None if value is None else tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers; empty if absent."""
+        """Return a list of integers; empty if absent."""
         rule = "a list of integers"
         return tuple(
             self._get(name, (), rule, lambda v: isinstance(v, list) and all(type(x) is int for x in v))
         )
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of numbers; empty if absent."""
+        """Return a list of numbers; empty if absent."""
         rule = "a list of numbers"
         return tuple(self._get(name, (), rule, lambda v: isinstance(v, list) and all(map(_is_number, v))))
 
     def section(self, name: str) -> Fields | None:
-        """The object under `name`, or None."""
+        """Return the object under `name`, or None if absent."""
         value = self._get(name, None, "an object", lambda value: isinstance(value, dict))
         return None if value is None else Fields(self.path, value, f"{self.prefix}{name}.")

@@ -20,17 +20,17 @@ import tokenizers
 from triolet.core.output.detokenizer import BROKEN, Piece, no_piece
 
 MAX_KEPT = 2**16
-"""Tokens whose piece is remembered, some 150 bytes each: the larger part of any vocabulary."""
+"""Most tokens with a cached piece, some 150 bytes each: the larger part of any vocabulary."""
 
 FUSING = ("ByteFallback", "Fuse", "Strip")
-"""What may follow the replacements of a sentencepiece decoder, in this order, each or none."""
+"""Steps that may follow the replacements in a sentencepiece decoder: in this order, each optional."""
 
 
 def token_pieces(backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> Piece:
     """Return the context-free texts of this tokenizer's tokens.
 
     Args:
-        backend: nobody may change its decoder any more.
+        backend: its decoder must not change after this call.
         skip_special_tokens: whether special tokens have no text.
     """
     if not puts_side_by_side(backend):

@@ -33,7 +33,7 @@ class TextTokenizer:
 
     Args:
         backend: does the work; its calls may run in any thread.
-        chat_template: None for a model that has none; the error, for one whose template can not be compiled.
+        chat_template: None for a model without one; the error if the template cannot be compiled.
         template_tokens: special tokens by the names that templates know them by, such as `bos_token`.
     """
 
@@ -167,7 +167,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextToke
     """Read the tokenizer of a model folder; None if it has none.
 
     Raises:
-        ModelFileError: a file is there and can not be read.
+        ModelFileError: a file is there and cannot be read.
     """
     backend = _load_backend(folder, trust_remote_code=trust_remote_code)
     if backend is None:
@@ -193,7 +193,7 @@ def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokeni
     try:
         converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        raise ModelFileError(folder, f"its tokenizer can not be converted: {error}") from error
+        raise ModelFileError(folder, f"its tokenizer cannot be converted: {error}") from error
     if not getattr(converted, "is_fast", False):
         raise ModelFileError(folder, "its tokenizer has no fast form")
     backend: tokenizers.Tokenizer = converted.backend_tokenizer
@@ -213,14 +213,14 @@ def _compiled(source: str, tokens: Mapping[str, str]) -> ChatTemplate:
 def _load_chat_template(
     folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]
 ) -> ChatTemplate | ChatTemplateError | None:
-    """A template that is wrong fails the conversations that need it, and not the model: texts need none."""
+    """Return the compiled chat template, its error, or None if the model has none."""
     source = _template_source(folder, settings)
     if source is None:
         return None
     try:
         return _compiled(source, tokens)
     except ChatTemplateError as error:
-        return error
+        return error  # not raised: text prompts need no template, so only conversations fail
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -235,8 +235,7 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _token_text(value: object) -> str | None:
-    """A special token is written as its text, or as an object with its `content`."""
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping):  # a special token is its text, or an object with its `content`
         value = value.get("content")
     return value if isinstance(value, str) else None
 
