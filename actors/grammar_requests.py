@@ -66,7 +66,7 @@ class GrammarRequests:
         return self._grammars
 
     async def _open(self, grammars: Grammars, params: StructuredOutputsParams) -> bool:
-        """Whether the grammar is compiled; not, if these grammars are replaced meanwhile."""
+        """Compile the grammar; return False if these grammars are replaced meanwhile."""
         with trio.CancelScope() as scope:
             self._openings.add(scope)
             try:

@@ -186,6 +186,10 @@ def riddles(tree: ast.Module) -> Iterator[ast.AST]:
                 yield node
 
 
+def test_a_docstring_begins_with_a_verb() -> None:
+    assert [f"{module}:{node.lineno}" for module, tree in MODULES.items() for node in riddles(tree)] == []
+
+
 @pytest.mark.parametrize(
     "text",
     ["What came.", "Whose time it was.", "See `Engine`.", "Its length.", "Whether it is.", "Nobody waits."],

@@ -80,7 +80,7 @@ class Grammars(Protocol):
 
     @property
     def is_timed(self) -> bool:
-        """Whether something is being computed that ends by itself, at a time limit at the latest."""
+        """Return whether a computation with a time limit of its own is under way."""
         ...
 
 

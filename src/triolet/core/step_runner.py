@@ -45,7 +45,7 @@ class StepsInBackground(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether no result follows those that were returned."""
+        """Return whether no result follows those that were returned."""
         ...
 
     def halt(self) -> None:

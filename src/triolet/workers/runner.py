@@ -62,7 +62,7 @@ class Transport(Protocol):
         ...
 
     def has_request(self) -> bool:
-        """Whether an unread request is there, or the engine has closed the connection."""
+        """Return whether a request is unread, or the engine has closed the connection."""
         ...
 
     def reply(self, reply: Reply) -> None:

@@ -98,7 +98,7 @@ class PrefixesInStep:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many requests are deferred that no other is looked at in this step."""
+        """Return whether the limit of deferred requests is reached: no other is looked at in this step."""
         return len(self.held) >= MAX_HELD
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:

@@ -41,7 +41,7 @@ from triolet.model.folder.json_fields import Fields
 
 
 def is_native(architecture: str) -> bool:
-    """Whether the native decoder knows this architecture."""
+    """Return whether the native decoder knows this architecture."""
     return architecture in _FAMILIES
 
 

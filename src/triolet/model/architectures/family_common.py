@@ -172,7 +172,7 @@ def with_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
 
 
 def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
-    """Which layers see the whole context: by `layer_types`, or without it by the family's pattern."""
+    """Return the kind of each layer, sliding or full: `layer_types`, or without it the family's pattern."""
     kinds = fields.texts("layer_types") or tuple(default)
     if len(kinds) != len(default) or not set(kinds) <= {SLIDING, FULL}:
         raise unsupported(fields, "layer_types", f"{len(default)} times {SLIDING} or {FULL}")

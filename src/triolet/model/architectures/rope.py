@@ -31,7 +31,7 @@ class Rope:
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's leading dimensions turn."""
+        """Return the number of leading dimensions of a head that are rotated."""
         return 2 * len(self.frequencies)
 
 

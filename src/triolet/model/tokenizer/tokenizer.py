@@ -61,7 +61,6 @@ class TextTokenizer:
         return text
 
     def pieces(self, *, skip_special_tokens: bool) -> Piece:
-        """See `ContextFreeTokenizer`."""
         return self._pieces[skip_special_tokens]
 
     def render(self, messages: Sequence[Mapping[str, Any]] | ChatPrompt) -> str:
@@ -87,7 +86,7 @@ class TextTokenizer:
         )
 
     def _template(self, source: str | None) -> ChatTemplate:
-        """Of that source, or the model's own."""
+        """Return the template of that source, or the model's own."""
         if source is not None:
             return _compiled(source, self.template_tokens)
         if self.chat_template is None:
@@ -116,11 +115,9 @@ class TextTokenizer:
 
     @property
     def template_source(self) -> str:
-        """See `core.tools.detection.TemplateOwner`."""
         return self.chat_template.source if isinstance(self.chat_template, ChatTemplate) else ""
 
     def tokenizer_json(self) -> str:
-        """See `SerializableTokenizer`."""
         text: str = self.backend.to_str()
         return text
 

@@ -261,9 +261,8 @@ class _Http11(H11Protocol):
         await super()._create_stream(plain)
 
     async def _maybe_recycle(self) -> None:
-        """The response has ended. An app that is told of it may cancel its own task, and nothing here may depend on
-        that one.
-        """
+        # The response has ended. An app that is told of it may cancel its own task, and nothing here may depend on that
+        # task: the connection goes on in one of its own.
         if self.stream is not None and self.stream is not self._ended:
             self._ended = self.stream
             self._connection.start_soon(super()._maybe_recycle)

@@ -105,7 +105,7 @@ class ActiveClients:
 
     @property
     def has_lingering(self) -> bool:
-        """Whether a client without requests is still active."""
+        """Return whether a client without requests is still active."""
         return bool(self._left)
 
 
@@ -251,7 +251,7 @@ class FairQueue(WaitingQueue):
 
     @property
     def _is_contended(self) -> bool:
-        """Whether some client is owed anything."""
+        """Return whether service is owed to some client."""
         return bool(self._queues or self._throttled)
 
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
