@@ -177,7 +177,7 @@ RIDDLE = re.compile(
 ONLY_A_REFERENCE = re.compile(r"See\b")
 
 
-def riddles(tree: ast.Module) -> Iterator[ast.AST]:
+def riddles(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Functions whose docstring does not begin with a verb that names what they do."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

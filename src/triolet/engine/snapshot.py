@@ -44,7 +44,8 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
         request_id=submission.request_id,
         prompt=first.prompt,
         prompt_token_ids=first.prompt_token_ids,
-        params=attrs.evolve(first.params, n=len(entries)),
+        # `max_tokens` as it was resolved here: another engine may have a longer context.
+        params=attrs.evolve(first.params, n=len(entries), max_tokens=first.max_tokens),
         answers=tuple(map(_saved_answer, entries)),
         priority=first.priority,
         client=first.client,
