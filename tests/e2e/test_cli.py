@@ -77,7 +77,7 @@ def test_the_streamed_text_is_the_text_of_the_json(model: Path) -> None:
     ("arguments", "exit_code", "line"),
     [
         (["-p", ""], 1, "triolet: error: The decoder prompt cannot be empty"),
-        (["-p", "x" * 600], 1, "triolet: error: The decoder prompt (length "),
+        (["-p", "x" * 600], 1, "triolet: error: This model's maximum context length is 256 tokens."),
         (["-p", "x", "--max-model-len", "100000"], 2, "--max-model-len must be at most 256"),
     ],
 )
@@ -139,4 +139,4 @@ def test_bench_prints_the_figures_of_the_work_it_was_given(model: Path) -> None:
 def test_a_prompt_of_the_bench_that_the_model_has_no_room_for_is_refused(model: Path) -> None:
     result = run("bench", "--model", model, "--input-len", 100_000)
     assert result.exit_code == 1
-    assert "maximum model length" in result.stderr
+    assert "maximum context length" in result.stderr
