@@ -339,13 +339,13 @@ async def test_what_another_model_began_is_refused(autojump_clock: MockClock) ->
                 engine.resume(wrong)
 
 
+@pytest.mark.parametrize("min_tokens", [0, 20])
 async def test_an_answer_is_as_long_as_it_would_have_been_in_an_engine_with_a_longer_context(
-    autojump_clock: MockClock,
+    min_tokens: int, autojump_clock: MockClock
 ) -> None:
+    params = SamplingParams(seed=5, max_tokens=None, min_tokens=min_tokens)
     async with fake_engine(FakeExecutor(num_blocks=3, block_size=4)) as small, trio.open_nursery() as nursery:
-        nursery.start_soon(
-            ask, small, [1, 2, 3], SamplingParams(seed=5, max_tokens=None), {"request_id": "r"}
-        )
+        nursery.start_soon(ask, small, [1, 2, 3], params, {"request_id": "r"})
         await trio.sleep(3 * STEP_S)
         snapshot = Snapshot.from_bytes(small.snapshot().to_bytes())
         nursery.cancel_scope.cancel()

@@ -44,8 +44,13 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
         request_id=submission.request_id,
         prompt=first.prompt,
         prompt_token_ids=first.prompt_token_ids,
-        # `max_tokens` as it was resolved here: another engine may have a longer context.
-        params=attrs.evolve(first.params, n=len(entries), max_tokens=first.max_tokens),
+        # The length as resolved here: another engine may have a longer context. A minimum beyond it changes nothing.
+        params=attrs.evolve(
+            first.params,
+            n=len(entries),
+            max_tokens=first.max_tokens,
+            min_tokens=min(first.params.min_tokens, first.max_tokens),
+        ),
         answers=tuple(map(_saved_answer, entries)),
         priority=first.priority,
         client=first.client,
