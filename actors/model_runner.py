@@ -68,20 +68,21 @@ async def _compute(
     plan: StepPlan, core: EngineCore, channels: Channels, progress: ActorProgress, executor: Executor
 ) -> None:
     errors: list[BaseException] = []
-    has_told = True
+    is_handed_over = True
 
     def tell(result: StepResult) -> None:
-        nonlocal has_told
-        has_told = False
+        nonlocal is_handed_over
+        is_handed_over = False
         progress.progressed_s = trio.current_time()
         channels.send_result(result)
-        has_told = True
+        is_handed_over = True
 
     with foreign_errors_kept(errors.append):
         result = await executor.execute(plan, tell)
     if errors:
-        # An error of the telling is no fault of the step. (Not told by its identity: a group is made anew on its way.)
-        if has_told:
+        # An error raised while a result was handed over is not the step's. A flag says so, and not the identity of the
+        # error: an exception group is built anew on its way here.
+        if is_handed_over:
             _fail_step(plan, errors[0], core, channels)
         raise errors[0]
     progress.progressed_s = trio.current_time()
