@@ -5,7 +5,8 @@
 The model is a stand-in that takes `--step-ms` for a step and no processor, so that the engine alone is measured:
 scheduler, detokenizer, streams, and the real tokenizer of triolet-nano. Each round is run twice, in turns: without the
 long prompt and with it. Prints one JSON line per run: task steps, those over 10 ms, the longest and the name of its
-task, the same in processor time, and the gaps between the tokens of a stream.
+task, the same in processor time, and the gaps between the tokens of a stream. `slowness` says how many times 10 ms a
+fixed loop of Python takes on this machine, and `long_steps` counts the steps of more work than that loop.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
 from triolet.observability.loop_monitor import LONG_STEP_S
 
+# About 10 ms of work on a server's core of 2023 or later that has its own cache: what LONG_STEP_S allows, counted in
+# work instead of time.
+CALIBRATION_ROUNDS = 40_000
+
 WORDS = "the a dog fox boat king went to sea and came back with 12 34 apples, pears; stories!".split()
 
 
@@ -36,16 +41,34 @@ class Work(trio.abc.Instrument):
     """Processor time of the same steps: on a busy machine wall time is longer."""
 
     def __init__(self) -> None:
-        self.num_long, self.longest_s, self._last_s = 0, 0.0, time.thread_time()
+        self.steps_s: list[float] = []
+        self._last_s = time.thread_time()
 
     def after_io_wait(self, timeout: float) -> None:
         self._last_s = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         now_s = time.thread_time()
-        worked_s, self._last_s = now_s - self._last_s, now_s
-        self.num_long += worked_s > LONG_STEP_S
-        self.longest_s = max(self.longest_s, worked_s)
+        self.steps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+
+    def num_longer(self, limit_s: float) -> int:
+        return sum(step_s > limit_s for step_s in self.steps_s)
+
+
+def slowness() -> float:
+    """Return how many times LONG_STEP_S the calibration loop takes here; at least 1.
+
+    The longest of a few rounds counts: a neighbour on the same core comes and goes, and doubles the time.
+    """
+    longest_s = LONG_STEP_S
+    for _ in range(10):
+        began_s = time.thread_time()
+        kept = {}
+        for number in range(CALIBRATION_ROUNDS):
+            kept[number % 1000] = (number, str(number))
+        longest_s = max(longest_s, time.thread_time() - began_s)
+    return longest_s / LONG_STEP_S
 
 
 async def read(engine: Engine, index: int, num_tokens: int, gaps_s: list[float]) -> None:
@@ -86,6 +109,7 @@ async def measure(options: argparse.Namespace, *, is_long: bool) -> dict[str, ob
     text = long_text(options.prompt_chars)
     if options.settle:
         freeze_gc()
+    slowness_before = slowness()
     executor = StandIn(options.step_ms / 1000, tokenizer.backend.get_vocab_size())
     gaps_s: list[float] = []
     async with run_engine(config, executor, lambda: tokenizer) as engine:
@@ -98,14 +122,18 @@ async def measure(options: argparse.Namespace, *, is_long: bool) -> dict[str, ob
             if is_long:
                 nursery.start_soon(ask_at_length, engine, text)
         watch = engine._loop_watch
+        # Taken on both sides of the run, because the machine's speed changes meanwhile.
+        times_slower = max(slowness_before, slowness())
         return {
             "long_prompt": is_long,
             "settled": options.settle,
             "task_steps": watch.num_steps,
             "over_10_ms": watch.num_long,
             "longest_ms": round(watch.longest_s * 1000, 2),
-            "over_10_ms_of_work": work.num_long,
-            "longest_work_ms": round(work.longest_s * 1000, 2),
+            "over_10_ms_of_work": work.num_longer(LONG_STEP_S),
+            "longest_work_ms": round(max(work.steps_s) * 1000, 2),
+            "slowness": round(times_slower, 2),
+            "long_steps": work.num_longer(LONG_STEP_S * times_slower),
             "longest_task": watch.longest_name.rpartition(".")[2],
             "gap_ms": percentiles([gap_s * 1000 for gap_s in gaps_s]),
             "longest_gap_ms": round(max(gaps_s) * 1000, 1),

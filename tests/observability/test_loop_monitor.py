@@ -12,31 +12,55 @@ import trio
 
 from tests.actors.harness import fake_engine
 from tests.source_tree import ROOT, SRC
+from triolet.observability import loop_monitor
 from triolet.observability.loop_monitor import LONG_STEP_S, LoopMonitor
 
 
-async def hog() -> None:
-    await trio.lowlevel.checkpoint()
-    time.sleep(3 * LONG_STEP_S)  # noqa: ASYNC251 - that is what a hog does
-    await trio.lowlevel.checkpoint()
+class FakeTime(trio.abc.Instrument):
+    """A clock that no neighbour on the machine moves on: 0.5 s for every wait, and what a step says.
+
+    An instrument because pytest-trio installs such a fixture when the test's run begins, and so before the monitor.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.now_s += 0.5
 
 
-async def test_the_longest_step_is_measured_and_named() -> None:
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    made = FakeTime()
+    monkeypatch.setattr(loop_monitor, "time", made)
+    return made
+
+
+async def test_the_longest_step_is_measured_and_named(fake_time: FakeTime) -> None:
+    async def hog() -> None:
+        fake_time.now_s += 3 * LONG_STEP_S
+        await trio.lowlevel.checkpoint()
+
     watch = LoopMonitor()
     with watch.installed():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hog, name="the hog")
-            nursery.start_soon(trio.sleep, 0.01)
+            nursery.start_soon(trio.lowlevel.checkpoint)
     assert watch.longest_name == "the hog"
-    assert 3 * LONG_STEP_S <= watch.longest_s < 1
-    assert watch.num_long >= 1
+    assert watch.longest_s == pytest.approx(3 * LONG_STEP_S)
+    assert watch.num_long == 1
 
 
-async def test_who_waits_is_no_hog() -> None:
+async def test_who_waits_is_no_hog(fake_time: FakeTime) -> None:
     watch = LoopMonitor()
     with watch.installed():
-        await trio.sleep(0.5)
-        assert watch.longest_s < 0.45
+        await trio.sleep(0.01)
+        assert watch.longest_s == 0.0
+        assert watch.num_steps > 0
+    assert fake_time.now_s >= 0.5
     num_steps = watch.num_steps
     await trio.lowlevel.checkpoint()
     assert watch.num_steps == num_steps
@@ -44,7 +68,8 @@ async def test_who_waits_is_no_hog() -> None:
 
 async def test_an_engine_says_how_long_the_longest_was() -> None:
     async with fake_engine() as engine:
-        await hog()
+        time.sleep(3 * LONG_STEP_S)  # noqa: ASYNC251 - that is what a hog does
+        await trio.lowlevel.checkpoint()
         statistics = engine.statistics()
     assert statistics.longest_task_step_s >= 3 * LONG_STEP_S
     assert statistics.num_long_task_steps >= 1
@@ -52,7 +77,11 @@ async def test_an_engine_says_how_long_the_longest_was() -> None:
 
 @pytest.mark.slow
 def test_with_256_streams_and_a_megabyte_of_prompt_steps_are_short() -> None:
-    """In processor time: on a busy machine some steps last long because others were given the processor meanwhile."""
+    """In work, not in time: processor time, in units of a loop that runs in the same process on the same machine.
+
+    Garbage collection and cold caches make some steps long that do no more than others, so a share of the steps may
+    be long. One hog per token of the answers is twice that share; a prompt tokenized by a task is one step of 0.5 s.
+    """
     lines = subprocess.check_output(
         [sys.executable, "benchmarks/loop_hogs.py", "--rounds", "1", "--tokens", "60", "--settle"],
         cwd=ROOT,
@@ -61,4 +90,5 @@ def test_with_256_streams_and_a_megabyte_of_prompt_steps_are_short() -> None:
     ).splitlines()
     for figures in map(json.loads, lines):
         assert figures["task_steps"] > 256 * 60
-        assert figures["over_10_ms_of_work"] <= 2
+        assert figures["long_steps"] * 500 <= figures["task_steps"], figures
+        assert figures["longest_work_ms"] <= 100 * figures["slowness"], figures
