@@ -1,12 +1,11 @@
-// A whole step of a Llama-like decoder in one call: from token ids to logits, keys and values written on the way.
+// One step of a Llama-like decoder in one call: token ids to logits, with the keys and values written to the cache.
 //
-// All threads walk through the same stages: projection, rotary and KV write, attention, projection, ... (see
-// threading/thread_pool.h).
-// An item is computed by one thread alone and in one order: neither the number of threads nor who did what can change a
-// bit of the result. The residual stream is float32; what enters a product is in the model's dtype.
+// All threads run the same stages: projection, rotary and KV write, attention, projection, ... (see
+// threading/thread_pool.h). One thread computes an item, in a fixed order, so the result has the same bits for any
+// number of threads and any assignment of items. The residual stream is float32; GEMM inputs are in the model's dtype.
 //
-// A stage costs its threads a meeting. So where tokens are few, as in a decode, what is quickly done is done by every
-// thread for itself (norms), or by the item that needs it (rotary and KV write, before the attention).
+// Every stage ends with a barrier. For few tokens, as in a decode, cheap work is therefore repeated by every thread
+// (norms), or done inside the item that needs it (rotary and KV write, before the attention).
 
 #include "attention/work_items.h"
 #include "gemm/bf16x3.h"
@@ -16,33 +15,33 @@
 #include "step.h"
 #include "threading/thread_pool.h"
 
-// paged_attention.cpp has them.
+// Instantiated in paged_attention.cpp.
 extern template void attend(const AttentionRows<float>*, int, int, int, const AttentionRows<float>*, Scratch&);
 extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const AttentionRows<BFloat16>*, Scratch&);
 
 namespace {
 
 constexpr int STAGES = 8, STAGES_PER_LAYER = 12;  // at most
-constexpr int FEW_TOKENS = 4;           // every thread norms so many for itself
-constexpr int MANY_TOKENS = 384;        // from there on rows are shared out, and not panels
-constexpr int PART_BYTES = 768 * 1024;  // of rows that stay in the second-level cache, beside weights and results
+constexpr int FEW_TOKENS = 4;           // up to here every thread normalises all rows itself
+constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
+constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
 
-// What the threads of a step share.
+// State that is shared by the threads of a step.
 template <class T>
 struct Workspace {
   const Model& model;
   const Step& step;
-  AttentionCall attention;  // of every layer, but for what differs
+  AttentionCall attention;  // the fields that are equal in all layers
   std::vector<WorkItem> items;
   Stages stages;
   std::vector<Argmax> argmaxes;        // [threads, num_logits]
-  std::vector<ArgmaxCandidates> candidates;  // likewise, if there is an argmax filter
+  std::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
   bool only_decodes = true;     // one token and one item for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
-  T *normed, *queries, *mixed, *activated;    // rows of hidden, qkv_width, query_width, intermediate
-  Int8Rows int8_rows;                             // of what enters a product of int8 or int4
-  float* lengths;                             // [num_logits]: of what enters the head, with an argmax filter
-  Bf16x3Rows bf16x3_rows;                           // of what enters a BF16x3 product
+  T *normed, *queries, *attention_output, *activated;    // rows of hidden, qkv_width, query_width, intermediate
+  Int8Rows int8_rows;                             // quantised inputs of int8 and int4 layers
+  float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
+  Bf16x3Rows bf16x3_rows;                           // split inputs of BF16x3 layers
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -71,13 +70,13 @@ struct Workspace {
     reserve();
   }
 
-  // Whether only those logits are computed that can be the largest.
+  // Return whether only the logits that can be the largest are computed.
   bool uses_argmax_filter() const { return !step.logits && model.argmax_filter.int8.weights; }
 
   int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int query_width() const { return model.num_heads * model.head_dim; }
 
-  // The tensors between the stages, kept from call to call; each begins on a cache line.
+  // Allocate the tensors between the stages. The memory is kept between calls; each tensor begins on a cache line.
   void reserve() {
     static thread_local Scratch scratch;
     const size_t rows = std::max(step.num_tokens, step.num_logits);
@@ -98,7 +97,7 @@ struct Workspace {
     projected = take(rows * qkv_width() * sizeof(float));
     normed = reinterpret_cast<T*>(take(rows * model.hidden * sizeof(T)));
     queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
-    mixed = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
+    attention_output = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
     int8_rows.numbers = reinterpret_cast<uint8_t*>(take(std::max(rows * widest, 2 * num_estimated * model.hidden)));
     int8_rows.scales = take(std::max(rows * scales, 2 * num_estimated) * sizeof(float));
@@ -108,8 +107,8 @@ struct Workspace {
   }
 };
 
-// One thread's way through a step. It may come late, and meet stages that are done: outside of a stage's items it reads
-// what others may be changing by then, and writes nothing that they read.
+// One thread of a step. A thread that wakes up late finds stages completed by the others. Outside of stages it must
+// therefore write nothing shared, and must not rely on shared values, which later stages may be changing.
 template <class T>
 class Worker {
  public:
@@ -128,23 +127,23 @@ class Worker {
     head(x);
   }
 
-  // Logits of rows that have been normalised.
+  // Compute the logits of normalised rows.
   void head(const T* x) {
-    product(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
+    multiply(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
  private:
-  // Items 0 ... count - 1 of the next stage.
+  // Run the next stage: items [0, count).
   template <class Work>
   void stage(int64_t count, Work work) {
     shared_.stages.run(next_stage_++, thread_, count, work);
   }
 
-  // Few rows are shared out by panels. Many come in parts that stay in a core's cache while all panels pass, and each
-  // thread keeps to its own, which it has normed itself.
+  // Compute a linear layer. Few rows: the items are panels. Many rows: the items are (part of the rows, panel); a part
+  // stays in a core's cache for all panels, and stays with the thread that normalised it.
   template <class Use>
-  void product(const Linear& linear, const T* x, int num_rows, Use use) {
-    if (linear.bits == 32) return bf16x3_product(linear, x, num_rows, use);
+  void multiply(const Linear& linear, const T* x, int num_rows, Use use) {
+    if (linear.bits == 32) return multiply_bf16x3(linear, x, num_rows, use);
     const Int8Rows int8_rows = linear.bits ? as_int8(linear, x, num_rows) : Int8Rows{};
     panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
       auto use_here = [&](int row, const float* sums) { use(first + row, panel, sums); };
@@ -158,7 +157,7 @@ class Worker {
   }
 
   template <class Use>
-  void bf16x3_product(const Linear& linear, const T* x, int num_rows, Use use) {
+  void multiply_bf16x3(const Linear& linear, const T* x, int num_rows, Use use) {
     const Bf16x3Rows bf16x3_rows = as_bf16x3(linear, x, num_rows);
     Bf16x3Product mine(num_rows);
     panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
@@ -167,7 +166,7 @@ class Worker {
     });
   }
 
-  // A stage of each panel for each part of the rows.
+  // Run a stage with an item for each panel of each part of the rows.
   template <class Work>
   void panel_stage(const Linear& linear, int num_rows, Work work) {
     const int panels = linear.num_panels(), part = rows_of_part(linear.num_in, num_rows);
@@ -177,7 +176,7 @@ class Worker {
     });
   }
 
-  // Of parts of nearly the same size.
+  // Return the number of rows of a part; all parts have nearly the same size.
   int rows_of_part(int num_in, int num_rows) const {
     const int fitting = std::max<int>(PART_BYTES / (num_in * sizeof(T)), 2 * ROW_BLOCK);
     if (num_rows <= fitting && num_rows < MANY_TOKENS) return std::max(num_rows, 1);
@@ -185,7 +184,7 @@ class Worker {
     return round_up((num_rows + parts - 1) / parts, 2 * AMX_ROWS);
   }
 
-  // Rows as bytes: each thread's own, if they are few.
+  // Quantise rows to int8; few rows in every thread, which saves a stage.
   Int8Rows as_int8(const Linear& linear, const T* x, int num_rows) {
     const ptrdiff_t width = linear.num_in;
     if (num_rows > FEW_TOKENS) {
@@ -200,7 +199,7 @@ class Worker {
     return rows;
   }
 
-  // Rows split into three bfloat16 parts: each thread's own, if they are few.
+  // Split rows into three bfloat16 parts; few rows in every thread, which saves a stage.
   Bf16x3Rows as_bf16x3(const Linear& linear, const T* x, int num_rows) {
     static thread_local Scratch scratch;
     const int width = linear.num_in;
@@ -215,7 +214,7 @@ class Worker {
     return rows;
   }
 
-  // Rows of the residual stream, normalised: each thread's own copy, if they are few.
+  // Normalise rows of the residual stream; few rows in every thread, which saves a stage.
   template <class Row>
   const T* normed(int count, const float* weight, Row row) {
     if (count > FEW_TOKENS) {
@@ -232,7 +231,7 @@ class Worker {
     return normed(step_.num_tokens, weight, [](int token) { return token; });
   }
 
-  // A panel of logits: written down, or only looked through for the largest.
+  // Store a panel of logits, or update the argmax with it.
   void score(int row, int panel, const float* sums) {
     const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
     const int count = std::min(TILE_COLUMNS, vocab_size - first);
@@ -240,10 +239,10 @@ class Worker {
       return narrow_row(sums, count, 1.0f, all + static_cast<ptrdiff_t>(row) * vocab_size + first);
     alignas(64) T logits[TILE_COLUMNS];
     narrow_row(sums, count, 1.0f, logits);
-    shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].consider(logits, count, first);
+    shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * step_.num_logits + row].update(logits, count, first);
   }
 
-  // The largest logits, if those that can be are few; otherwise nothing, and false.
+  // Find the argmax through the filter; return false if it leaves too many candidates.
   bool find_argmax(const T* x) {
     const int num_rows = step_.num_logits, threads = step_.num_threads;
     const EstimationRows rows = estimation_rows(x);
@@ -253,32 +252,33 @@ class Worker {
       estimate_panel<T>(model_.argmax_filter, panel, rows, num_rows,
                         lists + static_cast<ptrdiff_t>(thread_) * num_rows);
     });
-    auto is_overfull = [](const ArgmaxCandidates& list) { return list.is_overfull(); };
-    if (std::any_of(lists, lists + shared_.candidates.size(), is_overfull)) return false;
-    const int shares = num_rows < 4 * threads ? 2 * threads : 1;  // of a row's list
-    stage(static_cast<int64_t>(num_rows) * shares,
-          [&](int item) { score_candidates(x, item / shares, item % shares, shares); });
+    auto has_overflowed = [](const ArgmaxCandidates& list) { return list.has_overflowed(); };
+    if (std::any_of(lists, lists + shared_.candidates.size(), has_overflowed)) return false;
+    // Of a row's candidates: few rows are split, so that no thread is idle.
+    const int num_parts = num_rows < 4 * threads ? 2 * threads : 1;
+    stage(static_cast<int64_t>(num_rows) * num_parts,
+          [&](int item) { score_candidates(x, item / num_parts, item % num_parts, num_parts); });
     return true;
   }
 
-  // Every so manieth of the vectors of logits in which a row's largest can be.
-  void score_candidates(const T* x, int row, int share, int shares) {
+  // Compute the logits of part `part` of `num_parts` of a row's candidates.
+  void score_candidates(const T* x, int row, int part, int num_parts) {
     const int num_rows = step_.num_logits, lists = step_.num_threads;
     const ArgmaxCandidates* list = shared_.candidates.data() + row;
     float floor = list->floor();
     for (int i = 1; i < lists; ++i) floor = std::max(floor, list[static_cast<ptrdiff_t>(i) * num_rows].floor());
     int place = 0;
     for (int i = 0; i < lists; ++i)
-      list[static_cast<ptrdiff_t>(i) * num_rows].each(floor, [&](int first) {
-        if (place++ % shares != share) return;
+      list[static_cast<ptrdiff_t>(i) * num_rows].for_each(floor, [&](int first) {
+        if (place++ % num_parts != part) return;
         alignas(64) T logits[LANES];
         store(logits, multiply_lanes(model_.head, x + row * hidden_, first));
         const int count = std::min(LANES, model_.head.num_out - first);
-        shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * num_rows + row].consider(logits, count, first);
+        shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * num_rows + row].update(logits, count, first);
       });
   }
 
-  // Each thread's own, if they are few.
+  // Quantise the head's inputs for the filter; few rows in every thread, which saves a stage.
   EstimationRows estimation_rows(const T* x) {
     const int num_rows = step_.num_logits;
     if (num_rows > FEW_TOKENS) {
@@ -293,9 +293,9 @@ class Worker {
     return rows;
   }
 
-  // x @ weight.T + bias is added to the residual stream.
-  void add_product(const Linear& linear, const T* x) {
-    product(linear, x, step_.num_tokens, [&](int row, int panel, const float* sums) {
+  // Add x @ weight.T + bias to the residual stream.
+  void add_linear(const Linear& linear, const T* x) {
+    multiply(linear, x, step_.num_tokens, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, model_.hidden - first);
       float* to = shared_.residual + row * hidden_ + first;
       for (int j = 0; j < count; ++j) to[j] += sums[j];
@@ -304,15 +304,15 @@ class Worker {
 
   void layer(int index) {
     const Layer& layer = model_.layers[index];
-    product(layer.qkv, all_normed(layer.attention_norm), step_.num_tokens, [&](int row, int panel, const float* sums) {
+    multiply(layer.qkv, all_normed(layer.attention_norm), step_.num_tokens, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
       std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
     });
-    attend_all(layer, index);
-    add_product(layer.attention_out, shared_.mixed);
-    product(layer.gate_up, all_normed(layer.mlp_norm), step_.num_tokens,
+    attention(layer, index);
+    add_linear(layer.attention_out, shared_.attention_output);
+    multiply(layer.gate_up, all_normed(layer.mlp_norm), step_.num_tokens,
             [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
-    add_product(layer.down, shared_.activated);
+    add_linear(layer.down, shared_.activated);
   }
 
   void embed(int token) {
@@ -330,8 +330,8 @@ class Worker {
     scale_row(from, weight, factor, model_.hidden, to);
   }
 
-  // Norm and rotation of one projected head; queries stay for the attention, keys and values go into the cache.
-  void place_head(const Layer& layer, int index, int token, int head) {
+  // Apply norm and rotary embedding to one projected head; write keys and values to the cache.
+  void write_head(const Layer& layer, int index, int token, int head) {
     const int dim = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const ptrdiff_t place = static_cast<ptrdiff_t>(token) * qkv_width_ + head * dim;
     float* x = shared_.projected + place;
@@ -350,19 +350,19 @@ class Worker {
     narrow_row(x, dim, 1.0f, cache + (slot * num_kv_heads + kv_head) * dim);
   }
 
-  void attend_all(const Layer& layer, int index) {
+  void attention(const Layer& layer, int index) {
     const int kv_heads = model_.num_kv_heads, group = model_.num_heads / kv_heads;
     const int all_heads = model_.num_heads + 2 * kv_heads;
     AttentionCall call = shared_.attention;
     call.query = shared_.queries;
     call.keys = step_.keys[index];
     call.values = step_.values[index];
-    call.out = shared_.mixed;
+    call.out = shared_.attention_output;
     call.sliding_window = layer.sliding_window;
     call.scale = layer.scale;
     if (!shared_.only_decodes)
       stage(step_.num_tokens, [&](int token) {
-        for (int head = 0; head < all_heads; ++head) place_head(layer, index, token, head);
+        for (int head = 0; head < all_heads; ++head) write_head(layer, index, token, head);
       });
     stage(static_cast<int64_t>(shared_.items.size()), [&](int number) {
       static thread_local Scratch scratch;
@@ -370,9 +370,9 @@ class Worker {
       for (int place = 0; shared_.only_decodes && place < item.num_sequences; ++place) {
         const int token = step_.cu_query_lens[item.sequences[place]];
         for (int head = item.first_head; head < item.first_head + item.num_heads; ++head) {
-          for (int i = 0; i < group; ++i) place_head(layer, index, token, head * group + i);
-          place_head(layer, index, token, model_.num_heads + head);
-          place_head(layer, index, token, model_.num_heads + kv_heads + head);
+          for (int i = 0; i < group; ++i) write_head(layer, index, token, head * group + i);
+          write_head(layer, index, token, model_.num_heads + head);
+          write_head(layer, index, token, model_.num_heads + kv_heads + head);
         }
       }
       attend<T>(call, shared_.items, number, scratch);
@@ -410,7 +410,7 @@ void run_step(const Model& model, const Step& step) {
   for (int row = 0; row < step.num_logits; ++row) {
     Argmax argmax;
     for (int thread = 0; thread < step.num_threads; ++thread)
-      argmax.take(shared.argmaxes[static_cast<ptrdiff_t>(thread) * step.num_logits + row]);
+      argmax.merge(shared.argmaxes[static_cast<ptrdiff_t>(thread) * step.num_logits + row]);
     step.max_logits[row] = argmax.value;
     step.argmax[row] = argmax.index;
   }
@@ -425,8 +425,8 @@ void run_head(const Model& model, const Step& step) {
 
 }  // namespace
 
-// Whether there are tiles to multiply with from now on. wanted: the CPU has them; the system may yet keep them.
-EXPORT int32_t triolet_use_amx(int32_t wanted) { return ask_for_amx(wanted); }
+// Enable AMX for the process and return whether it can be used. wanted: the CPU has AMX; Linux may still refuse it.
+EXPORT int32_t triolet_use_amx(int32_t wanted) { return request_amx(wanted); }
 
 EXPORT void triolet_step(const Model* model, const Step* step) {
   if (model->dtype == 0)
@@ -442,5 +442,5 @@ EXPORT void triolet_head(const Model* model, const Step* step) {
     run_head<BFloat16>(*model, *step);
 }
 
-// A step will be run soon: its threads may wake up meanwhile.
+// Wake the worker threads: a step will be run soon.
 EXPORT void triolet_wake() { ThreadPool::of_this_thread().wake(); }

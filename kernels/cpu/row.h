@@ -1,4 +1,4 @@
-// What a decoder does to a row of float32 between the products: norms and rotary positions.
+// Row operations between the linear layers, in float32: norms and rotary position embedding.
 
 #pragma once
 
@@ -33,7 +33,7 @@ INLINE void rotate(float* x, const float* cos, const float* sin, int half) {
     const Floats first = load(x + i), second = load(x + half + i), c = load(cos + i), s = load(sin + i);
     return std::make_pair(first * c - second * s, second * c + first * s);
   };
-  const int last = half - LANES;  // the last vectors may reach back over those before: they are made while x is whole
+  const int last = half - LANES;  // the last vectors may overlap the ones before: computed first, while x is unchanged
   const auto end = rotated(last);
   for (int i = 0; i < last; i += LANES) {
     const auto next = rotated(i);

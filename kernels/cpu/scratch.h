@@ -1,11 +1,11 @@
-// Memory to work in.
+// Scratch memory.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdlib>
 
-// Memory of one thread, kept between calls.
+// Scratch memory of one thread, kept between calls. Growing does not keep the contents.
 class Scratch {
  public:
   float* floats(size_t count) {

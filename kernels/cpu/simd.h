@@ -1,10 +1,10 @@
-// Vectors of float32, as wide as the machine's registers, and the storage types that become them.
+// Float32 vectors of the machine's register width, and the storage types that are widened to them.
 //
 // These sources are compiled once for each kind of CPU (targets.py), so the width is chosen here, at compile time:
 // AVX-512, AVX2, or 128 bits (SSE2, NEON). All arithmetic goes through GCC's vector extensions, which clang has
-// too; intrinsics appear only where the extensions have no word for an instruction, each beside a portable spelling.
+// too; intrinsics are used only for instructions that the extensions cannot express, each beside a portable version.
 //
-// All arithmetic is in float32. bfloat16 and float16 are formats of storage: widened when loaded, rounded to nearest
+// All arithmetic is in float32. bfloat16 and float16 are storage formats: widened when loaded, rounded to nearest
 // even when stored.
 
 #pragma once
@@ -31,7 +31,7 @@ constexpr int LANES = 4, REGISTERS = 32;
 constexpr int LANES = 4, REGISTERS = 16;
 #endif
 
-// aligned: a row may begin anywhere, so that no load or store may ask for more than an element's alignment.
+// aligned(4): rows may begin at any element, so loads and stores must not assume the alignment of a vector.
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -72,7 +72,8 @@ INLINE float widen(BFloat16 x) {
 }
 
 INLINE float widen(Float16 x) {
-  // Moving exponent and fraction into place leaves the exponent 112 too small; a product mends it, subnormals included.
+  // Moving exponent and fraction into place leaves the exponent 112 too small; a multiplication corrects it, also for
+  // subnormals.
   const uint32_t bits = (x.bits & 0x7fffu) << 13;
   float wide;
   std::memcpy(&wide, &bits, 4);
@@ -98,7 +99,7 @@ INLINE Floats load(const Float16* from) {
 
 INLINE void store(float* to, Floats x) { *reinterpret_cast<Floats*>(to) = x; }
 
-// The lower halves are the numbers, the upper ones 0.
+// Return the bfloat16 bits in the lower halves of the words; the upper halves are 0.
 INLINE Words rounded_to_bfloat16(Floats x) {
   const Words bits = reinterpret_cast<Words>(x);
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -152,7 +153,7 @@ INLINE void store(Float16* to, Floats x) {
 #endif
 }
 
-// 2 * LANES numbers in the order in which they are widened fastest: of bfloat16 every other one, then those between.
+// Load 2 * LANES numbers in the order that is fastest to widen: of bfloat16 first the even elements, then the odd ones.
 template <class T>
 INLINE void load_pair(const T* from, Floats* pair) {
   pair[0] = load(from);
@@ -165,7 +166,7 @@ INLINE void load_pair(const BFloat16* from, Floats* pair) {
   pair[1] = reinterpret_cast<Floats>(both & 0xffff0000u);
 }
 
-// The other way.
+// Store 2 * LANES numbers that are in the order of load_pair.
 template <class T>
 INLINE void store_pair(T* to, const Floats* pair) {
   store(to, pair[0]);
@@ -176,8 +177,7 @@ INLINE void store_pair(BFloat16* to, const Floats* pair) {
   *reinterpret_cast<Words*>(to) = rounded_to_bfloat16(pair[0]) | rounded_to_bfloat16(pair[1]) << 16;
 }
 
-// A row of a multiple of LANES elements as float32, in the order of load_pair as far as there are pairs; and back,
-// times `factor`.
+// Widen a row of a multiple of LANES elements to float32; whole pairs of vectors are in the order of load_pair.
 template <class T>
 INLINE void widen_pairs(const T* from, int count, float* to) {
   int i = 0;
@@ -190,6 +190,7 @@ INLINE void widen_pairs(const T* from, int count, float* to) {
   if (i < count) store(to + i, load(from + i));
 }
 
+// Multiply a row in that order by `factor` and round it to T.
 template <class T>
 INLINE void narrow_pairs(const float* from, int count, float factor, T* to) {
   int i = 0;
@@ -200,7 +201,7 @@ INLINE void narrow_pairs(const float* from, int count, float factor, T* to) {
   if (i < count) store(to + i, load(from + i) * factor);
 }
 
-// A row of `count` elements as float32, the last vector filled up with zeros.
+// Widen a row of `count` elements to float32, padded with zeros to whole vectors.
 template <class T>
 INLINE void widen_row(const T* from, int count, float* to) {
   int i = 0;
@@ -209,7 +210,7 @@ INLINE void widen_row(const T* from, int count, float* to) {
   for (; i % LANES; ++i) to[i] = 0.0f;
 }
 
-// `count` float32 elements, times `factor`, as a row of T.
+// Multiply `count` float32 elements by `factor` and round them to T.
 template <class T>
 INLINE void narrow_row(const float* from, int count, float factor, T* to) {
   int i = 0;
@@ -223,7 +224,7 @@ INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 INLINE Floats magnitude(Floats x) { return reinterpret_cast<Floats>(reinterpret_cast<Words>(x) & 0x7fffffffu); }
 
-// exp of numbers up to 0, within 2e-7 of the truth; from -87 down it is exp(-87), about 1e-38. NaN stays NaN.
+// exp of numbers up to 0, relative error 2e-7; below -87 it is exp(-87), about 1e-38. NaN stays NaN.
 // The polynomial is that of Cephes' expf (Moshier), on [-log(2) / 2, log(2) / 2].
 INLINE Floats exp_nonpositive(Floats x) {
   const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: added to a small number, it rounds it to an integer
@@ -272,14 +273,14 @@ INLINE Floats pick_halves(Floats a, Floats b, std::integer_sequence<int, Lane...
   return pick(a, b, std::integer_sequence<int, (from_halves(Lane, SEGMENT) + SHIFT)...>{}, 0);
 }
 
-// Within each segment of the lanes: the folded segment of `a`, then that of `b`.
+// Within each segment of lanes: the two halves of `a` added, then the two halves of `b` added.
 template <int SEGMENT>
 INLINE Floats fold(Floats a, Floats b) {
   const auto lanes = std::make_integer_sequence<int, LANES>{};
   return pick_halves<SEGMENT, 0>(a, b, lanes) + pick_halves<SEGMENT, SEGMENT / 2>(a, b, lanes);
 }
 
-// The sums of LANES vectors, one in each lane; `rows` is used up.
+// Return the sums of LANES vectors, one in each lane; `rows` is overwritten.
 template <int SEGMENT = LANES>
 INLINE Floats sum_each(Floats* rows) {
   for (int i = 0; i < SEGMENT / 2; ++i) rows[i] = fold<SEGMENT>(rows[i], rows[i + SEGMENT / 2]);
@@ -287,7 +288,7 @@ INLINE Floats sum_each(Floats* rows) {
   return rows[0];
 }
 
-// The lanes `width` further on, beside those that they are to be combined with.
+// Rotate the lanes by WIDTH.
 template <int WIDTH, int... Lane>
 INLINE Floats shifted(Floats x, std::integer_sequence<int, Lane...>) {
   return pick(x, x, std::integer_sequence<int, ((Lane + WIDTH) % LANES)...>{}, 0);

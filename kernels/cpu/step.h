@@ -1,4 +1,4 @@
-// A decoder, the input and output of one step, and the progress of several. Mirrored in abi.py.
+// Weights of a decoder, input and output of one step, and progress of a multi-step run. Mirrored in abi.py.
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct Model {
   const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
   const float* final_norm;
   Linear head;
-  ArgmaxFilter argmax_filter;  // of the head
+  ArgmaxFilter argmax_filter;  // for the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
   float eps, attention_soft_cap;
 };
@@ -29,23 +29,23 @@ struct Step {
   int32_t* seq_lens;
   const int32_t* block_tables;
   void *const *keys, *const *values;  // one cache per layer
-  void* hidden;                       // [num_tokens, hidden], normalised: the only output, if it is not null
-  void* logits;                       // [num_logits, vocab_size]; null = only the two below are wanted
-  float* max_logits;                       // [num_logits]: the largest logits; NaN, if any is
-  int64_t* argmax;                      // [num_logits]: the first tokens that have them
+  void* hidden;                       // [num_tokens, hidden], normalised; if not null, the only output
+  void* logits;                       // [num_logits, vocab_size]; null = compute max_logits and argmax instead
+  float* max_logits;                       // [num_logits]: the largest logits; NaN if any logit is NaN
+  int64_t* argmax;                      // [num_logits]: the first token with the largest logit
   int64_t block_tables_stride;
   int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
 };
 
-// Several steps in a thread of their own. The caller reads and writes it while they run.
+// Several steps in a background thread. The caller reads and writes this struct during the run.
 struct MultiStepRun {
   float* elapsed_s;   // [num_steps]: duration of each step, seconds
-  int32_t num_steps;  // at most: logits that are not finite end the run early
-  int32_t is_halted;  // set by the caller: end the run after the step that is being computed
-  int32_t num_done;   // steps that are over; negative once the run is over
+  int32_t num_steps;  // maximum: logits that are not finite end the run early
+  int32_t is_halted;  // set by the caller: end the run after the current step
+  int32_t num_done;   // completed steps; negative once the run is over
 };
 
 EXPORT void triolet_step(const Model* model, const Step* step);
 
-// The head alone: logits [num_logits, vocab_size] of `hidden`, which is [num_logits, hidden] here.
+// Compute only the head: logits [num_logits, vocab_size] of `hidden`, which is an input [num_logits, hidden] here.
 EXPORT void triolet_head(const Model* model, const Step* step);

@@ -1,9 +1,10 @@
-// attend_prefill for bfloat16 on AMX: keys and values are multiplied as they are stored.
+// Prefill attention for bfloat16 on AMX: keys and values are multiplied as they are stored, without widening.
 //
-// Both products leave a row's numbers under each other, so that the softmax between them is the one of attend_prefill:
+// Both products are column-major (one column per query row), so that softmax_rows of prefill.h runs between them:
 //   scores [key, row]  = keys [key, dim] @ queries^T [dim, row]
 //   out [dim, row]    += values^T [dim, key] @ weights [key, row]
-// The second operand of a product lies in pairs: a word has two numbers of a column, those of rows 2 i and 2 i + 1.
+// The second operand of a product is interleaved in pairs (VNNI layout): a 32-bit word holds rows 2 i and 2 i + 1 of a
+// column.
 
 #pragma once
 
@@ -12,8 +13,8 @@
 
 #if defined(AMX_TILES)
 
-// Tiles of one attention: sums (0 to 3), sixteen rows of the first operand and sixteen rows of words of the second (4
-// and 5), and the same for what is left of a row of `dim` numbers behind the last 32 (6 and 7).
+// AMX tile configuration of one attention: tiles 0 to 3 hold sums, 4 and 5 sixteen rows of the first and the second
+// operand. Tiles 6 and 7 are the same for the remainder of head_dim after the last multiple of 32.
 class AttentionTiles {
  public:
   explicit AttentionTiles(int dim) {
@@ -28,7 +29,7 @@ class AttentionTiles {
   AttentionTiles& operator=(const AttentionTiles&) = delete;
 };
 
-// to[j][i] = from[i][j], for 16 times 16 words.
+// Transpose 16 x 16 words: to[j][i] = from[i][j].
 INLINE void transpose_words(const __m512i* from, uint32_t* to, ptrdiff_t to_row) {
   __m512i a[16], b[16];
   for (int i = 0; i < 16; i += 2) {
@@ -51,26 +52,26 @@ INLINE void transpose_words(const __m512i* from, uint32_t* to, ptrdiff_t to_row)
   }
 }
 
-INLINE __m512i sixteen_words(const BFloat16* from) {
+INLINE __m512i load_16_words(const BFloat16* from) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// words[dim][key / 2]: the values of a tile, on their side; zeros for the keys out of lo ... hi - 1.
+// Transpose a tile's values to words [dim, KEYS / 2], pairs of keys interleaved; keys outside of [lo, hi) are zeros.
 INLINE void transpose_values(const BFloat16* const* value, int lo, int hi, int dim, uint32_t* words) {
   for (int d = 0; d < dim; d += 16)
     for (int first = 0; first < KEYS; first += 32) {
       __m512i pairs[16];
       for (int i = 0; i < 16; ++i) {
         const int key = first + 2 * i;
-        const __m512i even = key >= lo && key < hi ? sixteen_words(value[key] + d) : _mm512_setzero_si512();
-        const __m512i odd = key + 1 >= lo && key + 1 < hi ? sixteen_words(value[key + 1] + d) : _mm512_setzero_si512();
+        const __m512i even = key >= lo && key < hi ? load_16_words(value[key] + d) : _mm512_setzero_si512();
+        const __m512i odd = key + 1 >= lo && key + 1 < hi ? load_16_words(value[key + 1] + d) : _mm512_setzero_si512();
         pairs[i] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
       }
       transpose_words(pairs, words + d * (KEYS / 2) + first / 2, KEYS / 2);
     }
 }
 
-// The sums of VECTORS tiles beside each other: nothing, or what is at `sums`; and back.
+// Load the accumulator tiles from `sums`; null clears them.
 template <int VECTORS>
 INLINE void begin_sums(const float* sums) {
   constexpr int ROW = VECTORS * 64;
@@ -87,6 +88,7 @@ INLINE void begin_sums(const float* sums) {
   if constexpr (VECTORS > 3) _tile_loadd(3, sums + 48, ROW);
 }
 
+// Store the accumulator tiles.
 template <int VECTORS>
 INLINE void end_sums(float* sums) {
   constexpr int ROW = VECTORS * 64;
@@ -96,8 +98,8 @@ INLINE void end_sums(float* sums) {
   if constexpr (VECTORS > 3) _tile_stored(3, sums + 48, ROW);
 }
 
-// To each of these sums is added a tile of the first operand, FIRST, times its own of the second, which goes through
-// SECOND. (The compiler wants the tiles' numbers as they are.)
+// Add tile FIRST times each column tile of the second operand, loaded through tile SECOND, to the accumulators. A
+// macro, because the intrinsics accept only literal tile numbers.
 #define ADD_TILES(FIRST, SECOND)                                        \
   do {                                                                  \
     constexpr int ROW = VECTORS * 64;                                   \
@@ -111,7 +113,7 @@ INLINE void end_sums(float* sums) {
     if constexpr (VECTORS > 3) _tile_dpbf16ps(3, FIRST, SECOND);        \
   } while (false)
 
-// scores [16, VECTORS * 16] = sixteen keys, a row of them after the other, times queries in words.
+// scores [16, VECTORS * 16] = sixteen consecutive keys times the interleaved queries.
 template <int VECTORS>
 INLINE void score_tiles(const BFloat16* keys, ptrdiff_t key_row, const uint32_t* queries, int dim, float* scores) {
   begin_sums<VECTORS>(nullptr);
@@ -129,9 +131,9 @@ INLINE void score_tiles(const BFloat16* keys, ptrdiff_t key_row, const uint32_t*
   end_sums<VECTORS>(scores);
 }
 
-// out [dim, VECTORS * 16] += values on their side times weights in words.
+// out [dim, VECTORS * 16] += transposed values times interleaved weights.
 template <int VECTORS>
-INLINE void mix_tiles(const uint32_t* values, const uint32_t* weights, int dim, float* out) {
+INLINE void accumulate_value_tiles(const uint32_t* values, const uint32_t* weights, int dim, float* out) {
   for (int d = 0; d < dim; d += 16) {
     float* sums = out + d * VECTORS * 16;
     begin_sums<VECTORS>(sums);
@@ -144,9 +146,10 @@ INLINE void mix_tiles(const uint32_t* values, const uint32_t* weights, int dim, 
   }
 }
 
-// words[i] = rows 2 i and 2 i + 1 of what are no negative numbers, rounded.
+// Round rows to bfloat16 and interleave rows 2 i and 2 i + 1 in words[i]. Adding 0x8000 rounds correctly because
+// softmax weights are finite and not negative.
 template <int VECTORS>
-INLINE void pair_up(const float* rows, int num_rows, uint32_t* words) {
+INLINE void interleave_pairs(const float* rows, int num_rows, uint32_t* words) {
   constexpr int WIDTH = VECTORS * LANES;
   for (int i = 0; i < num_rows; i += 2)
     for (int j = 0; j < WIDTH; j += LANES) {
@@ -156,7 +159,7 @@ INLINE void pair_up(const float* rows, int num_rows, uint32_t* words) {
     }
 }
 
-// queries[dim / 2][WIDTH]: all rows in words, on their side; zeros past the last.
+// Transpose the query rows to words [dim / 2, WIDTH], pairs of dims interleaved; columns past the last row are zeros.
 template <int WIDTH>
 INLINE void transpose_queries(const AttentionRows<BFloat16>& work, uint32_t* queries) {
   const int words = work.head_dim / 2;
@@ -171,22 +174,22 @@ INLINE void transpose_queries(const AttentionRows<BFloat16>& work, uint32_t* que
     }
 }
 
-// The rows of out [dim, WIDTH], as they are wanted; `turned` is [16, dim].
+// Transpose out [dim, WIDTH] back, divide by the softmax totals and store the rows; `buffer` is [16, dim].
 template <int WIDTH>
-INLINE void transpose_out(const AttentionRows<BFloat16>& work, const float* out, const float* total, float* turned) {
+INLINE void transpose_out(const AttentionRows<BFloat16>& work, const float* out, const float* total, float* buffer) {
   const int dim = work.head_dim;
   for (int first = 0; first < work.num_rows; first += 16) {
     for (int d = 0; d < dim; d += 16) {
       __m512i columns[16];
       for (int i = 0; i < 16; ++i) columns[i] = _mm512_loadu_si512(out + (d + i) * WIDTH + first);
-      transpose_words(columns, reinterpret_cast<uint32_t*>(turned + d), dim);
+      transpose_words(columns, reinterpret_cast<uint32_t*>(buffer + d), dim);
     }
     for (int i = 0; i < std::min(16, work.num_rows - first); ++i)
-      narrow_row(turned + i * dim, dim, 1.0f / total[first + i], work.out_row(first + i));
+      narrow_row(buffer + i * dim, dim, 1.0f / total[first + i], work.out_row(first + i));
   }
 }
 
-// Sixteen keys that stand after each other have to lie so, too.
+// Tiles load sixteen keys with one stride, so sixteen aligned positions must be contiguous in one block.
 INLINE bool can_use_amx(const AttentionRows<BFloat16>& work) {
   return amx_usable() && work.head_dim % 16 == 0 && work.keys.block_size % 16 == 0;
 }
@@ -196,8 +199,8 @@ static void attend_prefill_amx(const AttentionRows<BFloat16>& work, Scratch& scr
   constexpr int WIDTH = VECTORS * LANES;
   const int dim = work.head_dim;
   float* out = scratch.floats(static_cast<size_t>(dim) * (WIDTH + 16 + KEYS / 2 + WIDTH / 2) + (2 * KEYS + 8) * WIDTH);
-  float* turned = out + dim * WIDTH;                                       // [16, dim]
-  float* scores = turned + 16 * dim;                                       // [KEYS, WIDTH]
+  float* buffer = out + dim * WIDTH;                                       // [16, dim]
+  float* scores = buffer + 16 * dim;                                       // [KEYS, WIDTH]
   uint32_t* weights = reinterpret_cast<uint32_t*>(scores + KEYS * WIDTH);  // [KEYS / 2, WIDTH]
   uint32_t* values = weights + KEYS / 2 * WIDTH;                           // [dim, KEYS / 2]
   uint32_t* queries = values + dim * (KEYS / 2);                           // [dim / 2, WIDTH], sixteen rows at a time
@@ -215,16 +218,16 @@ static void attend_prefill_amx(const AttentionRows<BFloat16>& work, Scratch& scr
     softmax_rows<VECTORS>(scores, tile, work.scale, work.soft_cap, rows, out, dim);
     work.values.rows(tile + lo, tile + hi, value + lo);
     transpose_values(value, lo, hi, dim, values);
-    pair_up<VECTORS>(scores, KEYS, weights);
-    mix_tiles<VECTORS>(values, weights, dim, out);
+    interleave_pairs<VECTORS>(scores, KEYS, weights);
+    accumulate_value_tiles<VECTORS>(values, weights, dim, out);
   }
-  transpose_out<WIDTH>(work, out, rows.total, turned);
+  transpose_out<WIDTH>(work, out, rows.total, buffer);
 }
 
 #undef ADD_TILES
 #endif
 
-// Many rows, in whichever way; as wide as they need.
+// Prefill attention with the narrowest width that holds the rows; on AMX where it applies.
 template <class T>
 static void attend_prefill(const AttentionRows<T>& work, Scratch& scratch) {
   const int vectors = (work.num_rows + LANES - 1) / LANES;

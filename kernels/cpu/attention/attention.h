@@ -1,40 +1,46 @@
 // Attention of some queries of one sequence over KV heads, straight from the paged cache.
 //
-// A sequence's queries, under all the query heads that share a KV head, make up its rows: row r is head r % group of
-// query r / group. Keys are taken in tiles of KEYS, aligned to multiples of KEYS in the sequence, with a running
-// maximum and sum per row (FlashAttention), so that a row's result depends on nothing but the row.
+// Rows are (query, query head) pairs that share a KV head: row r is head r % group of query r / group. Keys are
+// processed in tiles of KEYS, aligned to multiples of KEYS in the sequence, with an online softmax per row
+// (FlashAttention). Tile borders do not depend on the batch, so neither does a row's result.
 //
-// Two ways. A few rows (decodes, also with drafts): the vectors run along head_dim, and what is loaded of a key serves
-// all rows. Many rows (prefill chunks): the vectors run along the rows. Neither lets what a row may not see reach its
-// result, whatever it is, even NaN.
+// There are two algorithms. Decode (few rows, also with draft tokens): vectors run along head_dim, and a loaded key is
+// used for all rows. Prefill (many rows): vectors run along the rows. In both, masked keys and values cannot affect a
+// row's result, even if they are NaN.
 
 #pragma once
 
 #include "attention/amx.h"
 #include "attention/decode.h"
 
-constexpr int MAX_DECODE_ROWS = 8;  // measured: from there on the lanes' way is faster, although it leaves lanes idle
-constexpr int DRAFT_TOKENS = 17;  // a decode, and what it may try beyond it: EngineConfig's num_speculative_tokens
+// Measured: above this the prefill algorithm is faster, although some lanes are idle.
+constexpr int MAX_DECODE_ROWS = 8;
+constexpr int DRAFT_TOKENS = 17;  // one token and the maximum of EngineConfig's num_speculative_tokens
 
-// The way is chosen by all the rows that the sequence has: the last item of a long chunk is computed like the others,
-// and a decode with a draft, bit for bit, like one without.
+// Return whether the decode algorithm applies. The choice depends on the sequence, not on the work item: the short last
+// item of a long chunk must be computed like the others, and a decode with draft tokens must give the same bits as one
+// without.
 INLINE bool is_decode(int query_len, int group) {
   return query_len * group <= MAX_DECODE_ROWS || (group <= MAX_DECODE_ROWS && query_len <= DRAFT_TOKENS);
 }
 
-// Rows of one work item.
+// Maximum number of rows of one work item.
 INLINE int rows_per_item(int query_len, int group) {
   return is_decode(query_len, group) ? std::min(query_len * group, MAX_DECODE_ROWS) : TILE_COLUMNS;
 }
 
-// Some rows of one sequence; or all of each of several, which are few, and whose first `shared` keys are the same: a
-// multiple of KEYS that all rows see. num_works: at most MOST_TOGETHER. All under `num_heads` KV heads, from the
-// works' on. following: what comes next, so that it can be fetched; null = nothing is known.
+// Compute attention of one work item: some rows of one sequence, or all rows of several decode sequences with a common
+// prefix.
+//
+// num_works: number of sequences; their rows together are at most MAX_SHARED_ROWS.
+// num_heads: consecutive KV heads, from that of `works` on.
+// shared: length of the common prefix in keys, a multiple of KEYS, visible to all rows; 0 = none.
+// next_work: rows to be computed after these, whose first keys are prefetched; null = none.
 template <class T>
-void attend(const AttentionRows<T>* works, int num_works, int num_heads, int shared, const AttentionRows<T>* following,
+void attend(const AttentionRows<T>* works, int num_works, int num_heads, int shared, const AttentionRows<T>* next_work,
             Scratch& scratch) {
   const AttentionRows<T>& work = works[0];
   if (is_decode(work.query_len, work.group))
-    return attend_decode(works, num_works, num_heads, work.window ? 0 : shared, following, scratch);
-  for (int head = 0; head < num_heads; ++head) attend_prefill(work.under(head), scratch);
+    return attend_decode(works, num_works, num_heads, work.window ? 0 : shared, next_work, scratch);
+  for (int head = 0; head < num_heads; ++head) attend_prefill(work.at_kv_head(head), scratch);
 }

@@ -16,7 +16,7 @@ void run(const AttentionCall& call) {
 
 }  // namespace
 
-// Compiled here for the other sources, too.
+// Explicit instantiations: decoder.cpp declares them extern, so that they are compiled once.
 template void attend(const AttentionRows<float>*, int, int, int, const AttentionRows<float>*, Scratch&);
 template void attend(const AttentionRows<BFloat16>*, int, int, int, const AttentionRows<BFloat16>*, Scratch&);
 template void attend(const AttentionRows<Float16>*, int, int, int, const AttentionRows<Float16>*, Scratch&);
@@ -29,5 +29,5 @@ EXPORT void triolet_paged_attention(const AttentionCall* call) {
   }
 }
 
-// Where torch's threads are started: see threading/parallel_for.h.
+// Set the function that starts torch's OpenMP threads: see threading/parallel_for.h.
 EXPORT void triolet_use_threads(StartThreads start) { start_threads = start; }

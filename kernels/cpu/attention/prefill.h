@@ -1,12 +1,12 @@
-// Many rows of one sequence over one KV head, as a prefill chunk has them: the vectors run along the rows, the tile is
-// widened to float32 once, and the softmax needs no sum across lanes.
+// Prefill attention: many rows of one sequence and one KV head. Vectors run along the rows, a tile of keys is widened
+// to float32 once, and the softmax needs no sum across lanes.
 
 #pragma once
 
 #include "attention/rows.h"
 #include "gemm/microkernel.h"
 
-// Widen a tile's rows lo ... hi - 1 to [KEYS, padded_dim]; zeros for the others.
+// Widen the keys or values [lo, hi) of a tile to [KEYS, padded_dim]; the others are zeros.
 template <class T>
 INLINE void widen_tile(const PagedHead<T>& head, int tile, int lo, int hi, int dim, int padded_dim, float* wide) {
   const T* row[KEYS];
@@ -16,10 +16,10 @@ INLINE void widen_tile(const PagedHead<T>& head, int tile, int lo, int hi, int d
   std::fill(wide + hi * padded_dim, wide + KEYS * padded_dim, 0.0f);
 }
 
-// What the rows of a item see, and how far they are. The lanes past the last row repeat it.
+// Visible keys and online-softmax state of an item's rows. Unused lanes repeat the last row.
 template <int WIDTH>
 struct RowState {
-  alignas(64) int begin[WIDTH], end[WIDTH];  // of the keys
+  alignas(64) int begin[WIDTH], end[WIDTH];  // visible keys
   alignas(64) float largest[WIDTH], total[WIDTH] = {};
 
   template <class T>
@@ -31,12 +31,12 @@ struct RowState {
     }
   }
 
-  // Whether every row sees every key of a tile.
+  // Return whether every row sees every key of a tile.
   bool all_see(int tile) const { return begin[WIDTH - 1] <= tile && end[0] >= tile + KEYS; }
 };
 
-// Turn VECTORS * LANES rows' scores [KEYS, VECTORS * LANES] into weights, and fade what they have in `out`. Scores of
-// keys that a row does not see may be anything.
+// Replace scores [KEYS, VECTORS * LANES] by softmax weights, and rescale the partial sums in `out`. Scores of masked
+// keys may have any value.
 template <int VECTORS>
 INLINE void softmax_rows(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows,
                        float* out, int dim) {
@@ -46,24 +46,24 @@ INLINE void softmax_rows(float* scores, int tile, float scale, float soft_cap, R
     const Ints lo = *reinterpret_cast<const Ints*>(rows.begin + j) - tile;
     const Ints hi = *reinterpret_cast<const Ints*>(rows.end + j) - tile;
     const Floats old_largest = load(rows.largest + j);
-    Floats most = old_largest;
+    Floats new_largest = old_largest;
     for (int i = 0; i < KEYS; ++i) {
       Floats score = capped(load(scores + i * WIDTH + j) * scale, soft_cap);
       if (!all_seen) score = (lo <= i) & (hi > i) ? score : splat(MASKED);
       store(scores + i * WIDTH + j, score);
-      most = larger(most, score);
+      new_largest = larger(new_largest, score);
     }
     Floats sum = {};
     for (int i = 0; i < KEYS; ++i) {
-      Floats weight = exp_nonpositive(load(scores + i * WIDTH + j) - most);
+      Floats weight = exp_nonpositive(load(scores + i * WIDTH + j) - new_largest);
       if (!all_seen) weight = (lo <= i) & (hi > i) ? weight : Floats{};
       store(scores + i * WIDTH + j, weight);
       sum += weight;
     }
-    const Floats fade = exp_nonpositive(old_largest - most);
-    store(rows.total + j, load(rows.total + j) * fade + sum);
-    store(rows.largest + j, most);
-    for (int d = 0; d < dim; ++d) store(out + d * WIDTH + j, load(out + d * WIDTH + j) * fade);
+    const Floats rescale = exp_nonpositive(old_largest - new_largest);
+    store(rows.total + j, load(rows.total + j) * rescale + sum);
+    store(rows.largest + j, new_largest);
+    for (int d = 0; d < dim; ++d) store(out + d * WIDTH + j, load(out + d * WIDTH + j) * rescale);
   }
 }
 
@@ -72,7 +72,7 @@ static void attend_prefill(const AttentionRows<T>& work, Scratch& scratch) {
   constexpr int WIDTH = VECTORS * LANES;
   const int dim = work.head_dim, padded_dim = round_up(dim, LANES);
   float* query = scratch.floats(static_cast<size_t>(padded_dim) * (2 * WIDTH + 2 * KEYS + 1) + KEYS * WIDTH);
-  float* out = query + padded_dim * WIDTH;      // both [dim, WIDTH]: a row's numbers stand under each other
+  float* out = query + padded_dim * WIDTH;      // query and out: [dim, WIDTH], one column per row
   float* keys = out + padded_dim * WIDTH;       // [KEYS, padded_dim]
   float* values = keys + KEYS * padded_dim;     // [KEYS, padded_dim]
   float* scores = values + KEYS * padded_dim;   // [KEYS, WIDTH]

@@ -1,4 +1,4 @@
-// What attention works on: rows of queries, keys and values in the paged cache, and memory to do so.
+// Input and output of attention: query rows, and keys and values in the paged cache.
 
 #pragma once
 
@@ -7,8 +7,8 @@
 #include "scratch.h"
 #include "simd.h"
 
-constexpr int KEYS = 64;
-constexpr float MASKED = -1e30f;  // below every score, and still finite: the difference of two is 0, not NaN
+constexpr int KEYS = 64;  // of a tile
+constexpr float MASKED = -1e30f;  // below every score, and finite: the difference of two is 0, not NaN
 
 // One KV head of one sequence, in keys or values [num_blocks, block_size, num_kv_heads, head_dim].
 template <class T>
@@ -18,7 +18,7 @@ struct PagedHead {
   int block_size;
   ptrdiff_t slot_stride;      // elements from one slot to the next
 
-  // Where the tokens at positions begin ... end - 1 lie.
+  // Write the addresses of positions [begin, end) to `row`.
   void rows(int begin, int end, const T** row) const {
     int offset = begin % block_size;
     for (const int32_t* block = blocks + begin / block_size; begin < end; ++block, offset = 0) {
@@ -31,7 +31,7 @@ struct PagedHead {
   }
 };
 
-// What one work item computes: `num_rows` rows from `first_row` on.
+// Rows [first_row, first_row + num_rows) of one sequence and one KV head.
 template <class T>
 struct AttentionRows {
   const T* query;  // the sequence's first token, the KV head's first query head
@@ -43,7 +43,8 @@ struct AttentionRows {
   float scale, soft_cap;           // soft_cap 0 = none
 
   int position(int row) const { return seq_len - query_len + (first_row + row) / group; }
-  int end(int row) const { return position(row) + 1; }  // of the keys that a row sees
+  // Row `row` sees keys [begin(row), end(row)).
+  int end(int row) const { return position(row) + 1; }
   int begin(int row) const { return window ? std::max(0, end(row) - window) : 0; }
   const T* query_row(int row) const {
     return query + (first_row + row) / group * query_stride_t + (first_row + row) % group * query_stride_h;
@@ -51,8 +52,8 @@ struct AttentionRows {
   T* out_row(int row) const {
     return out + (first_row + row) / group * out_stride_t + (first_row + row) % group * out_stride_h;
   }
-  // The same rows under the KV head that is `count` further on.
-  AttentionRows under(int count) const {
+  // Return the same rows for the KV head `count` after this one.
+  AttentionRows at_kv_head(int count) const {
     AttentionRows rows = *this;
     rows.query += count * group * query_stride_h;
     rows.out += count * group * out_stride_h;

@@ -1,4 +1,4 @@
-// One layer's attention of a whole step, cut into work items.
+// Work items of one layer's attention: the units that threads take.
 
 #pragma once
 
@@ -18,14 +18,14 @@ struct AttentionCall {
   float scale, soft_cap;
 };
 
-// A unit of work, under some KV heads: some rows of one sequence; or all rows of several, which have few, and whose
-// first `shared` keys are the same.
+// A unit of work for some KV heads: some rows of one sequence, or all rows of several decode sequences with a common
+// prefix of `shared` keys.
 struct WorkItem {
   int first_head, num_heads, first_row, num_rows, num_sequences, shared;
   int sequences[MAX_SHARED_ROWS];
 };
 
-// What the block tables say that sequences share. Only what lies before a sequence's new tokens counts, in whole tiles.
+// Common prefixes of sequences, by their block tables. Only whole tiles before a sequence's new tokens are compared.
 class Prefixes {
  public:
   explicit Prefixes(const AttentionCall& call) : call_(call) {}
@@ -35,19 +35,19 @@ class Prefixes {
     return (call_.seq_lens[sequence] - query_len) / KEYS * KEYS;
   }
 
-  // Any order in which sequences that begin alike are neighbours, the longer ones first.
+  // Total order that makes sequences with equal prefixes adjacent, longer ones first.
   bool before(int one, int other) const {
-    const int mine = num_blocks(one), others = num_blocks(other);
-    const int sign = std::memcmp(blocks(one), blocks(other), std::min(mine, others) * sizeof(int32_t));
-    return sign ? sign > 0 : mine != others ? mine > others : one < other;
+    const int length_one = num_blocks(one), length_other = num_blocks(other);
+    const int sign = std::memcmp(blocks(one), blocks(other), std::min(length_one, length_other) * sizeof(int32_t));
+    return sign ? sign > 0 : length_one != length_other ? length_one > length_other : one < other;
   }
 
-  // Keys, a multiple of KEYS.
+  // Return the length of the common prefix in keys, a multiple of KEYS.
   int shared(int one, int other) const {
     const int most = std::min(num_blocks(one), num_blocks(other));
     const int32_t* begin = blocks(one);
-    const ptrdiff_t alike = std::mismatch(begin, begin + most, blocks(other)).first - begin;
-    return std::min({static_cast<int>(alike) * call_.block_size / KEYS * KEYS, length(one), length(other)});
+    const ptrdiff_t num_equal = std::mismatch(begin, begin + most, blocks(other)).first - begin;
+    return std::min({static_cast<int>(num_equal) * call_.block_size / KEYS * KEYS, length(one), length(other)});
   }
 
  private:
@@ -56,12 +56,12 @@ class Prefixes {
   const AttentionCall& call_;
 };
 
-// Items of sequences with so few rows that several fit into one: those that share a prefix, together. All threads are
-// to have some of them. Under all KV heads.
+// Add items for decode sequences, each for all KV heads. Sequences with a common prefix share an item, but only as many
+// as leave work for every thread.
 inline void add_shared_items(const AttentionCall& call, std::vector<int> sequences, std::vector<WorkItem>& items) {
   const int group = call.num_heads / call.num_kv_heads;
   const Prefixes prefixes(call);
-  const int fair = static_cast<int>(sequences.size()) * call.num_kv_heads / (2 * std::max(1, call.num_threads));
+  const int limit = static_cast<int>(sequences.size()) * call.num_kv_heads / (2 * std::max(1, call.num_threads));
   std::sort(sequences.begin(), sequences.end(), [&](int one, int other) { return prefixes.before(one, other); });
   bool may_grow = false;
   for (int sequence : sequences) {
@@ -69,7 +69,7 @@ inline void add_shared_items(const AttentionCall& call, std::vector<int> sequenc
     if (may_grow) {
       WorkItem& last = items.back();
       const int shared = prefixes.shared(last.sequences[0], sequence);
-      const bool fits = last.num_rows + rows <= MAX_SHARED_ROWS && last.num_sequences < fair;
+      const bool fits = last.num_rows + rows <= MAX_SHARED_ROWS && last.num_sequences < limit;
       if (fits && shared > 0 && 2 * shared >= last.shared) {
         last.shared = last.shared ? std::min(last.shared, shared) : shared;
         last.num_rows += rows;
@@ -82,53 +82,53 @@ inline void add_shared_items(const AttentionCall& call, std::vector<int> sequenc
   }
 }
 
-// KV heads that are computed side by side: as many as leave enough items for all threads, and a tile of them, with the
-// next one, in the second-level cache.
-inline int heads_together(const AttentionCall& call, int num_items) {
+// Return the number of KV heads per decode item: few enough for every thread to have several items, and for two tiles
+// to fit into the L2 cache.
+inline int heads_per_item(const AttentionCall& call, int num_items) {
   constexpr int ITEMS_PER_THREAD = 8, TILE_BYTES = 256 * 1024;
   const int parts = (ITEMS_PER_THREAD * call.num_threads + num_items - 1) / std::max(1, num_items);
   const int head_bytes = 2 * KEYS * call.head_dim * (call.dtype == 0 ? 4 : 2);
   return std::max(1, std::min((call.num_kv_heads + parts - 1) / parts, TILE_BYTES / head_bytes));
 }
 
-// The same items, each cut into items of fewer KV heads.
-inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, int num_kv_heads, int together) {
+// Split each item into items of at most `max_heads` KV heads.
+inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, int num_kv_heads, int max_heads) {
   std::vector<WorkItem> cut;
-  cut.reserve(items.size() * ((num_kv_heads + together - 1) / together));
+  cut.reserve(items.size() * ((num_kv_heads + max_heads - 1) / max_heads));
   for (const WorkItem& item : items)
-    for (int head = 0; head < num_kv_heads; head += together) {
+    for (int head = 0; head < num_kv_heads; head += max_heads) {
       cut.push_back(item);
       cut.back().first_head = head;
-      cut.back().num_heads = std::min(together, num_kv_heads - head);
+      cut.back().num_heads = std::min(max_heads, num_kv_heads - head);
     }
   return cut;
 }
 
 inline std::vector<WorkItem> work_items_of(const AttentionCall& call) {
   std::vector<WorkItem> decode_items, prefill_items;
-  std::vector<int> sharing;
+  std::vector<int> decode_sequences;
   const int group = call.num_heads / call.num_kv_heads;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
     const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence], rows = query_len * group;
     if (rows == 0) continue;
     if (2 * rows <= MAX_SHARED_ROWS) {
-      sharing.push_back(sequence);
+      decode_sequences.push_back(sequence);
       continue;
     }
     const int most = rows_per_item(query_len, group);
-    // From the end: the last queries see the most keys, and what takes longest is best begun first.
+    // Longest first, for load balance: the last queries see the most keys.
     for (int first = (rows - 1) / most * most; first >= 0; first -= most)
       prefill_items.push_back({0, call.num_kv_heads, first, std::min(most, rows - first), 1, 0, {sequence}});
   }
-  add_shared_items(call, std::move(sharing), decode_items);
+  add_shared_items(call, std::move(decode_sequences), decode_items);
   std::vector<WorkItem> items = cut_by_heads(prefill_items, call.num_kv_heads, 1);
-  const int together = heads_together(call, static_cast<int>(decode_items.size()));
-  const std::vector<WorkItem> cut = cut_by_heads(decode_items, call.num_kv_heads, together);
+  const int max_heads = heads_per_item(call, static_cast<int>(decode_items.size()));
+  const std::vector<WorkItem> cut = cut_by_heads(decode_items, call.num_kv_heads, max_heads);
   items.insert(items.end(), cut.begin(), cut.end());
   return items;
 }
 
-// All rows of a sequence.
+// Return all rows of a sequence.
 template <class T>
 inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_head) {
   const int group = call.num_heads / call.num_kv_heads, dim = call.head_dim;
@@ -158,18 +158,18 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
   return work;
 }
 
-// One of the items; the next one is likely to follow.
+// Compute one item; the next one is prefetched, since the same thread is likely to take it.
 template <class T>
 inline void attend(const AttentionCall& call, const std::vector<WorkItem>& items, size_t index, Scratch& scratch) {
-  auto rows_under = [&](const WorkItem& item, int i) { return rows_of<T>(call, item.sequences[i], item.first_head); };
+  auto rows_at = [&](const WorkItem& item, int i) { return rows_of<T>(call, item.sequences[i], item.first_head); };
   const WorkItem& item = items[index];
-  AttentionRows<T> works[MAX_SHARED_ROWS], following;
-  for (int i = 0; i < item.num_sequences; ++i) works[i] = rows_under(item, i);
+  AttentionRows<T> works[MAX_SHARED_ROWS], next_work;
+  for (int i = 0; i < item.num_sequences; ++i) works[i] = rows_at(item, i);
   if (item.num_sequences == 1) {
     works[0].first_row = item.first_row;
     works[0].num_rows = item.num_rows;
   }
   const bool is_last = index + 1 == items.size();
-  if (!is_last) following = rows_under(items[index + 1], 0);
-  attend(works, item.num_sequences, item.num_heads, item.shared, is_last ? nullptr : &following, scratch);
+  if (!is_last) next_work = rows_at(items[index + 1], 0);
+  attend(works, item.num_sequences, item.num_heads, item.shared, is_last ? nullptr : &next_work, scratch);
 }

@@ -1,8 +1,7 @@
-// Products of bfloat16 or of bytes on Intel's AMX tiles, where the machine has them: up to nine times as fast as
-// vectors.
+// GEMM of bfloat16 or int8 on Intel AMX: up to nine times as fast as vectors.
 //
-// A tile is 16 rows of 64 bytes. The strips of gemm/linear.h are what the instructions want already: pairs of inputs,
-// or four bytes, sixteen outputs beside each other. Two tiles of rows times two of columns keep eight tiles busy.
+// A tile is 16 rows of 64 bytes. The strips of gemm/linear.h have the layout of the instructions (VNNI): pairs of
+// bfloat16, or 4 bytes, of sixteen adjacent outputs. Two row tiles times two column tiles use all eight tile registers.
 
 #pragma once
 
@@ -10,9 +9,9 @@
 
 #include "simd.h"
 
-constexpr int AMX_ROWS = 16;    // of a tile, at most
+constexpr int AMX_ROWS = 16;  // of a tile, maximum
 template <class T>
-constexpr int AMX_INPUTS = 64 / sizeof(T);  // numbers in a tile's row
+constexpr int AMX_INPUTS = 64 / sizeof(T);  // elements in a row of a tile
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512F__) && defined(__linux__)
 #define AMX_TILES
@@ -24,23 +23,23 @@ inline bool amx_granted = false;  // see triolet_use_amx
 
 INLINE bool amx_usable() { return amx_granted; }
 
-// Linux lends the tiles' registers only to a process that asks.
-INLINE bool ask_for_amx(bool wanted) {
+// Request AMX from Linux, which saves the tile registers only for processes that ask (arch_prctl).
+INLINE bool request_amx(bool wanted) {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
   amx_granted = wanted && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
   return amx_granted;
 }
 
-// How large each tile is.
+// AMX tile configuration: rows and row bytes of each tile.
 class TileShapes {
  public:
   void set(int tile, int rows, int row_bytes) {
     config_[16 + 2 * tile] = static_cast<uint8_t>(row_bytes);
     config_[48 + tile] = static_cast<uint8_t>(rows);
   }
-  // For this thread.
+  // Load the configuration into this thread.
   void load() const {
-    asm volatile("" : : "r"(config_) : "memory");  // GCC takes the instruction for one that reads eight bytes
+    asm volatile("" : : "r"(config_) : "memory");  // GCC believes that the instruction reads only eight bytes
     _tile_loadconfig(config_);
   }
 
@@ -48,9 +47,8 @@ class TileShapes {
   alignas(64) uint8_t config_[64] = {1};  // palette 1
 };
 
-// This thread's tiles, for as long as the object lives; others may set them up in their own way before and after.
-// Sums and activations (0 to 5) are `height` rows high, weights (6 and 7) one for every four of the `depth` bytes of a
-// row of activations.
+// Tile configuration of this thread, released by the destructor. Sums (0 to 3) and activations (4 and 5) have `height`
+// rows; weights (6 and 7) have one row for every four of the `depth` bytes of a row of activations.
 class AmxTiles {
  public:
   explicit AmxTiles(int height, int depth = 64) {
@@ -71,8 +69,8 @@ class AmxTiles {
   else                                   \
     _tile_dpbusd(to, x, weights)
 
-// Fetch a quarter of what AHEAD_OF_TILE bytes further on will be a tile. Not further: what is read of memory soon after
-// it was asked for comes fastest, and evenly between the products, lest they wait for each other.
+// Prefetch a quarter of the tile that begins AHEAD_OF_TILE bytes after this one. Not further: data that is used
+// soon after its prefetch arrives fastest. Spread evenly between the products, so that prefetches do not queue.
 template <int QUARTER, class W>
 INLINE void fetch_weights(const W* tile) {
   constexpr int AHEAD_OF_TILE = 1024, BYTES = AMX_ROWS * 64 / 4;
@@ -81,11 +79,11 @@ INLINE void fetch_weights(const W* tile) {
   for (int byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(from + byte);
 }
 
-// What is fetched while tiles are multiplied: nothing, the weights that they need next, or some of the next panel.
+// Prefetched while tiles are multiplied: nothing, the next weights of this panel (OWN), or a part of the next panel.
 enum class Fetch { NOTHING, OWN, NEXT };
 constexpr int NEXT_BYTES = 256;  // of the next panel, with each product of four tiles
 
-// sums[i][j] of two tiles of rows and two of columns, which are two strips from `left` and `right` on.
+// Compute two row tiles times two column tiles; `left` and `right` are the strips of the columns.
 template <Fetch FETCH, class X, class W, class Sum>
 INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W* left, const W* right, int depth,
                       Sum* upper_sums, Sum* lower_sums, ptrdiff_t sums_bytes, const char* next) {
@@ -117,28 +115,29 @@ INLINE void amx_tiles(const X* upper, const X* lower, ptrdiff_t x_bytes, const W
   _tile_stored(3, lower_sums + 16, sums_bytes);
 }
 
-// sums[i][j] = the first `depth` inputs of x, a multiple of AMX_INPUTS, times a panel of `columns` (a multiple of 32)
-// in strips that are `strip` elements apart. The last tiles reach back over rows that are done already, rather than
-// past the end. With the panel's first rows it is fetched, and with those after them the panel that lies behind it;
-// `above` rows of the same have been multiplied before.
+// sums[i][j] = x times a panel, over the first `depth` inputs (a multiple of AMX_INPUTS).
+//
+// columns: of the panel, a multiple of 32. strip: elements from one strip to the next.
+// rows_before: rows that have been multiplied with this panel before. The first rows prefetch the panel itself, later
+// ones the next panel. The last row tiles overlap the ones before, so that nothing past the last row is read.
 template <class X, class W, class Sum>
 static void amx_multiply(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, int columns, int rows, int depth,
-                        int above, Sum* sums) {
+                        int rows_before, Sum* sums) {
   const int height = rows < AMX_ROWS ? rows : AMX_ROWS;
   const AmxTiles tiles(height);
   for (int first = 0; first < rows; first += 2 * AMX_ROWS) {
     const ptrdiff_t last = rows - height;
     const ptrdiff_t upper = first < last ? first : last, lower = first + AMX_ROWS < last ? first + AMX_ROWS : last;
-    const int turn = (above + first) / (2 * AMX_ROWS);
+    const int row_pass = (rows_before + first) / (2 * AMX_ROWS);
     for (int column = 0; column < columns; column += 32) {
       const W* left = panel + column / 16 * strip;
-      const ptrdiff_t products = depth / AMX_INPUTS<X>, fetched = (turn * columns + column) / 32 - columns / 32;
+      const ptrdiff_t products = depth / AMX_INPUTS<X>, fetched = (row_pass * columns + column) / 32 - columns / 32;
       const char* next = reinterpret_cast<const char*>(panel + columns / 16 * strip) + fetched * products * NEXT_BYTES;
       auto multiply = [&](auto fetch) {
         amx_tiles<fetch.value>(x + upper * x_row, x + lower * x_row, x_row * sizeof(X), left, left + strip, depth,
                                sums + upper * columns + column, sums + lower * columns + column, columns * 4, next);
       };
-      if (turn == 0)
+      if (row_pass == 0)
         multiply(std::integral_constant<Fetch, Fetch::OWN>{});
       else if ((fetched + 1) * NEXT_BYTES <= columns * 64)
         multiply(std::integral_constant<Fetch, Fetch::NEXT>{});
@@ -148,7 +147,7 @@ static void amx_multiply(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t 
   }
 }
 
-// sums[i][j] = a few signed bytes of x times unsigned ones, as many as AmxTiles was told; see above.
+// sums[i][j] = one int4 group: signed bytes of x times unsigned weights, `depth` inputs of AmxTiles; see amx_multiply.
 INLINE void amx_int4_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* weights, int columns, int rows,
                            int32_t* sums) {
   const int last = rows < AMX_ROWS ? 0 : rows - AMX_ROWS;
@@ -179,7 +178,7 @@ INLINE void amx_int4_group(const uint8_t* x, ptrdiff_t x_row, const uint8_t* wei
 #else
 
 INLINE bool amx_usable() { return false; }
-INLINE bool ask_for_amx(bool) { return false; }
+INLINE bool request_amx(bool) { return false; }
 template <class X, class W, class Sum>
 INLINE void amx_multiply(const X*, ptrdiff_t, const W*, ptrdiff_t, int, int, int, int, Sum*) {}
 

@@ -1,13 +1,13 @@
 // FP32 GEMM on AMX by BF16x3 splitting: six of the nine partial products, summed in FP32. Up to twice as fast as
-// vectors of float32.
+// float32 vectors.
 //
-// A float32 number is the sum of three bfloat16 parts: its upper half, that of the rest, and the rest of that. Nothing
-// is lost, and products of parts are exact in float32. The three products that are left out are smaller than the
-// rounding error of the sum. Source: Henry, Tang and Heinecke, "Leveraging the bfloat16
-// Artificial Intelligence Datatype For Higher-Precision Computations", 2019.
+// A float32 number is exactly the sum of three bfloat16 parts: its upper 16 bits, those of the remainder, and the
+// remainder of that. Products of parts are exact in float32. The three omitted products are smaller than the rounding
+// error of the sum. Source: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+// Higher-Precision Computations", 2019.
 //
-// The weights stay float32 in memory, in blocks. One is split when its turn comes, into the first-level cache, while
-// the tiles multiply the block before. One row or five hundred: each row's sums are added in the same order.
+// The weights stay float32 in memory, in blocks. A block is split into the L1 cache while the tiles multiply the block
+// before it. The order of a row's sums does not depend on the number of rows.
 
 #pragma once
 
@@ -15,17 +15,17 @@
 #include "scratch.h"
 
 constexpr int PARTS = 3;
-constexpr int BLOCK_INPUTS = 32, BLOCK_COLUMNS = 32;  // of a panel, for one turn of the tiles
+constexpr int BLOCK_INPUTS = 32, BLOCK_COLUMNS = 32;  // of a block
 constexpr int BLOCK_NUMBERS = BLOCK_INPUTS * BLOCK_COLUMNS;
 constexpr int TILE_WORDS = AMX_ROWS * 16;             // pairs of bfloat16 in a tile
-constexpr int SPLIT_WORDS = 2 * PARTS * TILE_WORDS;  // of a block that was split
-constexpr int KEPT_BLOCKS = 5;                        // that stay in the first-level cache, split, while rows pass
-constexpr int KEPT_ROWS = 512;                        // rows whose sums stay in the second-level cache
+constexpr int SPLIT_WORDS = 2 * PARTS * TILE_WORDS;  // of a split block: a left and a right column tile of each part
+constexpr int KEPT_BLOCKS = 5;                        // split blocks that stay in the L1 cache for all rows
+constexpr int KEPT_ROWS = 512;                        // rows with sums that stay in the L2 cache
 
 INLINE int num_blocks(int num_in) { return (num_in + BLOCK_INPUTS - 1) / BLOCK_INPUTS; }
 
-// Packed for tiles: of each panel the left half, then the right one; of each, blocks [BLOCK_INPUTS, BLOCK_COLUMNS].
-// Inputs past the last are zeros.
+// Pack a weight for tiles: each panel as its left, then its right columns, each as blocks [BLOCK_INPUTS,
+// BLOCK_COLUMNS]. Inputs past the last are zeros.
 INLINE void pack_bf16x3_blocks(const float* weight, int num_out, int num_in, bool gated, int num_threads,
                                float* packed) {
   const int halves = TILE_COLUMNS / BLOCK_COLUMNS, padded = num_blocks(num_in) * BLOCK_INPUTS;
@@ -42,8 +42,8 @@ INLINE void pack_bf16x3_blocks(const float* weight, int num_out, int num_in, boo
   });
 }
 
-// Rows of activations that were split: tiles of 16 rows and BLOCK_INPUTS inputs, [ceil(rows / 16), blocks, PARTS].
-// What no row has written to may be anything: rows do not meet.
+// Split activations: tiles of 16 rows and BLOCK_INPUTS inputs, [ceil(rows / 16), blocks, PARTS]. Rows past the last are
+// not initialised: a row of a tile product depends on no other row.
 struct Bf16x3Rows {
   uint32_t* tiles;
   int blocks;
@@ -55,7 +55,7 @@ struct Bf16x3Rows {
     const ptrdiff_t tile = (static_cast<ptrdiff_t>(row / AMX_ROWS) * blocks + block) * PARTS;
     return tiles + tile * TILE_WORDS + row % AMX_ROWS * 16;
   }
-  Bf16x3Rows from(int row) const { return {at(row, 0), blocks}; }  // the first of a tile
+  Bf16x3Rows from(int row) const { return {at(row, 0), blocks}; }  // row: a multiple of AMX_ROWS
 };
 
 #if defined(AMX_TILES)
@@ -66,13 +66,13 @@ INLINE Words without(Words x, Words part) {
   return reinterpret_cast<Words>(reinterpret_cast<Floats>(x) - reinterpret_cast<Floats>(part));
 }
 
-// Parts of weights are truncated; those of activations are rounded to nearest, which makes the products that are left
-// out smaller, and as often positive as negative.
+// Weights are truncated; activations are rounded to nearest, which makes the omitted products smaller and their mean
+// zero.
 INLINE Words nearest_part(Words x) {
-  return upper_half((x & 0x7fffffffu) < 0x7f7f0000u ? x + 0x8000u : x);  // no number may become infinite
+  return upper_half((x & 0x7fffffffu) < 0x7f7f0000u ? x + 0x8000u : x);  // a finite number must not round to infinity
 }
 
-// BLOCK_INPUTS numbers of a row, to the same place in the tiles of a block.
+// Split BLOCK_INPUTS inputs of a row into the three tiles of a block.
 INLINE void split_inputs(const float* from, uint32_t* to) {
   for (int half = 0; half < 2; ++half) {
     Words x = reinterpret_cast<Words>(load(from + half * LANES));
@@ -93,27 +93,27 @@ INLINE void split_row(const float* from, int num_in, int row, const Bf16x3Rows& 
   split_inputs(last, to.at(row, whole));
 }
 
-INLINE void split_row(const BFloat16*, int, int, const Bf16x3Rows&) {}  // it need not be
+INLINE void split_row(const BFloat16*, int, int, const Bf16x3Rows&) {}  // never called: BF16x3 is for float32
 
-// Numbers and those that are paired with them, to the same place in the tiles of a block.
+// Split two vectors of adjacent inputs and store them interleaved in the three tiles of a block.
 INLINE void split_pairs(Words even, Words odd, uint32_t* to) {
 #pragma GCC unroll 3
   for (int part = 0; part < PARTS; ++part) {
-    constexpr int FIRST_OR_BOTH_OF_OTHERS = 0xf8;
+    constexpr int A_OR_B_AND_C = 0xf8;
     _mm512_store_si512(to + part * TILE_WORDS,
                        _mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(even >> 16), reinterpret_cast<__m512i>(odd),
                                                  _mm512_set1_epi32(static_cast<int>(0xffff0000u)),
-                                                 FIRST_OR_BOTH_OF_OTHERS));
+                                                 A_OR_B_AND_C));
     even = without(even, upper_half(even));
     odd = without(odd, upper_half(odd));
   }
 }
 
-constexpr int SPLITS = BLOCK_INPUTS / 2 * 2;  // vectors of pairs in a block
+constexpr int SPLITS = BLOCK_INPUTS / 2 * 2;  // vectors of pairs in a block: the units of work of split_some
 
-constexpr int NEAR = 10 * BLOCK_COLUMNS, FAR = 3 * BLOCK_NUMBERS;  // what is fetched meanwhile, to which cache
+constexpr int NEAR = 10 * BLOCK_COLUMNS, FAR = 3 * BLOCK_NUMBERS;  // prefetch distances: to L1, to L2
 
-// Those from `first` to before `last`, in the order of memory.
+// Split vectors [first, last) of a block, in memory order.
 INLINE void split_some(const float* block, int first, int last, uint32_t* to) {
 #pragma GCC unroll 8
   for (int i = first; i < last; ++i) {
@@ -133,21 +133,22 @@ INLINE void split_some(const float* block, int first, int last, uint32_t* to) {
 #define LOAD_WEIGHTS(part)                         \
   _tile_loadd(6, weights + part * TILE_WORDS, 64); \
   _tile_loadd(7, weights + (PARTS + part) * TILE_WORDS, 64)
-#define ADD_PRODUCTS(turn)                          \
+#define ADD_PRODUCTS(product)                          \
   _tile_dpbf16ps(0, 4, 6);                          \
   _tile_dpbf16ps(1, 4, 7);                          \
   if constexpr (BOTH) {                             \
     _tile_dpbf16ps(2, 5, 6);                        \
     _tile_dpbf16ps(3, 5, 7);                        \
   }                                                 \
-  meanwhile(turn)
-#define ALL_WRITTEN() asm volatile("" ::: "memory")  // tiles are loaded behind the compiler's back
+  interleave(product)
+#define ALL_WRITTEN() asm volatile("" ::: "memory")  // the compiler does not know that tile loads read memory
 
-constexpr int TURNS = 6;  // products of parts
+constexpr int NUM_PRODUCTS = 6;  // partial products of a block
 
-// Sums of one or two (BOTH) tiles of rows += a block. `meanwhile` is called with 0 to TURNS - 1.
-template <bool BOTH, class Meanwhile>
-INLINE void add_block(const uint32_t* upper, const uint32_t* lower, const uint32_t* weights, Meanwhile meanwhile) {
+// Add a block to the sums of one or two (BOTH) row tiles. `interleave` is called with
+// 0 to NUM_PRODUCTS - 1 after each partial product.
+template <bool BOTH, class Interleave>
+INLINE void add_block(const uint32_t* upper, const uint32_t* lower, const uint32_t* weights, Interleave interleave) {
   LOAD_ROWS(0);
   LOAD_WEIGHTS(2);
   ADD_PRODUCTS(0);
@@ -167,12 +168,13 @@ INLINE void add_block(const uint32_t* upper, const uint32_t* lower, const uint32
 #undef LOAD_WEIGHTS
 #undef ADD_PRODUCTS
 
-// One thread's part of a product. Tiles stay set up from panel to panel, and while the last block of one is multiplied,
-// the first one of the panel after it in memory is split: the pack ends with a block that is only there for that.
+// One thread's part of a GEMM. The tile configuration is kept from panel to panel. While the last block of a panel is
+// multiplied, the first block of the next panel in memory is split; packed weights therefore end with a spare block.
 class Bf16x3Product {
  public:
   explicit Bf16x3Product(int num_rows)
-      : height_(std::min(num_rows, AMX_ROWS)), tiles_(height_), ring_(num_rows <= 2 * AMX_ROWS ? 2 : 2 * KEPT_BLOCKS) {}
+      : height_(std::min(num_rows, AMX_ROWS)), tiles_(height_),
+        depth_(num_rows <= 2 * AMX_ROWS ? 2 : 2 * KEPT_BLOCKS) {}
 
   // `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
   template <class Use>
@@ -189,49 +191,50 @@ class Bf16x3Product {
   }
 
  private:
-  // sums[i][j], [rows, TILE_COLUMNS], of the panel's first halves; rows are rounded up to whole tiles.
+  // Compute sums [rows, TILE_COLUMNS] of the panel's first `halves` halves; rows are rounded up to whole tiles.
   void multiply(const Bf16x3Rows& x, const float* weights, int halves, int rows, float* sums) {
-    if (weights != split_) split_some(weights, 0, SPLITS, place(turn_));
+    if (weights != split_) split_some(weights, 0, SPLITS, slot_address(slot_));
     ALL_WRITTEN();
     split_ = weights;
     const int parts = (x.blocks + KEPT_BLOCKS - 1) / KEPT_BLOCKS;
     for (int part = 0; part < halves * parts; ++part) {
       const int first = x.blocks * (part % parts) / parts, last = x.blocks * (part % parts + 1) / parts;
       float* mine = sums + part / parts * BLOCK_COLUMNS;
-      const int turn = turn_;
+      const int slot = slot_;
       rows > AMX_ROWS ? first_rows<true>(x, first, last, mine) : first_rows<false>(x, first, last, mine);
       for (int row = 2 * AMX_ROWS; row < rows; row += 2 * AMX_ROWS) {
         float* to = mine + row * TILE_COLUMNS;
         if (rows - row > AMX_ROWS)
-          other_rows<true>(x.from(row), first, last, turn, to);
+          other_rows<true>(x.from(row), first, last, slot, to);
         else
-          other_rows<false>(x.from(row), first, last, turn, to);
+          other_rows<false>(x.from(row), first, last, slot, to);
       }
     }
   }
 
-  // Sums (+)= the blocks of inputs from `first` to before `last`. The first has been split, and the one after each is.
+  // Add input blocks [first, last) to the sums of the first rows. Block `first` has been split; the block after each
+  // one is split during its products.
   template <bool BOTH>
   __attribute__((noinline)) void first_rows(const Bf16x3Rows& x, int first, int last, float* sums) {
     clear_tiles();
     for (int block = first; block < last; ++block) {
-      const uint32_t* here = place(turn_);
-      uint32_t* to = place(++turn_);
+      const uint32_t* here = slot_address(slot_);
+      uint32_t* to = slot_address(++slot_);
       const float* next = split_ += BLOCK_NUMBERS;
-      add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), here, [&](int turn) {
-        split_some(next, turn * SPLITS / TURNS, (turn + 1) * SPLITS / TURNS, to);
+      add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), here, [&](int product) {
+        split_some(next, product * SPLITS / NUM_PRODUCTS, (product + 1) * SPLITS / NUM_PRODUCTS, to);
       });
       ALL_WRITTEN();
     }
     take_tiles<BOTH>(sums, first > 0);
   }
 
-  // The same for other rows, when these blocks have been split, from that of `turn` on.
+  // Add input blocks [first, last) to the sums of later rows; the split blocks are in the slots from `slot` on.
   template <bool BOTH>
-  __attribute__((noinline)) void other_rows(const Bf16x3Rows& x, int first, int last, int turn, float* sums) {
+  __attribute__((noinline)) void other_rows(const Bf16x3Rows& x, int first, int last, int slot, float* sums) {
     clear_tiles();
     for (int block = first; block < last; ++block)
-      add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), place(turn + block - first), [](int) {});
+      add_block<BOTH>(x.at(0, block), x.at(AMX_ROWS, block), slot_address(slot + block - first), [](int) {});
     take_tiles<BOTH>(sums, first > 0);
   }
 
@@ -242,7 +245,7 @@ class Bf16x3Product {
     _tile_zero(3);
   }
 
-  // Sums (+)= what is in the tiles. Adding up parts of a sum apart from each other makes it more exact.
+  // Store the tiles to the sums, or add them. Adding partial sums of a few blocks reduces the rounding error.
   template <bool BOTH>
   void take_tiles(float* sums, bool add) {
     float* to = add ? part_ : sums;
@@ -260,15 +263,15 @@ class Bf16x3Product {
       }
   }
 
-  uint32_t* place(unsigned turn) { return ring_of_blocks_ + turn % ring_ * SPLIT_WORDS; }
+  uint32_t* slot_address(unsigned slot) { return slots_ + slot % depth_ * SPLIT_WORDS; }
 
   const int height_;
   const AmxTiles tiles_;
-  const unsigned ring_;
-  unsigned turn_ = 0;
-  const float* split_ = nullptr;  // the block at place(turn_)
+  const unsigned depth_;
+  unsigned slot_ = 0;
+  const float* split_ = nullptr;  // the block that is split in the current slot
   alignas(64) float part_[2 * AMX_ROWS * BLOCK_COLUMNS];
-  alignas(64) uint32_t ring_of_blocks_[2 * KEPT_BLOCKS * SPLIT_WORDS];
+  alignas(64) uint32_t slots_[2 * KEPT_BLOCKS * SPLIT_WORDS];
 };
 
 #else

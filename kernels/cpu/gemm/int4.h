@@ -1,9 +1,9 @@
-// Linear layers with int4 weights: two nibbles a byte, and a bfloat16 scale for every GROUP inputs of an output, 4.5
-// bits a weight in all. A weight is (nibble - 8) * scale. Rows of activations are int8 with a scale for each group.
+// Linear layers with int4 weights: two nibbles per byte, and a bfloat16 scale for every GROUP inputs of an output, 4.5
+// bits per weight in all. A weight is (nibble - 8) * scale. Activations are int8 with a scale for each group.
 //
-// A panel lies group after group: for every eight inputs four bytes of each output, the first four inputs in the lower
-// nibbles, then the scales of all outputs, bfloat16. Within a group sums are exact in int32; groups are added in
-// float32, in their order, whatever the number of rows: a row's result does not depend on its neighbours.
+// A panel is stored group by group: for every eight inputs four bytes of each output, the first four inputs in the
+// lower nibbles, then the bfloat16 scales of all outputs. Sums within a group are exact in int32; groups are added in
+// float32 in order, so a row's result does not depend on the other rows.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 constexpr int GROUP_BYTES = TILE_COLUMNS * (GROUP / 2 + 2);  // of a panel
 
-// A weight as numbers 0 to 15, [num_out, num_in], and its scales, [num_out, num_in / GROUP], as panels.
+// Pack a weight [num_out, num_in] of 0 to 15 and its scales [num_out, num_in / GROUP] into panels.
 static void pack_int4(const uint8_t* weight, const BFloat16* scales, int num_out, int num_in, bool gated,
                         int num_threads, uint8_t* packed) {
   const int panels = (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS, groups = num_in / GROUP;
@@ -33,12 +33,11 @@ static void pack_int4(const uint8_t* weight, const BFloat16* scales, int num_out
   });
 }
 
-// sums[i][j] (+)= the `count` groups from `first` on, of ROWS rows times one panel. AHEAD: groups that are fetched
-// ahead.
+// sums[i][j] = or += groups [first, first + count) of ROWS rows times one panel. AHEAD: prefetch distance in groups.
 template <int ROWS, int AHEAD>
 INLINE void int4_tile(const Int8Rows& x, int row, int num_in, const uint8_t* panel, int first, int count,
                        float* sums) {
-  constexpr int PAIR = 2;  // vectors beside each other: of more, sums and weights would not fit into the registers
+  constexpr int PAIR = 2;  // vectors at once: sums and weights of more would not fit into the registers
   const int groups = num_in / GROUP;
   const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in;
   const float* scales = x.scales + static_cast<ptrdiff_t>(row) * groups;
@@ -95,11 +94,11 @@ INLINE void int4_tile(const Int8Rows& x, int row, int num_in, const uint8_t* pan
     for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, total[i][j]);
 }
 
-// All groups of a panel times many rows, in the same order; whether there are tiles to do it with.
+// Multiply all groups of a panel with many rows on AMX, in the same order; return false if AMX does not apply.
 __attribute__((noinline)) static bool add_int4_groups_amx(const Int8Rows& x, int row, int num_in, const uint8_t* panel,
                                                           int rows, float* sums) {
 #if defined(AMX_TILES)
-  if (rows <= AMX_ROWS || !amx_usable()) return false;  // measured: 8 rows are an eighth slower in tiles
+  if (rows <= AMX_ROWS || !amx_usable()) return false;  // measured: 8 rows take an eighth longer on AMX
   alignas(64) int32_t products[ROW_BLOCK * TILE_COLUMNS];
   alignas(64) uint8_t whole[GROUP * TILE_COLUMNS];
   const AmxTiles tiles(std::min(rows, AMX_ROWS), GROUP);
@@ -135,8 +134,8 @@ __attribute__((noinline)) static bool add_int4_groups_amx(const Int8Rows& x, int
 #endif
 }
 
-// All groups of a panel times some rows; as with other weights, they are fetched ahead with the first rows, and stay in
-// the cache while the others pass.
+// Multiply all groups of a panel with some rows. The first rows of a cold panel prefetch it; it stays in the cache for
+// the others.
 __attribute__((noinline)) static void add_int4_groups(const Int8Rows& x, int row, int num_in, const uint8_t* panel,
                                                       int rows, bool cold, float* sums) {
   if (add_int4_groups_amx(x, row, num_in, panel, rows, sums)) return;
@@ -153,7 +152,7 @@ __attribute__((noinline)) static void add_int4_groups(const Int8Rows& x, int row
     });
 }
 
-// As of other weights; see gemm/linear.h.
+// Compute one panel for all rows; see multiply_panel in gemm/linear.h.
 template <class Use>
 INLINE void multiply_int4_panel(const Linear& linear, int panel, const Int8Rows& x, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];

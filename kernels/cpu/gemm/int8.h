@@ -1,24 +1,24 @@
-// Linear layers with int8 weights, a quarter of float32: a scale for each output, and one for each row of activations,
-// which is quantised when it is computed.
+// Linear layers with int8 weights, a quarter of the bytes of float32: a scale for each output, and a dynamic scale for
+// each row of activations.
 //
-// Sums of products of bytes are exact in int32, whatever the order: vectors, tiles and plain code give the same. The
-// instructions (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with 128 added, and what
-// that adds to a sum is the same for every row: `Linear::zero_point_offsets`.
+// Sums of products of bytes are exact in int32, so vectors, AMX and plain code give the same result. The instructions
+// (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with 128 added; what that adds to a
+// sum depends only on the weights and is subtracted: `Linear::zero_point_offsets`.
 
 #pragma once
 
 #include "gemm/linear.h"
 
-// Rows of activations as bytes: with 128 added and a scale for each row, or, for weights that are halves of bytes, as
-// they are and with a scale for each group of a row.
+// Quantised activations. For int8 weights: unsigned with 128 added, a scale per row. For int4 weights: signed, a scale
+// per group of a row.
 struct Int8Rows {
   uint8_t* numbers;             // [rows, num_in]
   float* scales;                // [rows], or [rows, num_in / GROUP]
   int32_t* zero_point_offsets;  // [rows, num_in / GROUP]: -8 * sum of a group, for the zero point 8 of int4 weights
 
-  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // of a row, at most
+  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum
 
-  // Those from one on, as this layer's weights want them.
+  // Return the rows from `row` on, in the format for this layer's weights.
   Int8Rows from(ptrdiff_t row, const Linear& linear) const {
     const ptrdiff_t groups = linear.num_in / GROUP;
     return {numbers + row * linear.num_in, scales + row * (linear.bits == 8 ? 1 : groups),
@@ -26,10 +26,10 @@ struct Int8Rows {
   }
 };
 
-// `count` numbers as bytes with `lift` added; returns their scale.
+// Quantise `count` numbers to bytes with `zero_point` added; return their scale, or NaN if a number is not finite.
 template <class T>
 INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
-  Floats most = {}, odd = {};  // odd: NaN, if a number is not finite
+  Floats most = {}, odd = {};  // odd: NaN if a number is not finite, else 0
   int i = 0;
   for (; i + LANES <= count; i += LANES) {
     const Floats x = load(from + i);
@@ -54,10 +54,10 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   }
   for (; i < count; ++i)
     to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + zero_point);
-  return size / 127.0f + rest;  // a row that is not all numbers must not pass for one that is
+  return size / 127.0f + rest;  // rest is NaN if a number is not finite: the row's results must be NaN, too
 }
 
-// Row `row`, in the way that the weights want it.
+// Quantise row `row` in the format for the layer's weights.
 template <class T>
 INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int8Rows& to) {
   const int num_in = linear.num_in, groups = num_in / GROUP;
@@ -75,7 +75,7 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int
   }
 }
 
-// One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
+// Compute one panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class Use>
 INLINE void multiply_panel(const Linear& linear, int panel, const Int8Rows& x, int num_rows, Use use) {
   alignas(64) int32_t sums[ROW_BLOCK * TILE_COLUMNS];
@@ -100,7 +100,7 @@ INLINE void multiply_panel(const Linear& linear, int panel, const Int8Rows& x, i
   }
 }
 
-// Row `row` of a weight that was packed and not gated, as float32.
+// Widen row `row` of a packed weight that is not gated to float32.
 INLINE void unpack_int8_row(const Linear& linear, int row, float* to) {
   unpack_row(static_cast<const int8_t*>(linear.weights), linear.num_in, row, to);
   for (int k = 0; k < linear.num_in; ++k) to[k] *= linear.scales[row];

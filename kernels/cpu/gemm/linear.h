@@ -1,12 +1,11 @@
 // Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or
 // int8 (gemm/int8.h), or int4 (gemm/int4.h).
 //
-// A weight [num_out, num_in] lies in panels of TILE_COLUMNS outputs, each panel in the order in which the inner loop
-// reads it, so that a step streams the weights through the cache once: for every input the numbers of all its outputs.
-// Bfloat16 and bytes lie in strips of LANES outputs, one strip of a panel after the other: for every two, or four,
-// inputs the numbers of the strip's outputs. Sixteen such steps are a tile of AMX as it is. Outputs past the last are
-// zeros. A panel of a gated layer holds half a panel of gates and the half of ups that they go with: the activation is
-// part of the same pass.
+// A weight [num_out, num_in] is packed in panels of TILE_COLUMNS outputs, each in the order in which the microkernel
+// reads it, so that a step streams the weights through the cache once. A float32 panel is [num_in, TILE_COLUMNS]. A
+// bfloat16 or int8 panel consists of strips of LANES outputs, each [num_in / n, LANES, n] with n = 2 or 4 inputs per
+// word; sixteen words of depth are an AMX tile. Outputs past the last are zeros. A panel of a gated layer holds half a
+// panel of gate outputs and the matching half of up outputs, so that the activation is computed in the same pass.
 
 #pragma once
 
@@ -19,32 +18,31 @@
 // Mirrored in abi.py.
 struct Linear {
   const void* weights;     // panels
-  const float* bias;       // this and the next two in the panels' order of outputs; null = none
-  const float* scales;     // that bytes are to be multiplied by
+  const float* bias;       // bias, scales and offsets are in the order of the packed outputs; null = none
+  const float* scales;     // per output, of int8 weights
   const int32_t* zero_point_offsets;  // 128 * sum of an output's weights: activations are stored with 128 added
   int32_t num_out, num_in;
-  int32_t bits;  // 0: the weights are in the model's dtype; 32: float32 in blocks (gemm/bf16x3.h); 8: bytes; 4: halves
-                 // of bytes, their scales beside them
-  int32_t gated;  // whether the halves of a panel go together
+  int32_t bits;   // 0: the model's dtype; 32: float32 in blocks (gemm/bf16x3.h); 8: int8; 4: int4, packed with scales
+  int32_t gated;  // a panel's first half are gates of its second half
 
-  // How many of a panel's halves hold outputs. The last panel's second one may be all zeros.
+  // Return how many halves of a panel hold outputs; the second half of the last panel may be padding.
   int halves(int panel) const { return gated || num_out - panel * TILE_COLUMNS > TILE_COLUMNS / 2 ? 2 : 1; }
   int num_panels() const { return (num_out + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 };
 
-constexpr int GROUP = 32;  // inputs whose halves of bytes have one scale
+constexpr int GROUP = 32;  // inputs per scale of int4 weights
 
-constexpr int ROW_BLOCK = 16 * TILE_ROWS;  // rows whose sums stay in the first-level cache
-constexpr int AHEAD = 16;                  // steps that a panel is fetched ahead: a third off the time of 4 to 8 rows
-constexpr int DEPTH_BLOCK = 512;           // inputs of a panel of bytes that stay there while those rows pass
+constexpr int ROW_BLOCK = 16 * TILE_ROWS;  // rows with sums that stay in the L1 cache
+constexpr int AHEAD = 16;                  // prefetch distance in steps: measured, 4 to 8 rows take a third less time
+constexpr int DEPTH_BLOCK = 512;           // inputs of an int8 panel that stay in the L1 cache for a block of rows
 
-// The same for weights of any kind: 32 KiB; even.
+// The same 32 KiB for weights of any dtype; even.
 template <class W>
 constexpr int DEPTH_BLOCK_OF = DEPTH_BLOCK * 64 / TILE_COLUMNS / static_cast<int>(sizeof(W));
 
 // ------------------------------------------------------------------------------------------- packing
 
-// The row of the weight that is column `column` of a panel; num_out or more = none.
+// Return the weight's row that is packed as column `column` of a panel; num_out or more = padding.
 INLINE int packed_row(int panel, int column, int num_out, bool gated) {
   if (!gated) return panel * TILE_COLUMNS + column;
   const int half = TILE_COLUMNS / 2, unit = panel * half + column % half;
@@ -56,16 +54,16 @@ constexpr int inputs_per_word(float) { return 1; }
 constexpr int inputs_per_word(BFloat16) { return 2; }
 constexpr int inputs_per_word(int8_t) { return 4; }
 
-// Outputs of a panel that lie beside each other.
+// Adjacent outputs of a panel.
 template <class T>
 constexpr int STRIP = inputs_per_word(T{}) > 1 ? LANES : TILE_COLUMNS;
 
-// Where an input of a column lies in its panel.
+// Return the offset of an input of a column in its panel, elements.
 template <class T>
 INLINE ptrdiff_t packed_place(int num_in, int input, int column) {
-  constexpr int TOGETHER = inputs_per_word(T{}), WIDE = STRIP<T>;
-  return static_cast<ptrdiff_t>(column / WIDE * WIDE) * num_in +
-         static_cast<ptrdiff_t>(input / TOGETHER * WIDE + column % WIDE) * TOGETHER + input % TOGETHER;
+  constexpr int PER_WORD = inputs_per_word(T{}), WIDTH = STRIP<T>;
+  return static_cast<ptrdiff_t>(column / WIDTH * WIDTH) * num_in +
+         static_cast<ptrdiff_t>(input / PER_WORD * WIDTH + column % WIDTH) * PER_WORD + input % PER_WORD;
 }
 
 template <class T>
@@ -81,7 +79,7 @@ static void pack(const T* weight, int num_out, int num_in, bool gated, int num_t
   });
 }
 
-// Row `row` of a weight that was packed and not gated, as float32.
+// Widen row `row` of a packed weight that is not gated to float32.
 template <class T>
 static void unpack_row(const T* packed, int num_in, int row, float* to) {
   const T* from = packed + static_cast<ptrdiff_t>(row / TILE_COLUMNS) * TILE_COLUMNS * num_in;
@@ -90,15 +88,15 @@ static void unpack_row(const T* packed, int num_in, int row, float* to) {
 
 // ------------------------------------------------------------------------------------- the inner loop
 
-// sums[i][j] (+)= some inputs of ROWS rows times one panel. Each step fetches LINES vectors of what is at `fetched`: of
-// floats, which lie in the order of the steps, those that come next; of others one of each of the first strips.
+// sums[i][j] = or += (`add`) `depth` inputs of ROWS rows times one panel. Each step prefetches LINES vectors from
+// `fetched` on: the next ones of float32; one of each of the first LINES strips of other dtypes.
 template <int ROWS, int LINES>
 INLINE void panel_tile(const float* x, ptrdiff_t x_row, const float* panel, ptrdiff_t, const float* fetched, int depth,
                        float* sums, bool add) {
   multiply_tile<ROWS, TILE_VECTORS, LINES>(x, x_row, 1, panel, TILE_COLUMNS, depth, sums, TILE_COLUMNS, add, fetched);
 }
 
-// Pairs of bfloat16 times pairs, added to float32.
+// sum += dot products of pairs of bfloat16, in float32.
 INLINE Floats dot_add(Floats sum, Words weights, Words x) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(weights),
@@ -110,7 +108,7 @@ INLINE Floats dot_add(Floats sum, Words weights, Words x) {
 #endif
 }
 
-// Groups of 4 bytes times groups of 4, added to int32.
+// sum += dot products of groups of 4 bytes, in int32.
 INLINE Ints dot_add(Ints sum, Words weights, Words x) { return dot_bytes(sum, x, weights); }
 
 template <class Number>
@@ -124,19 +122,19 @@ struct VectorOf<int32_t> {
   typedef Ints Type;
 };
 
-// strip: elements from one to the next.
+// The same for bfloat16 and int8. strip: elements from one strip to the next.
 template <int ROWS, int LINES, class X, class W, class Sum>
 INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t strip, const W* fetched, int depth,
                        Sum* sums, bool add) {
   using Sums = typename VectorOf<Sum>::Type;
-  constexpr int TOGETHER = inputs_per_word(W{});
+  constexpr int PER_WORD = inputs_per_word(W{});
   Sums sum[ROWS][TILE_VECTORS];
   auto place = [&](int i, int j) { return reinterpret_cast<Sums*>(sums + i * TILE_COLUMNS + j * LANES); };
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add ? *place(i, j) : Sums{};
-  for (int k = 0; k < depth; k += TOGETHER) {
+  for (int k = 0; k < depth; k += PER_WORD) {
     Words weights[TILE_VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < TILE_VECTORS; ++j) {
@@ -156,46 +154,47 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t st
     for (int j = 0; j < TILE_VECTORS; ++j) *place(i, j) = sum[i][j];
 }
 
-// The inputs from `done` on, for rows whose sums of the inputs before are in `sums`. A panel that comes from memory
-// (`cold`) is fetched ahead with the first rows; the others find it in the cache, and fetch the next one meanwhile.
+// Add the inputs from `done` on to the sums of the inputs before. The first rows of a `cold` panel prefetch it from
+// memory; later rows find it in the cache and prefetch the next panel.
 template <class X, class W, class Sum>
 __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int done,
                                                  int rows, bool cold, Sum* sums) {
-  constexpr int TOGETHER = inputs_per_word(W{});
+  constexpr int PER_WORD = inputs_per_word(W{});
   const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
-  const int deep = groups == 1 ? num_in : DEPTH_BLOCK_OF<W>;  // read once, the panel need not be kept
-  for (int k = done; k < num_in; k += deep)
+  // One group of rows reads the panel once: no blocking.
+  const int depth_block = groups == 1 ? num_in : DEPTH_BLOCK_OF<W>;
+  for (int k = done; k < num_in; k += depth_block)
     in_groups(rows, [&](auto size, int first) {
       constexpr int ROWS = size.value;
       const X* from = x + first * x_row + k;
       const W* part = panel + static_cast<ptrdiff_t>(k) * STRIP<W>;
       const W* next = part + static_cast<ptrdiff_t>(num_in) * TILE_COLUMNS;
-      const int depth = std::min(deep, num_in - k), group = first / (rows / groups);
-      const ptrdiff_t strip = static_cast<ptrdiff_t>(TOGETHER > 1 ? num_in : depth) * LANES;
+      const int depth = std::min(depth_block, num_in - k), group = first / (rows / groups);
+      const ptrdiff_t strip = static_cast<ptrdiff_t>(PER_WORD > 1 ? num_in : depth) * LANES;
       Sum* mine = sums + first * TILE_COLUMNS;
       if (cold && first == 0)
-        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, strip, part + AHEAD * TOGETHER * STRIP<W>, depth, mine,
+        panel_tile<ROWS, TILE_VECTORS>(from, x_row, part, strip, part + AHEAD * PER_WORD * STRIP<W>, depth, mine,
                                        k > 0);
-      else if (cold && groups > 3 && group <= TILE_VECTORS)  // fewer have too little to do meanwhile
+      else if (cold && groups > 3 && group <= TILE_VECTORS)  // fewer groups are too short to hide the prefetches
         panel_tile<ROWS, 1>(from, x_row, part, strip, next + (group - 1) * strip, depth, mine, k > 0);
       else
         panel_tile<ROWS, 0>(from, x_row, part, strip, part, depth, mine, k > 0);
     });
 }
 
-// As many leading inputs as AMX takes, `above` rows being done; returns how many. For few rows it would only wait for
-// the same memory.
+// Multiply the leading inputs on AMX; return how many. None for few rows, where memory bandwidth is the limit. See
+// amx_multiply for rows_before.
 template <class X, class W, class Sum>
-INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, int above,
+INLINE int leading_inputs(const X* x, ptrdiff_t x_row, const W* panel, int num_in, int rows, int rows_before,
                           Sum* sums) {
   const int depth = num_in / AMX_INPUTS<X> * AMX_INPUTS<X>;
   if (sizeof(X) == 4 || rows <= TILE_ROWS || depth == 0 || !amx_usable()) return 0;
   if constexpr (sizeof(X) < 4)
-    amx_multiply(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, above, sums);
+    amx_multiply(x, x_row, panel, static_cast<ptrdiff_t>(num_in) * LANES, TILE_COLUMNS, rows, depth, rows_before, sums);
   return depth;
 }
 
-// Hand the results of some rows on, bias included.
+// Add the bias and call `use(row, sums)` for each row.
 template <class Use>
 INLINE void use_rows(const Linear& linear, int panel, int first, int rows, float* sums, Use use) {
   for (int row = 0; row < rows; ++row) {
@@ -207,7 +206,7 @@ INLINE void use_rows(const Linear& linear, int panel, int first, int rows, float
   }
 }
 
-// One panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
+// Compute one panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class T, class Use>
 INLINE void multiply_panel(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];

@@ -1,5 +1,5 @@
-// The product of a small matrix that is read element by element with one that is read in vectors: the inner loop of
-// linear layers (activations times packed weights) and of attention (keys times queries, values times weights).
+// GEMM microkernel: a matrix that is read element by element times one that is read in vectors. It is the inner loop of
+// linear layers (activations times packed weights) and of prefill attention (keys times queries, values times weights).
 
 #pragma once
 
@@ -7,15 +7,14 @@
 
 #include "simd.h"
 
-// Vectors beside each other in one tile, and rows under each other: as many sums as fit into the registers, beside the
-// vectors that are multiplied.
+// Columns (in vectors) and rows of a tile: as many sums as fit into the registers, beside the operands.
 constexpr int TILE_VECTORS = REGISTERS == 32 ? 4 : 2;
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_COLUMNS = TILE_VECTORS * LANES;
 
-// c[i][j] (+)= sum over k of a[i * a_row + k * a_step] * b[k * b_step + j], for ROWS rows and VECTORS * LANES columns.
-// Each element is summed in the order of k, whatever the tile: a row's result does not depend on its neighbours.
-// LINES: vectors of what is at `fetched` that each step fetches into the cache, for a `b` that comes from memory.
+// c[i][j] = or += (`add`) sum over k of a[i * a_row + k * a_step] * b[k * b_step + j], for ROWS rows and VECTORS *
+// LANES columns. Each element is summed in the order of k, so a row's result does not depend on the size of the tile.
+// LINES: vectors from `fetched` on that each step prefetches, for a `b` that is in memory.
 template <int ROWS, int VECTORS, int LINES = 0>
 INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, const float* b, ptrdiff_t b_step,
                           int depth, float* c, ptrdiff_t c_row, bool add, const float* fetched = nullptr) {
@@ -42,7 +41,8 @@ INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, con
     for (int j = 0; j < VECTORS; ++j) store(c + i * c_row + j * LANES, sum[i][j]);
 }
 
-// Call `work(rows, first)` for groups of at most TILE_ROWS rows, alike in size; `rows` is a constant to the compiler.
+// Call `work(rows, first)` for groups of at most TILE_ROWS rows of nearly equal size; `rows` is a compile-time
+// constant.
 template <class Work>
 INLINE void in_groups(int rows, Work work) {
   const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;

@@ -1,12 +1,12 @@
-// Weights in the order in which steps read them; packing.py asks for it.
+// Packing of weights, called by packing.py.
 
 #include "gemm/bf16x3.h"
 #include "gemm/int4.h"
 
-// Numbers in a panel's row: what num_out is rounded up to.
+// Return the columns of a panel: num_out is rounded up to a multiple.
 EXPORT int32_t triolet_panel_columns() { return TILE_COLUMNS; }
 
-// dtype: 0 float32, 1 bfloat16, 3 bytes
+// dtype: 0 float32, 1 bfloat16, 3 int8
 EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int32_t num_in, int32_t gated,
                          int32_t num_threads, void* packed) {
   auto pack_as = [&](auto number) {
@@ -20,13 +20,13 @@ EXPORT void triolet_pack(int32_t dtype, const void* weight, int32_t num_out, int
   }
 }
 
-// float32, for Linear::bits = 32
+// Pack float32 weights for Linear::bits = 32.
 EXPORT void triolet_pack_bf16x3_blocks(const float* weight, int32_t num_out, int32_t num_in, int32_t gated,
                                 int32_t num_threads, float* packed) {
   pack_bf16x3_blocks(weight, num_out, num_in, gated, num_threads, packed);
 }
 
-// Inputs in a block; 0 = there are no tiles for them.
+// Return the inputs of a BF16x3 block; 0 = no AMX.
 EXPORT int32_t triolet_block_inputs() { return amx_usable() ? BLOCK_INPUTS : 0; }
 
 // weight: [num_out, num_in] of 0 to 15; scales: [num_out, num_in / triolet_group()] bfloat16
@@ -36,5 +36,5 @@ EXPORT void triolet_pack_int4(const void* weight, const void* scales, int32_t nu
               num_threads, static_cast<uint8_t*>(packed));
 }
 
-// Inputs in a group.
+// Return the inputs per scale of int4 weights.
 EXPORT int32_t triolet_group() { return GROUP; }

@@ -1,6 +1,6 @@
 """Weights of linear layers, packed in the order in which the C++ kernels read them.
 
-linear.h, thirds.h, quantised.h, grouped.h and screen.h say what for.
+The layouts are described in linear.h, bf16x3.h, int8.h, int4.h and argmax_candidates.h.
 """
 
 from __future__ import annotations

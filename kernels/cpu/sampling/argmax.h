@@ -1,5 +1,5 @@
-// The largest of many numbers that come in pieces and in any order: the first of those that are equally large, and NaN
-// before everything, as torch's `max` has it.
+// Argmax of numbers that arrive in parts and in any order. The first of equal numbers wins, and NaN is larger than
+// everything, as in torch.max.
 
 #pragma once
 
@@ -14,16 +14,16 @@ struct Argmax {
 
   bool is_nan() const { return !(value == value); }
 
-  // Another choice among other places.
-  void take(const Argmax& other) {
+  // Merge with the argmax of other indices.
+  void merge(const Argmax& other) {
     const bool is_as_large = is_nan() ? other.is_nan() : other.value == value;
     const bool is_larger = !is_nan() && (other.is_nan() || other.value > value);
     if (is_larger || (is_as_large && other.index < index)) *this = other;
   }
 
-  // `count` numbers, of the places from `first` on.
+  // Update with numbers at indices [first, first + count).
   template <class T>
-  void consider(const T* numbers, int64_t count, int64_t first) {
+  void update(const T* numbers, int64_t count, int64_t first) {
     Argmax found;
     Floats most = splat(found.value);
     bool ordered = true;
@@ -46,7 +46,7 @@ struct Argmax {
       if (ordered ? x == found.value : !(x == x)) break;
     }
     found.index = first + i;
-    take(found);
+    merge(found);
   }
 
  private:

@@ -1,10 +1,10 @@
-// Argmax of a linear layer without computing all its outputs: candidates are found from an int8 copy of the weights, a
-// quarter of float32, and only those are computed from the weights themselves. The result is the layer's own, to the
-// last bit.
+// Argmax of a linear layer without computing all outputs: an int8 copy of the weights, a quarter of the bytes of
+// float32, gives estimates, and only the outputs that can be the largest are computed from the weights. The result has
+// the same bits as that of the full layer.
 //
-// An estimate is wrong by no more than a bound that was computed with the bytes: by Cauchy and Schwarz the length of
-// what rounding took from the weights of an output times that of the row (`ArgmaxFilter::bounds`; _bounds in packing.py
-// has the parts). An output whose estimate plus bound is below another's estimate minus bound is not the largest.
+// The error of an estimate is bounded (Cauchy-Schwarz) by the L2 norm of the output's rounding errors times that of the
+// row (`ArgmaxFilter::bounds`; see _bounds in packing.py). An output is excluded if its estimate plus bound is below
+// another output's estimate minus bound.
 
 #pragma once
 
@@ -16,17 +16,17 @@
 
 // Mirrored in abi.py.
 struct ArgmaxFilter {
-  Linear int8;          // without bias; weights null = there is no filter
-  const float* bounds;  // [panels * TILE_COLUMNS]: how far off an estimate can be, for a row of length 1
+  Linear int8;          // no bias; null weights = no filter
+  const float* bounds;  // [panels * TILE_COLUMNS]: maximum error of an estimate for a row of L2 norm 1
 };
 
-// Rows as bytes, twice: every other one is what the one before has left of the row. So rounding adds next to nothing to
-// what is lost in the weights.
+// Rows quantised twice: row 2 i is the int8 row, row 2 i + 1 the int8 copy of its rounding errors. The error of the
+// activations is then negligible beside that of the weights.
 struct EstimationRows {
   Int8Rows int8;  // [2 * rows]
-  float* lengths;  // [rows]
+  float* lengths;  // [rows]: L2 norms
 
-  // Whether bounds hold for all of them: numbers that are too large, too small or none at all have none.
+  // Return whether the bounds are valid for all rows: not for NaN, nor for very small or large rows.
   bool all_have_bounds(int rows) const {
     return std::all_of(lengths, lengths + rows, [](float length) { return length > 1e-15f && length < 1e15f; });
   }
@@ -50,21 +50,21 @@ static void quantise_twice(const T* from, int count, int row, const EstimationRo
   const float step = quantise(from, count, 128, numbers);
   for (int i = 0; i < count; ++i) {
     const float left = widen(from[i]) - step * static_cast<float>(numbers[i] - 128);
-    rest[i] = std::fabs(left) < 1e-6f * step ? 0.0f : left;  // lest the steps of the rest become too small
+    rest[i] = std::fabs(left) < 1e-6f * step ? 0.0f : left;  // else the scale of the rest would become too small
   }
   to.int8.scales[2 * row] = step;
   to.int8.scales[2 * row + 1] = quantise(rest, count, 128, numbers + count);
   to.lengths[row] = 1.001f * length_of(from, count);
 }
 
-// The outputs that one thread has seen and that can be a row's largest, in vectors of LANES.
+// Outputs seen by one thread that can be a row's argmax, in vectors of LANES.
 class ArgmaxCandidates {
  public:
-  ArgmaxCandidates() {}  // without it the places would be cleared
+  ArgmaxCandidates() {}  // user-provided, so that value initialisation does not clear the array
 
-  // A panel's outputs from `first` on; those past the last are estimated as minus infinity.
+  // Update with the estimates of a panel's outputs from `first` on; padding must be minus infinity.
   template <class T>
-  void consider(const float* estimates, const float* bounds, float length, int first) {
+  void update(const float* estimates, const float* bounds, float length, int first) {
     Floats upper[TILE_VECTORS], most = splat(-std::numeric_limits<float>::infinity());
     for (int j = 0; j < TILE_VECTORS; ++j) {
       upper[j] = load(estimates + j * LANES) + load(bounds + j * LANES) * length;
@@ -78,26 +78,26 @@ class ArgmaxCandidates {
     for (int j = 0; j < TILE_VECTORS; ++j) add(largest_lane(upper[j]), first + j * LANES);
   }
 
-  // What the largest is not below, as far as this thread has seen.
+  // Return a lower bound of the row's maximum, from the outputs seen by this thread.
   float floor() const { return floor_; }
-  // Whether there were more than it has room for; then it has lost some.
-  bool is_overfull() const { return is_overfull_; }
+  // Return whether candidates were lost because there were more than CAPACITY.
+  bool has_overflowed() const { return has_overflowed_; }
 
-  // Calls use(first) for the vectors in which there can be something from `floor` on.
+  // Call use(first) for each vector with an upper bound of at least `floor`.
   template <class Use>
-  void each(float floor, Use use) const {
+  void for_each(float floor, Use use) const {
     for (int i = 0; i < count_; ++i)
-      if (places_[i].upper >= floor) use(places_[i].first);
+      if (candidates_[i].upper >= floor) use(candidates_[i].first);
   }
 
  private:
   static constexpr int CAPACITY = 256;
-  struct Place {
+  struct Candidate {
     float upper;
     int32_t first;
   };
 
-  // The least that is stored as T as something no smaller than `lower`.
+  // Return a lower bound of `lower` after it is rounded to T.
   template <class T>
   static float floor_of(float lower) {
     return sizeof(T) == sizeof(float) ? lower : lower - std::fabs(lower) / 128.0f;
@@ -106,21 +106,21 @@ class ArgmaxCandidates {
   void add(float upper, int first) {
     if (upper < floor_) return;
     if (count_ == CAPACITY) {
-      auto is_behind = [&](const Place& place) { return place.upper < floor_; };
-      count_ = static_cast<int>(std::remove_if(places_, places_ + count_, is_behind) - places_);
-      is_overfull_ |= count_ > CAPACITY / 2;
-      if (is_overfull_) count_ = 0;
+      auto is_excluded = [&](const Candidate& candidate) { return candidate.upper < floor_; };
+      count_ = static_cast<int>(std::remove_if(candidates_, candidates_ + count_, is_excluded) - candidates_);
+      has_overflowed_ |= count_ > CAPACITY / 2;
+      if (has_overflowed_) count_ = 0;
     }
-    places_[count_++] = {upper, first};
+    candidates_[count_++] = {upper, first};
   }
 
   float floor_ = -std::numeric_limits<float>::infinity();
   int count_ = 0;
-  bool is_overfull_ = false;
-  Place places_[CAPACITY];
+  bool has_overflowed_ = false;
+  Candidate candidates_[CAPACITY];
 };
 
-// Estimates of one panel for all rows.
+// Estimate one panel for all rows.
 template <class T>
 static void estimate_panel(const ArgmaxFilter& filter, int panel, const EstimationRows& rows, int num_rows,
                            ArgmaxCandidates* lists) {
@@ -134,11 +134,11 @@ static void estimate_panel(const ArgmaxFilter& filter, int panel, const Estimati
     for (int j = 0; j < TILE_COLUMNS; j += LANES) store(estimates + j, load(estimates + j) + load(part + j));
     for (int j = filter.int8.num_out - first; j < TILE_COLUMNS; ++j)
       estimates[j] = -std::numeric_limits<float>::infinity();
-    lists[row / 2].consider<T>(estimates, filter.bounds + first, rows.lengths[row / 2], first);
+    lists[row / 2].update<T>(estimates, filter.bounds + first, rows.lengths[row / 2], first);
   });
 }
 
-// The weights of an output, and of those beside it.
+// Return the address of the weights of an output and the adjacent ones.
 template <class T>
 INLINE const T* packed_weights(const Linear& linear, int output) {
   return static_cast<const T*>(linear.weights) +
@@ -146,7 +146,7 @@ INLINE const T* packed_weights(const Linear& linear, int output) {
          packed_place<T>(linear.num_in, 0, output % TILE_COLUMNS);
 }
 
-// LANES results of a layer from output `first` on, added up as panel_product does it for few rows.
+// Compute LANES outputs from `first` on, summed in the same order as multiply_panel for few rows.
 INLINE Floats multiply_lanes(const Linear& linear, const float* x, int first) {
   Floats sums;
   const float* weights = packed_weights<float>(linear, first);

@@ -17,10 +17,10 @@ template <class T>
 void find_argmax(const T* logits, int64_t row_stride, int32_t num_rows, int64_t vocab_size, int32_t num_threads,
                   float* max_logits, int64_t* tokens) {
   for_each_row(num_rows, num_threads, [&](int row) {
-    constexpr int64_t PART = 4096;  // stays in the cache for the second look at it
+    constexpr int64_t PART = 4096;  // elements: stays in the cache for the second pass of Argmax
     Argmax argmax;
     for (int64_t i = 0; i < vocab_size; i += PART)
-      argmax.consider(logits + row * row_stride + i, std::min(PART, vocab_size - i), i);
+      argmax.update(logits + row * row_stride + i, std::min(PART, vocab_size - i), i);
     max_logits[row] = argmax.value;
     tokens[row] = argmax.index;
   });
@@ -36,7 +36,7 @@ void draw_tokens(const Draw* draws, const T* logits, int64_t row_stride, int32_t
 
 }  // namespace
 
-// Each row's largest logit and the first token that has it; NaN before everything.
+// Compute each row's largest logit and the first token that has it; NaN is larger than everything.
 EXPORT void triolet_argmax(int32_t dtype, const void* logits, int64_t row_stride, int32_t num_rows, int64_t vocab_size,
                             int32_t num_threads, float* max_logits, int64_t* tokens) {
   if (dtype == 0)

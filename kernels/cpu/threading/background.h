@@ -1,7 +1,7 @@
-// A thread that computes steps while the one that asked for them goes on.
+// Background thread that runs one job at a time while its caller continues.
 //
-// The asking thread is one that holds the interpreter's lock or runs an event loop: it must not wait, and what it does
-// next need not wait for the step either. The job itself says, as the last thing that it does, that it is over.
+// The caller holds the GIL or runs an event loop, so it must not block. The job itself reports its end, as its last
+// action.
 
 #pragma once
 
@@ -10,10 +10,10 @@
 template <class Job>
 class BackgroundThread {
  public:
-  BackgroundThread() : thread_([this] { work(); }) {}
+  BackgroundThread() : thread_([this] { worker_loop(); }) {}
 
   ~BackgroundThread() {
-    if (getpid() != process_) {  // see ThreadPool
+    if (getpid() != process_) {  // see ~ThreadPool
       thread_.detach();
       return;
     }
@@ -22,7 +22,7 @@ class BackgroundThread {
     thread_.join();
   }
 
-  // A job will come soon: waking up takes a while.
+  // Wake the thread: a job will begin soon, and waking up takes a while.
   void wake() {
     wake_count_.fetch_add(1);
     if (sleepers_.load() == 0) return;
@@ -30,7 +30,7 @@ class BackgroundThread {
     woken_.notify_all();
   }
 
-  // The job before must have said that it is over.
+  // Begin a job; the one before must have reported its end.
   void begin(const Job& job) {
     job_ = job;
     is_open_.store(true);
@@ -38,7 +38,7 @@ class BackgroundThread {
   }
 
  private:
-  void work() {
+  void worker_loop() {
     while (!stop_.load()) {
       const unsigned wake_count = wake_count_.load();
       if (is_woken(wake_count)) spin_for_job();
@@ -52,18 +52,19 @@ class BackgroundThread {
     return is_new;
   }
 
-  // Computes the job that was announced, unless it takes too long to come: the core may be needed until then.
+  // Spin for the announced job, but only for SPIN_TIME: another thread may need the core.
   void spin_for_job() {
     constexpr auto SPIN_TIME = std::chrono::microseconds(100);
-    ThreadPool::of_this_thread().wake();  // they are all needed
+    ThreadPool::of_this_thread().wake();  // the step will need all workers
     const auto until = std::chrono::steady_clock::now() + SPIN_TIME;
     do {
       for (int spins = 0; spins < 16; ++spins, pause_briefly())
-        if (is_open_.exchange(false)) return Job(job_)();  // its place is free for the next one as soon as it is over
+        // A copy: the caller may set the next job_ as soon as this one reports its end.
+        if (is_open_.exchange(false)) return Job(job_)();
     } while (!stop_.load() && std::chrono::steady_clock::now() < until);
   }
 
-  // Until the bell rings, or has rung since.
+  // Sleep until wake() is called, or return if it was called since `wake_count` was read.
   void sleep(unsigned wake_count) {
     std::unique_lock<std::mutex> held(mutex_);
     sleepers_.fetch_add(1);
@@ -79,5 +80,5 @@ class BackgroundThread {
   std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable woken_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last member: the thread uses the others
 };

@@ -1,14 +1,14 @@
-// parallel_for over the threads that the rest of the process computes with: those of torch's OpenMP, which are awake
-// already, once library.py has found them; else those of a thread pool of our own.
+// parallel_for over the threads of torch's OpenMP runtime, if library.py has found it, since they are awake already;
+// else over our own thread pool.
 //
-// So the library is linked to no OpenMP runtime. Two of them in one process would each keep threads that spin for work,
-// on the same cores; and where torch's lies is known only where torch is.
+// The library is not linked to an OpenMP runtime: two runtimes in one process would each keep threads that spin on the
+// same cores, and the path of torch's runtime is known only when torch is loaded.
 
 #pragma once
 
 #include "threading/thread_pool.h"
 
-// GOMP_parallel, which every OpenMP runtime has: calls work(context) in so many threads.
+// GOMP_parallel, which every OpenMP runtime exports: calls work(context) in num_threads threads.
 using StartThreads = void (*)(void (*work)(void*), void* context, unsigned num_threads, unsigned flags);
 inline StartThreads start_threads = nullptr;
 
