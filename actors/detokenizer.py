@@ -15,7 +15,7 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.engine_core import EngineCore
-from triolet.core.recovery.poison_bisection import MAX_STRIKES
+from triolet.core.recovery.recovery_state import MAX_STRIKES
 from triolet.errors import RequestFailed
 
 

@@ -27,10 +27,9 @@ from triolet.actors.executors.grammars import (
 )
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineCore
-from triolet.core.grammar_masks import GrammarQuestions
-from triolet.core.recovery.poison_bisection import MAX_STRIKES
-from triolet.core.recovery.shortage import MIN_PAUSE_S, typed_shortages
+from triolet.core.engine_core import EngineCore, GrammarQuestions
+from triolet.core.recovery.recovery_state import MAX_STRIKES
+from triolet.core.recovery.supervision import MIN_PAUSE_S, typed_shortages
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.structured_outputs import StructuredOutputsParams

@@ -18,8 +18,8 @@ from typing import Protocol
 import attrs
 import trio
 
-from triolet.core.recovery.shortage import Backoff
 from triolet.core.recovery.supervision import (
+    Backoff,
     CrashReport,
     Restart,
     RestartIntensity,

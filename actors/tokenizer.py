@@ -17,8 +17,8 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels, TokenizeReply, TokenizeRequest
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.config.engine import EngineConfig
-from triolet.core.recovery.poison_bisection import MAX_STRIKES
-from triolet.core.recovery.shortage import shortage_of
+from triolet.core.recovery.recovery_state import MAX_STRIKES
+from triolet.core.recovery.supervision import shortage_of
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.errors import ConfigError, InvalidPrompt, TrioletError

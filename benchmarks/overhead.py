@@ -28,8 +28,7 @@ from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import RowStart, SampledToken, StepPlan, StepResult
-from triolet.core.step_runner import StepRunner
+from triolet.core.step_plan import RowStart, SampledToken, StepPlan, StepResult, StepRunner
 from triolet.engine.gc_freeze import frozen_gc
 from triolet.engine.open_engine import run_engine
 from triolet.model.tokenizer.tokenizer import load_tokenizer

@@ -23,11 +23,11 @@ from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of
 from triolet.config.server import GatewayConfig
 from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.output.request_status import LiveRequest
 from triolet.core.request.param_spec import ApiFamily, SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS
-from triolet.core.request.status import RequestMetrics
+from triolet.core.request.request import RequestMetrics
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 
 PAGES = (

@@ -33,7 +33,7 @@ from triolet.actors.executors.grammars import (
     NoGrammars,
     wrong_grammar,
 )
-from triolet.core.recovery.shortage import typed_shortages
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import FrameError, ResourceShortage
 from triolet.ipc.frames import FrameReader

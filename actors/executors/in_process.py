@@ -17,8 +17,14 @@ import trio
 from triolet.actors.executors.contract import Tell
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import StepPlan, StepResult
-from triolet.core.step_runner import BackgroundRunner, StepRunner, StepsInBackground, steps_of
+from triolet.core.step_plan import (
+    BackgroundRunner,
+    StepPlan,
+    StepResult,
+    StepRunner,
+    StepsInBackground,
+    steps_of,
+)
 
 T = TypeVar("T")
 Load = Callable[[OnProgress], tuple[StepRunner, ModelInfo]]

@@ -5,7 +5,7 @@ it. The process speaks frames (`ipc`) over its standard input and output; what i
 log. However it ends, this side knows within milliseconds: from the end of its lifeline (`ipc.lifeline`), or from the
 operating system if something else still holds that pipe.
 
-A process that hangs is killed: in a step after the time that `core.recovery.hang_limit` has learned, and in a load
+A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned, and in a load
 that makes no progress after a multiple of the longest silence of the first load. That one has no limit: it may compile
 kernels, and the operator watches it.
 
@@ -18,12 +18,15 @@ what no longer fits.
 
 The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
 waits for that, before it loads.
+
+Exit status of a process, in numbers and in words.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -33,12 +36,10 @@ import attrs
 import trio
 
 from triolet.actors.executors.contract import Tell
-from triolet.actors.executors.process_exit import describe_exit, exit_code_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
-from triolet.core.recovery.hang_limit import HangLimit, step_kind
-from triolet.core.recovery.shortage import typed_shortages
-from triolet.core.recovery.stderr_tail import StderrTail
+from triolet.core.recovery.recovery_state import HangLimit, step_kind
+from triolet.core.recovery.supervision import StderrTail, typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
@@ -46,6 +47,34 @@ from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild
 from triolet.ipc.frames import FrameReader
 from triolet.ipc.messages import REPLIES, REQUESTS, Halt, Reply, Request
+
+STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
+
+
+def describe_exit(returncode: int) -> str:
+    """Describe an exit in words, for a log."""
+    if returncode >= 0:
+        return f"ended with exit status {returncode}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"was killed by signal {-returncode}"
+
+
+def exit_code_of(process_id: int) -> int | None:
+    """Return the exit code of a process that is dying or not yet waited for, as in `Popen.returncode`.
+
+    Returns:
+        None if it cannot be known before the process is waited for; 0 if it lives or is about to end.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        with open(f"/proc/{process_id}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[STAT_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
+
 
 logger = logging.getLogger("triolet.runner")
 

@@ -15,7 +15,7 @@ from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_runner import StepRunner
+from triolet.core.step_plan import StepRunner
 
 ExecutorFactory = Callable[[EngineConfig], AbstractContextManager[Executor]]
 

@@ -19,11 +19,11 @@ from triolet.config.engine import EngineConfig
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.load_progress import LoadProgress
+from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
-from triolet.core.output.request_status import RequestProgress
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
-from triolet.core.request.status import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import TrioletError
 

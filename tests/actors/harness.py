@@ -16,8 +16,7 @@ from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.scheduler import Scheduler
-from triolet.core.step_plan import StepPlan, StepResult
-from triolet.core.step_runner import after_step
+from triolet.core.step_plan import StepPlan, StepResult, after_step
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import InvalidPrompt, InvariantViolated

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, check, fake_engine
 from triolet import SamplingParams
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.sequence import Sequence
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream

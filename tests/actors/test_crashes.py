@@ -31,7 +31,7 @@ from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
 from triolet.core.load_progress import OnProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import LoadedModel, ModelInfo
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine

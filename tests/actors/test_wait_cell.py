@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from triolet.actors.wait_cell import WaitCell
+from triolet.actors.channels import WaitCell
 
 
 async def wait(bell: WaitCell, woken: list[str]) -> None:

@@ -16,7 +16,7 @@ from triolet.actors import detokenizer, tokenizer
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels, TokenizeRequest
 from triolet.core.engine_core import EngineCore
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.engine import open_engine
 from triolet.engine.engine import Engine
 from triolet.errors import EngineUnhealthy, InvalidPrompt, RequestFailed, ResourceShortage

@@ -15,7 +15,7 @@ from triolet.core.load_progress import LoadProgress
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.errors import EngineDead, ModelNotFound, PromptTooLong, RequestFailed
 
 Prompt = str | list[dict[str, str]]

@@ -6,7 +6,7 @@ import attrs
 
 from triolet.cli.reply import Reply
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics
 
 
 def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestOutput:

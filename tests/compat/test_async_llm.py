@@ -25,7 +25,7 @@ from triolet.compat import (
 )
 from triolet.config.engine import EngineConfig
 from triolet.core.metrics.iteration_stats import IterationStats
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.errors import EngineClosed, InvalidRequest, RequestIdInUse, UnsupportedFeature
 
 PROMPT = {"prompt_token_ids": [1, 2, 3]}

@@ -11,7 +11,7 @@ import pytest
 from triolet.compat import LLM, AsyncLLM, LLMEngine, RequestManager
 from triolet.compat.refusals import ASYNC_METHODS, METHODS, OFFLINE_METHODS, PARAMETERS
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.status import RequestMetrics, RequestStatus
+from triolet.core.request.request import RequestMetrics, RequestStatus
 from triolet.errors import UnsupportedFeature
 
 # What the versions of vLLM have (or had: the dropped ones are there as well), by class.

@@ -19,7 +19,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request import limits
 from triolet.core.request.params import RequestOutputKind
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import (
     ConfigError,

@@ -12,8 +12,7 @@ from tests.core.stage import make_config
 from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.request import RequestTask
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, RequestTask
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import StepPlan

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import SampledToken, TokenLogprobs
 from triolet.errors import InvariantViolated
 

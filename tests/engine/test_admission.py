@@ -8,7 +8,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.harness import STEP_S, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
-from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.errors import (
     InvalidPrompt,
     Overloaded,

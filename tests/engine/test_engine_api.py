@@ -20,7 +20,7 @@ from tests.actors.harness import (
     fake_engine,
 )
 from triolet import SamplingParams, TokenStream, open_engine
-from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
 from triolet.errors import (

@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.harness import STEP_S, FakeExecutor, fake_engine
 from triolet import SamplingParams
-from triolet.core.output.request_status import LiveRequest
+from triolet.core.output.output_processor import LiveRequest
 from triolet.engine.engine import Engine
 from triolet.errors import InvalidRequest
 

@@ -22,7 +22,7 @@ from tests.actors.scene import STATES, State, open_scene
 from triolet import SamplingParams
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, fake_engine
 from triolet import RequestProgress, RequestStatus, SamplingParams
-from triolet.core.output.request_status import MAX_AGE_S, MAX_ENDINGS, EndedRequests
+from triolet.core.output.output_processor import MAX_AGE_S, MAX_ENDINGS, EndedRequests
 from triolet.engine.engine import Engine
 from triolet.errors import StreamMisused
 

@@ -15,7 +15,7 @@ from tests.actors.harness import (
 )
 from triolet import RequestOutputKind, RequestStatus, SamplingParams
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidParams, Overloaded, RequestFailed

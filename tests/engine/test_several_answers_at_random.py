@@ -13,7 +13,7 @@ import trio
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import RequestOutputKind, SamplingParams
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.engine.engine import Engine
 

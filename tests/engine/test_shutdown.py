@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan
 from triolet.engine.engine import Engine
 from triolet.errors import EngineClosed, InvalidRequest

@@ -23,7 +23,7 @@ from triolet import SamplingParams, Snapshot
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.step_plan import TokenLogprobs
 from triolet.engine.engine import Engine

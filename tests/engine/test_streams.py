@@ -19,7 +19,7 @@ from tests.actors.harness import (
 )
 from triolet import RequestOutputKind, SamplingParams
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import RequestFailed

@@ -18,7 +18,7 @@ from tests.actors.scene import STATES, SUBJECT_TOKENS, Scene, State, neighbours,
 from triolet import SamplingParams
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason, RequestStatus
+from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed

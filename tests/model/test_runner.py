@@ -17,8 +17,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.load_progress import LoadProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import PlanRow, RowFailure, RowStart, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated

@@ -9,7 +9,7 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 
 from triolet import SamplingParams
 from triolet.core.output.outputs import CompletionOutput, Logprob, RequestOutput
-from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.core.tools import ToolPlan
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse

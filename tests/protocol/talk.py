@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.protocol.make import NOW, assert_valid, create, output
 from triolet import SamplingParams
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.protocol.responses.client_events import read_event
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder

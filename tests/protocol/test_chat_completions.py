@@ -11,7 +11,7 @@ import pytest
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.chat_completions import ChatChoice, ChatRequest
 from triolet.protocol.errors import WireError

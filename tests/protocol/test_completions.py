@@ -9,7 +9,7 @@ import pytest
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.params import MIN_TEMPERATURE, SamplingParams
-from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.protocol.completions import CompletionRequest, Echo, TextChoice
 from triolet.protocol.errors import WireError
 

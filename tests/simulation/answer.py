@@ -12,8 +12,7 @@ from tests.simulation.story import Ask
 from tests.simulation.world import Record, World
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import RequestOutputKind
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 
 
 @attrs.define(eq=False)

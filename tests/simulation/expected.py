@@ -11,8 +11,7 @@ from tests.actors.harness import VOCAB
 from tests.core.fake_model import expected_answer
 from tests.simulation.forms import choice_in
 from tests.simulation.text_oracle import text_of
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 
 Ended = tuple[FinishReason | None, int | str | None]
 

@@ -13,8 +13,7 @@ from tests.simulation.world import Record, World
 from triolet import EngineConfig, Snapshot
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.params import RequestOutputKind
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.engine.open_engine import run_engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import RequestFailed

@@ -22,14 +22,12 @@ from triolet.actors.channels import Channels
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.core import engine_core
-from triolet.core.engine_core import EngineCore
-from triolet.core.grammar_masks import GrammarMasks
+from triolet.core.engine_core import EngineCore, GrammarMasks
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.grammar_state import TokenMask
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling import scheduler
-from triolet.core.scheduling.queues import RequestQueues
+from triolet.core.scheduling.admission import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.scheduling.sequence import Sequence
 from triolet.core.scheduling.step_planner import StepPlanner

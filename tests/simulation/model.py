@@ -14,7 +14,7 @@ from tests.simulation.world import World
 from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.load_progress import OnProgress
-from triolet.core.recovery.shortage import MAX_PAUSE_S
+from triolet.core.recovery.supervision import MAX_PAUSE_S
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
 from triolet.errors import ResourceShortage, RunnerDied

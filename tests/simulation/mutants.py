@@ -22,11 +22,10 @@ from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.output_processor import OutputProcessor
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.scheduling import prefix_lookup, scheduler, stop_conditions
-from triolet.core.scheduling.admission import Admission
-from triolet.core.scheduling.queues import RequestQueues
+from triolet.core.scheduling.admission import Admission, RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult

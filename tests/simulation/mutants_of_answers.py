@@ -13,11 +13,9 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.request import request_builder
-from triolet.core.request.request import Request, fan_out
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request, fan_out
 from triolet.core.scheduling import step_planner
-from triolet.core.scheduling.prefix_lookup import find_computed
-from triolet.core.scheduling.queues import RequestQueues
+from triolet.core.scheduling.admission import RequestQueues, find_computed
 from triolet.core.scheduling.sequence import Sequence
 from triolet.engine.request_table import RequestTable
 from triolet.engine.submission import Submission

@@ -10,8 +10,7 @@ import pytest
 from tests.simulation.mutation import mutant
 from triolet.actors import watchdog
 from triolet.core.journal import JournalEntry
-from triolet.core.recovery.oom_backoff import OomBackoff
-from triolet.core.recovery.poison_bisection import CrashOutcome, PoisonBisection
+from triolet.core.recovery.recovery_state import CrashOutcome, OomBackoff, PoisonBisection
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepResult
 from triolet.engine import engine, snapshot

@@ -11,7 +11,7 @@ from tests.simulation.mutation import mutant
 from triolet.actors import structured_output, supervisor, tokenizer
 from triolet.actors.executors.grammars import GrammarsDied
 from triolet.actors.grammar_requests import GrammarRequests
-from triolet.core.grammar_masks import GrammarMasks
+from triolet.core.engine_core import GrammarMasks
 from triolet.core.journal import JournalEntry
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.scheduling import multi_step

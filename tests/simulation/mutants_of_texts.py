@@ -12,8 +12,7 @@ import pytest
 
 from tests.simulation.mutation import mutant
 from triolet.core.output import detokenizer, stop_strings
-from triolet.core.output.detokenizer import IncrementalDetokenizer, OutputText
-from triolet.core.output.stop_strings import StopMatcher
+from triolet.core.output.detokenizer import IncrementalDetokenizer, OutputText, StopMatcher
 
 
 @mutant("an unfinished character is shown")

@@ -14,8 +14,8 @@ from tests.simulation.model import FaultyExecutor, FaultyTokenizer
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
-from triolet.core.recovery.shortage import MAX_PAUSE_S
-from triolet.core.request.status import FinishReason
+from triolet.core.recovery.supervision import MAX_PAUSE_S
+from triolet.core.request.request import FinishReason
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import EngineDead, InvariantViolated

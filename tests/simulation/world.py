@@ -16,7 +16,7 @@ from triolet.actors.executors.grammars import GrammarsDied
 from triolet.actors.structured_output import MAX_ATTEMPTS
 from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
-from triolet.core.recovery.shortage import MIN_PAUSE_S
+from triolet.core.recovery.supervision import MIN_PAUSE_S
 from triolet.core.step_plan import RowStart
 from triolet.errors import ResourceShortage, RunnerDied
 

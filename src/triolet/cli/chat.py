@@ -21,7 +21,7 @@ from triolet.cli.screen import Screen
 from triolet.cli.slash import ChatState, Next
 from triolet.cli.terminal import quiet_keyboard
 from triolet.config.engine import EngineConfig
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.errors import InvalidRequest, Overloaded, PromptTooLong, RequestFailed, TrioletError
 
 if TYPE_CHECKING:

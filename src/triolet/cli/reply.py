@@ -12,7 +12,7 @@ from triolet.cli.screen import Screen
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
-from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine

@@ -16,7 +16,7 @@ from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSea
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import RequestMetrics, RequestStatus
+from triolet.core.request.request import RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import EngineDead as EngineDeadError
 from triolet.errors import InvalidRequest as VLLMValidationError

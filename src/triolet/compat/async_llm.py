@@ -34,7 +34,7 @@ from triolet.compat.refusals import (
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import RequestStatus
+from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import open_engine

@@ -15,8 +15,8 @@ from typing import Self
 
 import trio
 
+from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.request_status import RequestProgress
 from triolet.engine.token_stream import TokenStream
 
 

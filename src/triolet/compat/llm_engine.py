@@ -27,19 +27,18 @@ from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.journal import Journal
-from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.detokenizer import HoldBack
+from triolet.core.output.output_collector import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.parallel_sampling import ParallelCollector, collector_of
-from triolet.core.output.stop_strings import HoldBack
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import parse_prompt
+from triolet.core.request.request import FinishReason
 from triolet.core.request.request_builder import Need, RequestBuilder
-from triolet.core.request.status import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
-from triolet.core.step_runner import StepRunner
+from triolet.core.step_plan import StepRunner
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.stat_loggers import StatLogger, StatLoggers

@@ -11,7 +11,7 @@ from triolet.compat.async_llm import AsyncLLM
 from triolet.compat.generation import Generation
 from triolet.compat.refusals import refuse_given
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.status import RequestStatus
+from triolet.core.request.request import RequestStatus
 
 
 @attrs.frozen(kw_only=True)

@@ -13,9 +13,9 @@ from typing import Final, TypedDict, Unpack
 import attrs
 
 from triolet.config.fields import Configuration, factor, flag, one_of, option, seconds, text, texts, whole
-from triolet.core.request.limits import RequestLimits
 from triolet.core.request.param_validation import MAX_ENTRIES
 from triolet.core.request.params import MAX_N
+from triolet.core.request.request_builder import RequestLimits
 from triolet.core.scheduling.policies import registry as policies
 from triolet.core.step_plan import MAX_SCHEDULER_STEPS
 from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS

@@ -13,7 +13,7 @@ import attrs
 
 from triolet.core.output.logprobs import Logprob, Position
 from triolet.core.request.param_validation import refuse, strict_plain_fields
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 
 MAX_BEAM_WIDTH = 1_024  # that many requests at a time
 MAX_LENGTH_PENALTY = 16.0  # a length to that power is still a number

@@ -22,8 +22,7 @@ import attrs
 
 from triolet.core.metrics.iteration_stats import StatsAccumulator
 from triolet.core.request.grammar_state import TokenMask
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.step_plan import PromptLogprobs, SampledToken, TokenLogprobs
 from triolet.errors import InvariantViolated
 

@@ -22,22 +22,20 @@ from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.request_status import LiveRequest
 from triolet.core.recovery.supervision import CrashReport
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
+from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
-from triolet.core.request.status import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
-from triolet.engine.availability import Availability, death_by
 from triolet.engine.live_requests import live_requests
-from triolet.engine.request_preparation import RequestPreparation
-from triolet.engine.request_table import RequestTable
+from triolet.engine.request_table import Availability, RequestTable, death_by
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
-from triolet.engine.submission import Submission, check_type, seconds
+from triolet.engine.submission import RequestPreparation, Submission, check_type, seconds
 from triolet.engine.token_stream import TokenStream
 from triolet.engine.trio_run import TrioRunGuard
 from triolet.errors import EngineClosed, EngineDead, InvalidRequest, UnsupportedFeature, shown

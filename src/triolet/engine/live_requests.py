@@ -9,7 +9,7 @@ import trio
 
 from triolet.core.engine_core import EngineCore
 from triolet.core.journal import JournalEntry
-from triolet.core.output.request_status import LiveRequest, RequestProgress
+from triolet.core.output.output_processor import LiveRequest, RequestProgress
 from triolet.engine.submission import Submission
 
 

@@ -20,7 +20,7 @@ from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
-from triolet.core.recovery.shortage import shortage_of
+from triolet.core.recovery.supervision import shortage_of
 from triolet.core.scheduling.admission import Admission
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc

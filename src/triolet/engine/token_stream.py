@@ -15,10 +15,9 @@ import trio
 
 from triolet.actors.actor_progress import ActorProgress
 from triolet.core.engine_core import EngineCore
-from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.output_collector import OutputCollector, ParallelCollector
+from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.parallel_sampling import ParallelCollector
-from triolet.core.output.request_status import RequestProgress
 from triolet.engine.live_requests import has_first_token, progress_of
 from triolet.engine.request_table import RequestTable
 from triolet.engine.submission import Submission

@@ -18,8 +18,7 @@ from cattrs.gen import make_dict_structure_fn
 
 from triolet.core.request.param_validation import MAX_INT64, MIN_INT64
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.status import FinishReason
-from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.request.request import FinishReason, TraceHeaders
 from triolet.core.step_plan import TokenLogprobs
 from triolet.errors import SnapshotError
 

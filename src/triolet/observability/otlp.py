@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.metrics.iteration_stats import FinishedRequest, IterationStats
 from triolet.core.metrics.trace_span import SPAN_NAME, Span, span_of
-from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.request.request import TraceHeaders
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

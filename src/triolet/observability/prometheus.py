@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from triolet.core.engine_statistics import EngineStatistics
 from triolet.core.metrics.iteration_stats import REJECTED, FinishedRequest, IterationStats
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 
 DEFAULT_PREFIX: Final = "triolet:"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4

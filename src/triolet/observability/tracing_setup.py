@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from triolet.config.engine import EngineConfig
-from triolet.core.request.trace_context import TraceHeaders, pick_trace_headers
+from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:

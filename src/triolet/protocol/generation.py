@@ -15,7 +15,7 @@ from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong

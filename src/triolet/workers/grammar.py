@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from triolet.core.recovery.shortage import shortage_of
+from triolet.core.recovery.supervision import shortage_of
 from triolet.ipc.grammar import (
     GRAMMAR_REPLIES,
     GRAMMAR_REQUESTS,

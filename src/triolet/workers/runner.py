@@ -32,10 +32,9 @@ import attrs
 
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
-from triolet.core.recovery.shortage import typed_shortages
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import StepPlan
-from triolet.core.step_runner import StepRunner, steps_of
+from triolet.core.step_plan import StepPlan, StepRunner, steps_of
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request

@@ -21,8 +21,7 @@ from tests.core.fake_model import FakeModel
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import StepPlan, StepResult
-from triolet.core.step_runner import StepRunner
+from triolet.core.step_plan import StepPlan, StepResult, StepRunner
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.ipc.messages import REPLIES
 from triolet.workers.runner import FdTransport, serve

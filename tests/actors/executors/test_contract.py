@@ -27,8 +27,7 @@ from triolet.actors.executors.in_process import InlineExecutor, Load, LoadCancel
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
-from triolet.core.step_runner import StepRunner, after_step
+from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult, StepRunner, after_step
 from triolet.engine.open_engine import run_engine
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 4

@@ -28,8 +28,8 @@ from triolet.actors.executors import process as process_runner
 from triolet.actors.executors.process import GRACE_S, MAX_LINE_BYTES, ProcessExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
-from triolet.core.recovery import hang_limit
-from triolet.core.recovery.hang_limit import step_kind
+from triolet.core.recovery import recovery_state
+from triolet.core.recovery.recovery_state import step_kind
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
 from triolet.engine.engine import Engine
@@ -483,8 +483,8 @@ async def long_life(executor: ProcessExecutor, num_decodes: int) -> None:
 async def test_a_step_that_hangs_after_many_is_killed_long_before_its_longest_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hang_limit, "MIN_STEPS", 4)
-    monkeypatch.setattr(hang_limit, "MIN_LIMIT_S", 0.3)
+    monkeypatch.setattr(recovery_state, "MIN_STEPS", 4)
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.3)
     monkeypatch.setattr(process_runner, "step_kind", lambda plan: (1, 1, 1))
     executor = executor_that("hang", 12, step_timeout=600.0)
     with trio.fail_after(30.0):
@@ -497,7 +497,7 @@ async def test_what_a_life_has_learned_of_its_steps_ends_with_it(monkeypatch: py
     executor = executor_that()
     kind = step_kind(run_of(40, 3))
     await long_life(executor, 40)
-    assert executor._hang_limit.limit_s(kind) == hang_limit.MIN_LIMIT_S
+    assert executor._hang_limit.limit_s(kind) == recovery_state.MIN_LIMIT_S
     await long_life(executor, 2)
     assert executor._hang_limit.limit_s(kind) == 30.0
 

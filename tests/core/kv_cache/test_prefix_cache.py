@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from triolet.core.kv_cache.namespace import CacheNamespace
-from triolet.core.kv_cache.prefix_cache import PrefixCache
+from triolet.core.kv_cache.prefix_cache import CacheNamespace, PrefixCache
 from triolet.errors import InvariantViolated
 
 SIZE = 2

@@ -15,11 +15,11 @@ from triolet.core.output.detokenizer import (
     MAX_UNFINISHED,
     MAX_WINDOW_TOKENS,
     Decode,
+    HoldBack,
     IncrementalDetokenizer,
     OutputText,
     TextDelta,
 )
-from triolet.core.output.stop_strings import HoldBack
 
 CORPUS = [
     "the quick brown fox  jumps\nover the lazy dog",

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.output.list_prefix import ListPrefix
-from triolet.core.output.logprobs import FlatLogprobs, Logprob
+from triolet.core.output.logprobs import FlatLogprobs, ListPrefix, Logprob
 
 LISTS = st.lists(st.integers(0, 9), max_size=8)
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.output.list_prefix import ListPrefix
-from triolet.core.output.logprobs import FlatLogprobs
+from triolet.core.output.logprobs import FlatLogprobs, ListPrefix
 from triolet.core.output.output_collector import OutputCollector
 from triolet.core.output.outputs import CompletionOutput, Logprob
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.step_plan import TokenLogprobs
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind

@@ -17,7 +17,7 @@ from triolet.core.output.logprobs import Logprob
 from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.step_plan import TokenLogprobs
 

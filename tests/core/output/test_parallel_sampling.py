@@ -10,13 +10,11 @@ import pytest
 from tests.core.make import make_request, next_token
 from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.journal import Journal
-from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.output_collector import OutputCollector, ParallelCollector
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.parallel_sampling import ParallelCollector
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.request import Request, fan_out
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request, fan_out
 from triolet.core.step_plan import PromptLogprobs, TokenLogprobs
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind

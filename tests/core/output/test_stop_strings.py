@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.output.stop_strings import HoldBack, StopMatcher
+from triolet.core.output.detokenizer import HoldBack, StopMatcher
 from triolet.errors import InvalidParams
 
 # Few letters, so that stop strings overlap, repeat and contain each other.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from triolet.core.output.token_text import token_decoder
+from triolet.core.output.detokenizer import token_decoder
 from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
 

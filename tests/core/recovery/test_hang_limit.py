@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triolet.core.recovery.hang_limit import (
+from triolet.core.recovery.recovery_state import (
     FACTOR,
     MEMORY_STEPS,
     MIN_LIMIT_S,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.core.scheduling.test_scheduler_walk import Walk, make_config
 from tests.core.stage import Stage
-from triolet.core.recovery.oom_backoff import CALM_STEPS, OomBackoff
-from triolet.core.request.status import FinishReason
+from triolet.core.recovery.recovery_state import CALM_STEPS, OomBackoff
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepResult
 
 

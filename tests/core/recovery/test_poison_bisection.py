@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.recovery.poison_bisection import CrashOutcome, PoisonBisection
+from triolet.core.recovery.recovery_state import CrashOutcome, PoisonBisection
 
 MARK = 10
 

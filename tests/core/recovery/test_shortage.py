@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from triolet.core.recovery.shortage import Backoff, shortage_of, typed_shortages
+from triolet.core.recovery.supervision import Backoff, shortage_of, typed_shortages
 from triolet.errors import ResourceShortage
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triolet.core.recovery.stderr_tail import (
+from triolet.core.recovery.supervision import (
     MAX_LINE_CHARS,
     NUM_FRAMES,
     NUM_LINES,

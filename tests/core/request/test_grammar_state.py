@@ -17,8 +17,7 @@ from triolet.core.request.grammar_state import (
     with_token,
 )
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult

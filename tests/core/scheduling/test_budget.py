@@ -7,8 +7,7 @@ import math
 import pytest
 
 from tests.core.stage import make_config
-from triolet.core.scheduling.budget import MIN_CHUNK, TokenBudget
-from triolet.core.scheduling.cost_model import MEMORY_STEPS, CostModel
+from triolet.core.scheduling.budget import MEMORY_STEPS, MIN_CHUNK, CostModel, TokenBudget
 from triolet.core.scheduling.policies.fair import LINGER_S, MANY, ActiveClients
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal
+from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import CompletionOutput
-from triolet.core.output.stop_strings import HoldBack
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from tests.core.stage import BLOCK_SIZE, Stage
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult
 
 

@@ -13,7 +13,7 @@ from tests.core.stage import Stage
 from tests.source_tree import package_files, parse, where
 from triolet.config.engine import EngineConfig
 from triolet.core.journal import JournalEntry
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, FairQueue
 from triolet.core.scheduling.policies.registry import POLICIES
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.stage import Stage
 from triolet.core.engine_statistics import statistics_of
-from triolet.core.kv_cache.namespace import CacheNamespace
+from triolet.core.kv_cache.prefix_cache import CacheNamespace
 
 BEGINNING = list(range(100, 112))  # three blocks
 

@@ -10,10 +10,10 @@ from tests.core.make import make_request
 from tests.core.stage import BLOCK_SIZE, crowded_stage, make_config
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.scheduling.admission import RequestQueues
 from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerCounters
 from triolet.core.scheduling.policies.fcfs import FcfsQueue
-from triolet.core.scheduling.queues import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
 from triolet.errors import InvariantViolated

@@ -14,10 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.core.fake_model import REPETITIVE, FakeModel, expected_answer
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.kv_cache.namespace import CacheNamespace
+from triolet.core.kv_cache.prefix_cache import CacheNamespace
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import StepResult

@@ -11,11 +11,10 @@ from tests.core.scheduling.test_scheduler_walk import VOCAB, Walk, make_config
 from triolet.core.journal import JournalEntry
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.scheduler import Scheduler
-from triolet.core.scheduling.speculative import MAX_FOLLOWED_TOKENS
+from triolet.core.scheduling.step_planner import MAX_FOLLOWED_TOKENS
 from triolet.core.step_plan import PlanRow, SampledToken, StepPlan, StepResult
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stage import Stage
-from triolet.core.kv_cache.namespace import CacheNamespace
+from triolet.core.kv_cache.prefix_cache import CacheNamespace
 from triolet.core.step_plan import SampledToken, StepResult
 
 # --------------------------------------------------------------------------- one token budget

@@ -11,7 +11,7 @@ import pytest
 from tests.core.make import make_request
 from tests.core.stage import Stage
 from triolet.core.journal import JournalEntry
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan
 
 INF = float("inf")

@@ -9,8 +9,7 @@ from torch import Tensor
 from tests.model.backends.fake_causal_model import FakeCausalModel
 from tests.model.test_runner import expected_answer, make_runner, run_all, start
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.request import Request
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import PlanRow, StepPlan
 from triolet.model.interface import ForwardBatch

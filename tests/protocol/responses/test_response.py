@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.protocol.make import NOW, answer, assert_valid, output, types
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.tools import plan_tools
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event

@@ -4,7 +4,7 @@ import pytest
 
 from tests.protocol.make import NOW, types
 from tests.protocol.talk import Talk, code, context, endings
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.errors import EngineDead, Overloaded, PromptTooLong
 from triolet.protocol.errors import of_exception
 from triolet.protocol.responses.store import ResponseStore

@@ -10,7 +10,7 @@ import pytest
 from tests.protocol.make import NOW, create, output
 from triolet import SamplingParams
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.errors import SnapshotError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse

@@ -17,8 +17,7 @@ from types import MappingProxyType
 
 import attrs
 
-from triolet.core.request.status import FinishReason, RequestMetrics
-from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.request.request import FinishReason, RequestMetrics, TraceHeaders
 
 REJECTED = "rejected"
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 import attrs
 
 from triolet.core.metrics.iteration_stats import FinishedRequest
-from triolet.core.request.status import FinishReason, RequestStatus
-from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.request.request import FinishReason, RequestStatus, TraceHeaders
 
 SPAN_NAME = "llm_request"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from triolet.core.output.logprobs import FlatLogprobs, Logprob, Position
-from triolet.core.request.status import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 
 __all__ = [
     "CompletionOutput",

@@ -1,15 +1,41 @@
 """Decisions of a supervisor, free of I/O: which children to stop, which to start, and when to give up.
 
 Source: Erlang/OTP `supervisor`: restart strategies, restart types, maximum restart intensity.
+
+Last lines that a process wrote to stderr, reduced to the few that say why it died.
+
+Usually those are the last ones. A process that a signal ends under Python's `faulthandler` writes much more: the error,
+the frames of all threads, one by one, and a list of extension modules. Of that are kept the first line, the innermost
+frames of the thread that failed, and the lines written just before.
+
+    terminate called after throwing an instance of 'std::length_error'
+    Fatal Python error: Aborted
+
+    Thread 0x00007f5d2cbff6c0 (most recent call first):
+      File "threading.py", line 331 in wait
+    Current thread 0x00007f5d8a3b4740 (most recent call first):
+      File "attention.py", line 12 in attend
+      ...
+    Extension modules: numpy.core._multiarray_umath, ... (total: 40)
+
+Shortages of a machine's resources: which exceptions are one, and how long to wait before the next attempt.
+
+A shortage is nobody's fault and passes. So it becomes one typed error, `ResourceShortage`: the request that needed the
+resource fails with it, and a restart that needed it is tried again after a growing pause, for as long as it takes.
 """
 
 from __future__ import annotations
 
 import enum
+import errno
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 import attrs
+
+from triolet.errors import ResourceShortage
 
 
 class Strategy(enum.Enum):
@@ -108,3 +134,141 @@ class CrashReport:
     context: str
     reason: BaseException | None
     offender: str
+
+
+NUM_LINES = 5
+NUM_LINES_BEFORE, NUM_FRAMES = 2, 3  # around the line that says what happened
+MAX_LINE_CHARS = 200
+
+Line = tuple[float, str]
+
+
+@attrs.define(eq=False)
+class StderrTail:
+    """Bounded store of stderr lines: few of them, and of each only the first `MAX_LINE_CHARS`."""
+
+    _recent: deque[Line] = attrs.field(factory=lambda: deque(maxlen=NUM_LINES), init=False)
+    _fatal: list[Line] = attrs.field(factory=list, init=False)
+    _num_frames: int = attrs.field(default=0, init=False)
+    _is_among_frames: bool = attrs.field(default=False, init=False)
+
+    def hear(self, line: str, now: float) -> None:
+        """Take a line.
+
+        Args:
+            line: not empty.
+            now: seconds, any monotonic clock.
+        """
+        said = (now, line.strip()[:MAX_LINE_CHARS])
+        if line.startswith("Fatal Python error:"):
+            self._fatal = [*list(self._recent)[-NUM_LINES_BEFORE:], said]
+            self._num_frames, self._is_among_frames = 0, False
+        elif self._fatal:
+            self._hear_frames(line, said)
+        self._recent.append(said)
+
+    def _hear_frames(self, line: str, said: Line) -> None:
+        if self._is_among_frames and line.startswith("  File ") and self._num_frames < NUM_FRAMES:
+            self._fatal.append(said)
+            self._num_frames += 1
+        else:
+            is_own = line.startswith("Current thread ") and "(most recent call first)" in line
+            self._is_among_frames = is_own and self._num_frames == 0
+
+    def since(self, then: float) -> list[str]:
+        """Return the lines that say why, among those no older than `then`."""
+        fatal = [text for said_s, text in self._fatal if said_s >= then]
+        return fatal or [text for said_s, text in self._recent if said_s >= then]
+
+
+MIN_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 5.0
+
+RESOURCES: Final = {
+    errno.EMFILE: "file descriptors for this process (RLIMIT_NOFILE)",
+    errno.ENFILE: "file descriptors on this machine",
+    errno.EAGAIN: "processes or threads",
+    errno.ENOMEM: "memory",
+    errno.ENOBUFS: "network buffers",
+    errno.ENOSPC: "disk space",
+    errno.EDQUOT: "disk quota",
+}
+# Texts of exceptions that have no errno: of `threading.Thread.start`, and of the dynamic loader in an ImportError.
+_TEXTS: Final = {
+    "can't start new thread": "processes or threads",
+    "annot allocate memory": "memory",
+    "failed to map segment": "memory",
+}
+MAX_CAUSES: Final = 8  # of an exception; a chain of them may be a circle
+
+
+def shortage_of(error: BaseException, purpose: str) -> ResourceShortage | None:
+    """Return the shortage that an exception, or one of its causes, reports; None if it reports none.
+
+    Args:
+        error: any exception.
+        purpose: what the resource was needed for, completing "there is a shortage of ... for ...".
+    """
+    cause: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if cause is None:
+            break
+        if isinstance(cause, ResourceShortage):
+            return cause
+        if (resource := _resource(cause)) is not None:
+            shortage = ResourceShortage(resource, purpose)
+            shortage.__cause__ = error
+            return shortage
+        cause = cause.__cause__
+    return None
+
+
+def _resource(error: BaseException) -> str | None:
+    if isinstance(error, MemoryError):
+        return "memory"
+    if isinstance(error, OSError) and error.errno in RESOURCES:
+        return RESOURCES[error.errno]
+    if isinstance(error, RuntimeError | ImportError):
+        return next((resource for text, resource in _TEXTS.items() if text in str(error)), None)
+    return None
+
+
+@contextmanager
+def typed_shortages(purpose: str) -> Iterator[None]:
+    """Scope in which every shortage becomes a `ResourceShortage`; other exceptions pass unchanged.
+
+    Args:
+        purpose: what resources are needed for, as in `shortage_of`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (shortage := shortage_of(error, purpose)) is None or shortage is error:
+            raise
+        raise shortage from error
+
+
+@attrs.define
+class Backoff:
+    """Pauses between attempts: each is twice as long as the last one, up to a limit.
+
+    Args:
+        min_s: the first pause, seconds.
+        max_s: the longest pause, seconds.
+    """
+
+    min_s: float = MIN_PAUSE_S
+    max_s: float = MAX_PAUSE_S
+    _next_s: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._next_s = self.min_s
+
+    def next_s(self) -> float:
+        """Return the pause before the next attempt, seconds."""
+        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self.max_s)
+        return pause_s
+
+    def reset(self) -> None:
+        """Begin with the first pause again: an attempt has succeeded."""
+        self._next_s = self.min_s

@@ -3,20 +3,51 @@
 A request for n answers becomes n requests for one answer each (`fan_out`). They share everything but the noise: the
 i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered like any other;
 `core.output.parallel_sampling` joins their outputs.
+
+States of a request, reasons for its end, and its times.
+
+Trace context of a request: the two headers of W3C Trace Context, carried along unread.
+
+The headers are not checked here. The exporter of spans reads them with OpenTelemetry's own parser, which ignores a
+header that it does not understand.
+
+Source: W3C Trace Context, level 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import Any
 
 import attrs
 
-from triolet.core.kv_cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
+from triolet.core.kv_cache.prefix_cache import DEFAULT_NAMESPACE, CacheNamespace
 from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.trace_context import TraceHeaders
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+MAX_HEADER_CHARS = 1024  # W3C asks for 512 at least; a longer one costs memory and says nothing more
+
+TraceHeaders = tuple[tuple[str, str], ...]
+"""Names, in lower case, and values."""
+
+
+def pick_trace_headers(headers: Mapping[str, Any], prefix: str = "") -> TraceHeaders:
+    """Return the trace headers among `headers`; values that are not text, or too long, are left out.
+
+    Args:
+        headers: values by name, in upper or lower case.
+        prefix: text before the names of trace headers.
+    """
+    wanted = {prefix + name: name for name in TRACE_HEADERS}
+    return tuple(
+        (wanted[name.lower()], value)
+        for name, value in headers.items()
+        if name.lower() in wanted and isinstance(value, str) and len(value) <= MAX_HEADER_CHARS
+    )
 
 
 class RequestTask(StrEnum):
@@ -121,3 +152,91 @@ def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ..
 def _wrapped(seed: int) -> int:
     # A seed above 64 bits wraps around to the negative numbers.
     return seed if seed <= MAX_INT64 else seed - 2**64
+
+
+class FinishReason(enum.StrEnum):
+    """Reason for the end of an answer; the values go on the wire."""
+
+    STOP = "stop"
+    """An end-of-sequence token, a stop token id or a stop text."""
+    LENGTH = "length"
+    """`max_tokens`, or the context is full."""
+    ABORT = "abort"
+    """The stream was closed, or the request was aborted."""
+    ERROR = "error"
+    """It failed; the stream raises `RequestFailed`."""
+    DEADLINE = "deadline"
+    """The deadline passed; the tokens so far were delivered."""
+    SHUTDOWN = "shutdown"
+    """The engine closed."""
+    REPETITION = "repetition"
+    """The answer repeated a pattern, and `repetition_detection` was set."""
+
+
+class RequestStatus(enum.StrEnum):
+    """State of a request as its caller sees it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @classmethod
+    def of_ending(cls, reason: FinishReason) -> RequestStatus:
+        """Return the status of a request that ended for a reason."""
+        match reason:
+            case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
+                return cls.COMPLETED
+            case FinishReason.ERROR:
+                return cls.FAILED
+            case FinishReason.ABORT | FinishReason.DEADLINE | FinishReason.SHUTDOWN:
+                return cls.CANCELLED
+
+
+@attrs.frozen(kw_only=True)
+class RequestMetrics:
+    """Counts and times of a request; `arrival_time` is wall clock, the `_ts` are monotonic, all in seconds.
+
+    Args:
+        num_generation_tokens: tokens generated so far.
+        num_preemptions: times that the request was preempted.
+        arrival_time: when the request arrived, seconds since the epoch.
+        queued_ts: when the scheduler received it.
+        scheduled_ts: when its first step was planned; 0.0 before.
+        first_token_ts: when its first token was known; 0.0 before.
+        last_token_ts: when its latest token was known; 0.0 before.
+    """
+
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from the queue to the first token; 0.0 before it."""
+        return self.first_token_ts - self.queued_ts if self.first_token_ts else 0.0
+
+    @property
+    def queued_time(self) -> float:
+        """Seconds from the queue to the first step; 0.0 before it."""
+        return self.scheduled_ts - self.queued_ts if self.scheduled_ts else 0.0
+
+    @property
+    def prefill_time(self) -> float:
+        """Seconds from the first step to the first token; 0.0 before it."""
+        return self.first_token_ts - self.scheduled_ts if self.first_token_ts else 0.0
+
+    @property
+    def decode_time(self) -> float:
+        """Seconds from the first token to the latest; 0.0 before the first."""
+        return self.last_token_ts - self.first_token_ts if self.first_token_ts else 0.0
+
+    @property
+    def inference_time(self) -> float:
+        """Seconds from the first step to the latest token, time spent preempted included; 0.0 before the first."""
+        return self.last_token_ts - self.scheduled_ts if self.first_token_ts else 0.0

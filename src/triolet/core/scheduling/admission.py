@@ -4,11 +4,32 @@ Under `fair` no client can fill the queue alone. The last eighth of the places, 
 reserved for clients below their share: the total, divided by the number of active clients and one more, for a client
 that may arrive. A single client gets seven eighths; with many, each is sure of its share until the very last place is
 taken. A request that was admitted is never removed for another one.
+
+Look-up of the blocks of a waiting request that were computed already, for an equal prefix or a sibling.
+
+The answers to one prompt (n > 1) are computed from the same blocks. With prefix caching they find them like any other
+request. Where the cache is off, or must not be read, they take them from the block table of the first one, as long as
+it runs. Only full blocks are shared, and the last token of the prompt is always computed: the rest of a block is less
+work than copying it.
+
+Requests with the same beginning often arrive together. The first one computes it, and the others are deferred to the
+next step and find it there (`PrefixesInStep`), where that saves them at least half of their work.
+
+Request queues: every live request waits, or runs with a row of the runner's table and blocks of its own.
+
+All moves are made here, so that place, row and blocks change together:
+
+    enter -> waiting -> admit -> running -> leave
+                ^------ preempt ----'
+
+A request leaves from either queue. Each time that it is queued it begins a residency with a new epoch: the results of
+an earlier residency are ignored.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Container
 from typing import Protocol
@@ -16,9 +37,14 @@ from typing import Protocol
 import attrs
 
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.request.param_validation import refuse
+from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.policies.base import WaitingQueue, by_order, check_order
 from triolet.core.scheduling.policies.registry import POLICIES
-from triolet.errors import Overloaded
+from triolet.core.scheduling.sequence import Sequence
+from triolet.errors import InvariantViolated, Overloaded
 
 RECENT_ENDINGS = 64
 KEPT = 8  # one part in so many is for clients below their share
@@ -189,3 +215,243 @@ def is_overdue(entry: JournalEntry, now_s: float) -> bool:
     """Return True if a request must end; its queue deadline counts until it is first scheduled."""
     request, is_queued = entry.request, entry.scheduled_s is None
     return request.deadline_s <= now_s or (is_queued and request.queue_deadline_s <= now_s)
+
+
+MAX_HELD = 256
+"""Most requests deferred to the end of the same step: finding the next one takes a look at each."""
+
+Found = tuple[list[int], list[bytes]]
+"""Block ids in order, and the hashes of those that have one. No reference is taken."""
+
+
+def find_computed(cache: PrefixCache, sequence: Sequence, leader: Sequence | None) -> Found:
+    """Find full blocks with the beginning of a request that has none; at least one token is left to compute.
+
+    Args:
+        cache: of the engine.
+        sequence: the request.
+        leader: first of the sequences that answer the same prompt, if it is still live.
+    """
+    entry = sequence.entry
+    if cache.enabled and entry.reads_prefix_cache:
+        tokens = entry.tokens(0, entry.num_tokens)
+        return cache.find(tokens, prefix_root(cache, sequence), sequence.known_hashes)
+    if leader is None or leader.row_id is None:
+        return [], []
+    num_shared = min(leader.num_computed_tokens, len(entry.request.prompt_token_ids), entry.num_tokens - 1)
+    num_blocks = num_shared // cache.block_size
+    return leader.block_table[:num_blocks], leader.block_hashes[:num_blocks]
+
+
+def prefix_root(cache: PrefixCache, sequence: Sequence) -> bytes:
+    """Return the parent hash of a request's first block; its namespace is hashed once."""
+    if not sequence.prefix_root:
+        sequence.prefix_root = cache.root(sequence.entry.request.cache_namespace)
+    return sequence.prefix_root
+
+
+def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int]) -> bool:
+    """Check whether all known tokens of a request fit now, beside the cached blocks that it would revive.
+
+    Args:
+        cache: of the engine.
+        entry: of the request.
+        found: ids of the blocks that need not be computed.
+    """
+    needed = -(-entry.num_tokens // cache.block_size) - len(found)
+    revived = sum(map(cache.pool.is_cached, found))
+    return needed + revived <= cache.pool.num_available
+
+
+def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
+    """Publish the blocks that have been filled."""
+    if not cache.enabled:
+        return
+    size, entry = cache.block_size, sequence.entry
+    for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
+        parent = sequence.block_hashes[-1] if index else prefix_root(cache, sequence)
+        content = entry.tokens(index * size, (index + 1) * size)
+        sequence.block_hashes.append(cache.publish(sequence.block_table[index], parent, content))
+    num_published = min(len(sequence.block_hashes), len(entry.request.prompt_token_ids) // size) * size
+    entry.num_cache_creation_tokens = max(
+        entry.num_cache_creation_tokens, num_published - entry.num_cached_tokens
+    )
+
+
+@attrs.define
+class PrefixesInStep:
+    """Prefixes that the step being planned computes, and the requests deferred until it has.
+
+    Args:
+        cache: of the engine.
+        held: serials of the requests deferred to the end of this step.
+    """
+
+    cache: PrefixCache
+    held: set[int] = attrs.field(factory=set, init=False)
+    _by_next_hash: dict[bytes, tuple[Sequence, int]] = attrs.field(factory=dict, init=False)
+
+    def begin_step(self) -> None:
+        """Forget the last step."""
+        self.held.clear()
+        self._by_next_hash.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the limit of deferred requests is reached: no other is looked at in this step."""
+        return len(self.held) >= MAX_HELD
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note how many tokens of a request the step computes."""
+        size, entry, index = self.cache.block_size, sequence.entry, len(sequence.block_hashes)
+        end = (sequence.num_computed_tokens + num_tokens) // size
+        if self.cache.enabled and num_tokens >= size and end > index:
+            parent = sequence.block_hashes[-1] if index else prefix_root(self.cache, sequence)
+            next_hash = self.cache.chain(parent, entry.tokens(index * size, (index + 1) * size))
+            self._by_next_hash.setdefault(next_hash, (sequence, end * size))
+
+    def holds(self, sequence: Sequence, found: Found) -> bool:
+        """Decide whether to defer a waiting request: at least half of its work is computed by this step.
+
+        Args:
+            sequence: a waiting request.
+            found: blocks of it that are cached now.
+        """
+        entry, index = sequence.entry, len(found[0])
+        begin = index * self.cache.block_size
+        if not (self._by_next_hash and entry.reads_prefix_cache and index < len(sequence.known_hashes)):
+            return False
+        other, end = self._by_next_hash.get(sequence.known_hashes[index], (None, 0))
+        if other is None:
+            return False
+        end = min(end, (entry.num_tokens - 1) // self.cache.block_size * self.cache.block_size)
+        pairs = zip(other.entry.tokens(begin, end), entry.tokens(begin, end), strict=True)
+        num_same = next((i for i, (a, b) in enumerate(pairs) if a != b), end - begin)
+        num_saved = num_same // self.cache.block_size * self.cache.block_size
+        if 2 * num_saved < entry.num_tokens - begin:
+            return False
+        self.held.add(entry.serial)
+        return True
+
+
+class RequestQueues:
+    """Waiting and running requests. The lists are to be read: only the methods change them.
+
+    Args:
+        config: limits.
+        journal: numbers the residencies.
+        counters: count the preemptions.
+        pool: takes back the blocks.
+        waiting: the waiting queue, still empty, in the order of the policy.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        journal: Journal,
+        counters: SchedulerCounters,
+        pool: BlockPool,
+        waiting: WaitingQueue,
+    ) -> None:
+        self.waiting = waiting
+        self.running: list[Sequence] = []  # in order: the last is the first to lose its row
+        self.live: dict[int, Sequence] = {}  # by serial
+        self.by_epoch: dict[int, Sequence] = {}
+        self._config, self._journal, self._counters, self._pool = config, journal, counters, pool
+        self._free_rows = list(range(config.max_num_seqs))
+        # A runner that outlived the last scheduler may still hold its rows.
+        self._ended_rows = list(range(config.max_num_seqs))
+
+    def enter(self, entry: JournalEntry) -> Sequence:
+        """Queue a live request of the journal."""
+        self._journal.begin_stay(entry)
+        sequence = Sequence(entry, self.waiting.order(entry))
+        self.live[entry.serial] = sequence
+        self.by_epoch[entry.epoch] = sequence
+        self.waiting.add(sequence)
+        return sequence
+
+    def admit(self, sequence: Sequence, block_ids: list[int], hashes: list[bytes]) -> None:
+        """Give a waiting request a row.
+
+        Args:
+            sequence: the request.
+            block_ids: full blocks with its beginning, which it shares from now on.
+            hashes: of these blocks.
+        """
+        self.waiting.remove(sequence)
+        self._pool.share(block_ids)
+        num_cached_tokens = len(block_ids) * self._config.block_size
+        sequence.begin(self._free_rows.pop(), block_ids, hashes, num_cached_tokens)
+        insort(self.running, sequence, key=by_order)
+        self.waiting.started(sequence)
+
+    def preempt(self, victim: Sequence) -> None:
+        """Move a running request that no step works on back to the waiting queue, at its old place."""
+        assert victim.num_scheduled_tokens == 0
+        self.running.remove(victim)
+        self._take_back(victim, step_id=None)
+        del self.by_epoch[victim.entry.epoch]
+        self.by_epoch[self._journal.begin_stay(victim.entry)] = victim
+        self.waiting.add(victim)
+        victim.entry.num_preemptions += 1
+        self._counters.num_preemptions += 1
+
+    def leave(self, sequence: Sequence, step_id: int | None) -> None:
+        """Remove a request that has ended.
+
+        Args:
+            sequence: the request.
+            step_id: the step in flight; the blocks of a running request are free when this step ends.
+        """
+        del self.live[sequence.entry.serial]
+        del self.by_epoch[sequence.entry.epoch]
+        if sequence.row_id is None:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._take_back(sequence, step_id)
+
+    def _take_back(self, sequence: Sequence, step_id: int | None) -> None:
+        """Free the row and the blocks."""
+        assert sequence.row_id is not None
+        self._pool.release(sequence.block_table, step_id=step_id)
+        self._free_rows.append(sequence.row_id)
+        self._ended_rows.append(sequence.row_id)
+        self.waiting.stopped(sequence)
+        sequence.forget_computed()
+
+    def take_ended_rows(self) -> tuple[int, ...]:
+        """Return the rows freed since the last call, for the runner to forget."""
+        rows = tuple(self._ended_rows)
+        self._ended_rows.clear()
+        return rows
+
+    def check(self) -> None:
+        """Check that every live request is in one queue, in order, and that rows and blocks belong to running ones.
+
+        Raises:
+            InvariantViolated: one of these is not so.
+        """
+        self._check_everybody()
+        for sequence in self.waiting:
+            if sequence.block_table or sequence.row_id is not None or sequence.num_scheduled_tokens:
+                raise InvariantViolated(f"waiting request {sequence.entry.serial} holds blocks or a row")
+        check_order(self.running)
+        self.waiting.check()
+        self._check_rows()
+
+    def _check_everybody(self) -> None:
+        running, waiting, live = self.running, tuple(self.waiting), self.live
+        everybody = {sequence.entry.serial for sequence in (*running, *waiting)}
+        if everybody != live.keys() or len(everybody) != len(running) + len(waiting):
+            raise InvariantViolated(f"running {len(running)} + waiting {len(waiting)} != {len(live)}")
+        if {sequence.entry.epoch: sequence for sequence in live.values()} != self.by_epoch:
+            raise InvariantViolated("epochs do not name the live sequences")
+        if len(running) > (num_tokens := self._config.max_num_batched_tokens):
+            raise InvariantViolated(f"{len(running)} running requests share {num_tokens} tokens")
+
+    def _check_rows(self) -> None:
+        rows = sorted([*self._free_rows, *(one.row_id for one in self.running if one.row_id is not None)])
+        if rows != list(range(self._config.max_num_seqs)):
+            raise InvariantViolated(f"free rows and running requests must be each row once; got {rows}")

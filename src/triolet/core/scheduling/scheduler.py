@@ -11,7 +11,7 @@ requests whose entries have moved.
 Waiting and running requests are kept in `core.scheduling.queues`; which tokens a step computes is decided in
 `core.scheduling.step_planner`.
 
-Failed steps limit the next ones (`core.recovery.poison_bisection`, `core.recovery.oom_backoff`): during the search for
+Failed steps limit the next ones (`core.recovery.recovery_state`, `core.recovery.oom_backoff`): during the search for
 a request that crashes the runner all but a few wait, and after an out-of-memory error steps are smaller.
 """
 
@@ -21,19 +21,15 @@ from collections.abc import Iterable
 
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.prefix_cache import PrefixCache
-from triolet.core.recovery.poison_bisection import RecoveryState
+from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.request.grammar_state import TokenMask
-from triolet.core.request.status import FinishReason
-from triolet.core.scheduling.admission import Deadlines, is_overdue
+from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.admission import Deadlines, RequestQueues, is_overdue, publish_computed
 from triolet.core.scheduling.budget import TokenBudget
 from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
 from triolet.core.scheduling.policies.registry import POLICIES
-from triolet.core.scheduling.prefix_lookup import publish_computed
-from triolet.core.scheduling.queues import RequestQueues
-from triolet.core.scheduling.sequence import Sequence, largest_first
-from triolet.core.scheduling.speculative import SpeculativeDecoding
-from triolet.core.scheduling.step_planner import StepPlanner
-from triolet.core.scheduling.stop_conditions import commit_tokens, ending_of
+from triolet.core.scheduling.sequence import Sequence, commit_tokens, ending_of, largest_first
+from triolet.core.scheduling.step_planner import SpeculativeDecoding, StepPlanner
 from triolet.core.step_plan import StepPlan, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]

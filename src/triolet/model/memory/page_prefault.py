@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from triolet.core.recovery.shortage import shortage_of
+from triolet.core.recovery.supervision import shortage_of
 
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
 MAX_AHEAD_BYTES = 2**30

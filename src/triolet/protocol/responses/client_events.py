@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.trace_context import TraceHeaders
+from triolet.core.request.request import TraceHeaders
 from triolet.protocol.errors import WireError, model_not_found, wrong
 from triolet.protocol.json import JsonLimits, parse_object
 from triolet.protocol.responses.requests import (

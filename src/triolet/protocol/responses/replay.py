@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from triolet.core.output.outputs import CompletionOutput, Logprob, RequestOutput
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.protocol.responses.output_items import Logprobs
 
 

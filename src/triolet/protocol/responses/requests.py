@@ -14,8 +14,8 @@ import attrs
 from triolet.core.request.param_spec import ApiFamily
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
+from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.request.trace_context import TraceHeaders, pick_trace_headers
 from triolet.core.tools import ToolPlan
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, unsupported, wrong

@@ -32,7 +32,7 @@ import attrs
 
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.status import FinishReason
+from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.input_items import Message

@@ -15,7 +15,7 @@ import attrs
 
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_spec import ApiFamily
-from triolet.core.request.status import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.errors import InvalidRequest, SnapshotError
 from triolet.protocol.errors import WireError
 from triolet.protocol.json import EncodedList

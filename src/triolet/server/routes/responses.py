@@ -11,7 +11,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.core.request.trace_context import pick_trace_headers
+from triolet.core.request.request import pick_trace_headers
 from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
 from triolet.protocol.json import encode
 from triolet.protocol.responses.input_items import Message

@@ -11,7 +11,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.core.recovery.shortage import typed_shortages
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.errors import InvalidPrompt

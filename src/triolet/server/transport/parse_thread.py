@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from triolet.core.recovery.shortage import typed_shortages
+from triolet.core.recovery.supervision import typed_shortages
 
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
 

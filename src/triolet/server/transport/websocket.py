@@ -28,7 +28,7 @@ from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from triolet.core.request.trace_context import TraceHeaders, pick_trace_headers
+from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.protocol.errors import WireError
 from triolet.server.transport.input_budget import InputBudget, InputReservation
 

@@ -15,15 +15,103 @@ success costs nothing, and the newest request is the likelier culprit.
 
 Crashes during a bisection are explained, and so, once the culprit is found, are those before it: they do not count
 against the supervisor's restart limit. Every one of them halves the set, so their number is bounded.
+
+Limits on the size of steps after an out-of-memory error: smaller at once, then doubled step by step.
+
+A forward pass needs memory beside the weights and the KV cache, and how much is known only when it was tried. A step
+that finds none changes nothing, so it can be tried again: its largest rows leave, one the first time, then two, four
+and so on, until what is left fits. A row that is alone is cut in halves. One token, alone, is as small as a step can
+be: what does not fit then never will.
+
+After a number of steps that fit, the limits are doubled, until they limit nothing. Each new out-of-memory error doubles
+that number.
+
+Time after which a step counts as hung, learned from the steps before it.
+
+`step_timeout` must be longer than the longest step that any model needs on any machine: a minute. Most steps take a
+thousandth of that, and a runner that hangs in one is known to hang much sooner. So the limit of a step is `FACTOR`
+times the 99.9th percentile of the steps like it, at least `MIN_LIMIT_S` and at most `step_timeout`.
+
+Steps are alike if they agree, to a power of two, in rows, in tokens and in the tokens that these attend to. A long
+prompt after thousands of decodes is a step of a kind that was never seen, and has all of `step_timeout`; so have the
+first steps of each kind. The percentile comes from a histogram of logarithmic times (`BINS_PER_OCTAVE`, an error of
+9 %), in which old steps weigh less and less. What was learned ends with the life of the runner: a new process compiles
+and warms up once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, log2
 
 import attrs
 
-from triolet.core.recovery.oom_backoff import OomBackoff
+from triolet.core.step_plan import StepPlan
+
+CALM_STEPS, MAX_CALM_STEPS = 32, 4096
+
+
+@attrs.define
+class OomBackoff:
+    """Limits of a step; none, as long as memory was always found."""
+
+    _max_rows: int | None = None
+    _max_tokens: int | None = None
+    _patience: int = CALM_STEPS
+    _num_calm: int = 0
+    _num_misfits: int = 0
+
+    def max_rows(self, wanted: int) -> int:
+        """Return how many of the wanted rows a step may have."""
+        return wanted if self._max_rows is None else min(wanted, self._max_rows)
+
+    def max_tokens(self, wanted: int) -> int:
+        """Return how many of the wanted tokens a step may have."""
+        return wanted if self._max_tokens is None else min(wanted, self._max_tokens)
+
+    def step_did_not_fit(self, row_tokens: Sequence[int]) -> int | None:
+        """Make the next step smaller.
+
+        Args:
+            row_tokens: tokens of each row, the largest first.
+        Returns:
+            How many rows, the largest, must leave the batch; None if it cannot be any smaller.
+        """
+        self._num_misfits += 1
+        self._num_calm = 0
+        self._patience = min(2 * self._patience, MAX_CALM_STEPS)
+        if sum(row_tokens) <= 1:
+            self._lift()
+            return None
+        if len(row_tokens) == 1:
+            self._max_rows, self._max_tokens = 1, row_tokens[0] // 2
+            return 0
+        num_leaving = min(1 << (self._num_misfits - 1), len(row_tokens) - 1)
+        rest = row_tokens[num_leaving:]
+        self._max_rows, self._max_tokens = len(rest), sum(rest)
+        return num_leaving
+
+    def step_done(self, most_rows: int, most_tokens: int) -> None:
+        """Count a step that fitted, and raise the limits after enough of them.
+
+        Args:
+            most_rows: rows that the configuration allows a step.
+            most_tokens: tokens that it allows a step.
+        """
+        self._num_misfits = 0
+        if self._max_rows is None or self._max_tokens is None:
+            return
+        self._num_calm += 1
+        if self._num_calm >= self._patience:
+            self._num_calm = 0
+            self._max_rows, self._max_tokens = 2 * self._max_rows, 2 * self._max_tokens
+            if self._max_rows >= most_rows and self._max_tokens >= most_tokens:
+                self._lift()
+
+    def _lift(self) -> None:
+        self._max_rows = self._max_tokens = None
+
 
 MAX_STRIKES = 2
 
@@ -164,3 +252,63 @@ class RecoveryState:
     memory: OomBackoff = attrs.field(factory=OomBackoff)
     num_uncounted: int = 0
     has_runner_failed: bool = False
+
+
+FACTOR = 3.0
+PERCENTILE = 0.999
+MIN_LIMIT_S = 2.0  # longer than a pause of a busy machine or of garbage collection
+MIN_STEPS = 32  # of a kind, before its times say anything
+MEMORY_STEPS = 4096  # of a kind; then every count is halved
+BINS_PER_OCTAVE = 8
+MIN_ELAPSED_S = 1e-6
+
+StepKind = tuple[int, int, int]
+
+
+def step_kind(plan: StepPlan) -> StepKind:
+    """Return the kind of a plan's steps: bit lengths of its rows, tokens, and tokens attended to."""
+    num_attended = sum(row.start + row.num_tokens for row in plan.rows)
+    return len(plan.rows).bit_length(), plan.num_tokens.bit_length(), num_attended.bit_length()
+
+
+@attrs.define
+class HangLimit:
+    """Limits of the steps in one life of a runner.
+
+    Args:
+        max_s: longest limit, seconds; None for no limit at all.
+    """
+
+    max_s: float | None
+    _times: dict[StepKind, Counter[int]] = attrs.field(factory=dict, init=False)
+
+    def limit_s(self, kind: StepKind) -> float | None:
+        """Return how long a step of this kind may take, seconds; None for ever."""
+        if self.max_s is None:
+            return None
+        times = self._times.get(kind)
+        if times is None or times.total() < MIN_STEPS:
+            return self.max_s
+        return min(self.max_s, max(MIN_LIMIT_S, FACTOR * _percentile(times)))
+
+    def observe(self, kind: StepKind, elapsed_s: float) -> None:
+        """Learn from a step that is done.
+
+        Args:
+            kind: of the step.
+            elapsed_s: from the request to the result, seconds.
+        """
+        times = self._times.setdefault(kind, Counter())
+        times[ceil(BINS_PER_OCTAVE * log2(max(elapsed_s, MIN_ELAPSED_S)))] += 1
+        if times.total() >= MEMORY_STEPS:
+            self._times[kind] = Counter({index: count // 2 for index, count in times.items() if count > 1})
+
+
+def _percentile(times: Counter[int]) -> float:
+    """Return the upper edge of the bin that the percentile lies in, seconds."""
+    num_above = (1 - PERCENTILE) * times.total()
+    for index in sorted(times, reverse=True):
+        num_above -= times[index]
+        if num_above < 0:
+            break
+    return float(2 ** (index / BINS_PER_OCTAVE))
