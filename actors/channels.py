@@ -7,8 +7,6 @@
 The channels outlive the actors: both ends of each are kept here, so that a crash loses no more than the message that
 the actor was handling, and everything that a message tells can be found again in the journal. All of it belongs to the
 Trio thread of the engine.
-
-Cell in which one task waits until another task wakes it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.engine_core import EngineCore
-from triolet.core.recovery.recovery_state import MAX_STRIKES
+from triolet.core.recovery.recovery_state import MAX_CRASHES
 from triolet.errors import RequestFailed
 
 
@@ -66,7 +66,7 @@ def _count_crash(core: EngineCore, progress: ActorProgress, serial: int, error: 
     if (output := core.outputs.get(serial)) is None:
         raise error
     output.num_crashes += 1
-    if output.num_crashes < MAX_STRIKES:
+    if output.num_crashes < MAX_CRASHES:
         raise error
     _fail(core, progress, serial, "it crashes the detokenizer each time", error)
 

@@ -14,9 +14,10 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.grammar_requests import GrammarRequests
+from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
-from triolet.core.scheduling.scheduler import SchedulerConfig
+from triolet.core.scheduling.budget import SchedulerConfig
 
 
 async def scheduler_actor(
@@ -24,7 +25,8 @@ async def scheduler_actor(
     channels: Channels,
     progress: ActorProgress,
     grammars: GrammarRequests,
-    config: SchedulerConfig,
+    config: EngineConfig,
+    cache_key: bytes,
     *,
     halt: Callable[[], None],
     report: Callable[[float], None],
@@ -37,19 +39,22 @@ async def scheduler_actor(
         channels: to the other actors.
         progress: of the actors.
         grammars: woken when masks are needed.
-        config: limits of the schedule.
+        config: of the engine; limits the schedule.
+        cache_key: secret of the hashes of the prefix cache.
         halt: ends a multi-step plan after its present step.
         report: called with the time after every step, to report statistics.
     """
+    assert core.model.info is not None, "the runner starts before the scheduler"
     halt()  # results of the last life's plans are late from here on, so computing them is wasted
     channels.discard_scheduler_messages()
-    core.new_scheduler(config)
+    core.new_scheduler(SchedulerConfig.of(config, core.model.info, cache_key))
     with core.scheduling(), channels.scheduler_inbox.clone() as inbox:
         task_status.started()
         while True:
             # Send the next plan before anything else is done about the last result: the runner must not wait.
             plan = core.plan_step(trio.current_time())
-            grammars.wake()
+            if core.masks.has_questions:
+                grammars.wake()
             if plan is not None:
                 channels.to_runner.send_nowait(plan)
                 await trio.lowlevel.checkpoint()  # the runner begins now, and the rest is done meanwhile

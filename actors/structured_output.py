@@ -1,6 +1,6 @@
 """The structured-output actor computes the grammar masks of the answers that are bound to a form.
 
-The scheduler names the requests that need masks and goes on with the others (`core.grammar_masks`). So this actor has
+The scheduler names the requests that need masks and goes on with the others (`core.engine_core`). So this actor has
 no state that the journal does not have: its next life, and the next processes of its grammars, follow the answers again
 from their beginnings.
 
@@ -28,7 +28,7 @@ from triolet.actors.executors.grammars import (
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, GrammarQuestions
-from triolet.core.recovery.recovery_state import MAX_STRIKES
+from triolet.core.recovery.recovery_state import MAX_CRASHES
 from triolet.core.recovery.supervision import MIN_PAUSE_S, typed_shortages
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.model_info import LoadedModel
@@ -96,10 +96,10 @@ class StructuredOutputManager:
         """End the requests over which earlier lives of the actor hung again and again."""
         for serial, num_hangs in tuple(self._requests.num_hangs.items()):
             entry = self._core.journal.get(serial)
-            if entry is not None and num_hangs >= MAX_STRIKES:
+            if entry is not None and num_hangs >= MAX_CRASHES:
                 reason = "its grammar gives no answer"
                 self._fail(serial, RequestFailed(entry.request.parent_id or entry.request.request_id, reason))
-            if entry is None or num_hangs >= MAX_STRIKES:
+            if entry is None or num_hangs >= MAX_CRASHES:
                 del self._requests.num_hangs[serial]
 
     def _fail(self, serial: int, error: Exception) -> None:

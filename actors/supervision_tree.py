@@ -22,8 +22,6 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
-import trio
-
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import detokenizer_actor
@@ -39,7 +37,6 @@ from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import CrashReport, Strategy
-from triolet.core.scheduling.scheduler import SchedulerConfig
 
 
 def build_supervision_tree(
@@ -69,26 +66,19 @@ def build_supervision_tree(
         on_step: called with the time after every step.
         on_report: called with every crash.
     """
-    cache_key = secrets.token_bytes(32)
     lives: Lives = {}
 
-    async def scheduler(*, task_status: trio.TaskStatus[None]) -> None:
-        assert core.model.info is not None, "the runner starts before the scheduler"
-        limits = SchedulerConfig.of(config, core.model.info, cache_key)
-        await scheduler_actor(
-            core,
-            channels,
-            progress,
-            grammars,
-            limits,
-            halt=executor.halt,
-            report=on_step,
-            task_status=task_status,
-        )
-
-    def num_steps_done() -> int:
-        return core.counters.num_steps_done
-
+    scheduler = partial(
+        scheduler_actor,
+        core,
+        channels,
+        progress,
+        grammars,
+        config,
+        secrets.token_bytes(32),
+        halt=executor.halt,
+        report=on_step,
+    )
     model_runner = partial(model_runner_actor, core, channels, progress, executor, on_progress)
     engine = Supervisor(
         "engine",
@@ -100,7 +90,7 @@ def build_supervision_tree(
         max_restarts=5,
         period_s=30.0,
         on_report=on_report,
-        num_achieved=num_steps_done,
+        num_achieved=core.num_steps_done,
         take_uncounted_restarts=core.take_uncounted_restarts,
     )
     tokenizer = partial(
@@ -145,5 +135,5 @@ def build_supervision_tree(
         strategy=Strategy.REST_FOR_ONE,
         max_restarts=3,
         period_s=60.0,
-        num_achieved=num_steps_done,
+        num_achieved=core.num_steps_done,
     )

@@ -17,7 +17,7 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels, TokenizeReply, TokenizeRequest
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.config.engine import EngineConfig
-from triolet.core.recovery.recovery_state import MAX_STRIKES
+from triolet.core.recovery.recovery_state import MAX_CRASHES
 from triolet.core.recovery.supervision import shortage_of
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
@@ -124,7 +124,7 @@ async def ask_tokenizer(channels: Channels, progress: ActorProgress, message: To
 
 
 async def _ask(channels: Channels, progress: ActorProgress, message: Tokenize) -> TokenizeReply:
-    while progress.num_crashes[id(message)] < MAX_STRIKES:
+    while progress.num_crashes[id(message)] < MAX_CRASHES:
         reply_send, reply = trio.open_memory_channel[TokenizeReply](1)
         # Without an answer, the actor has died while it handled the question: ask its next life.
         with reply, suppress(trio.EndOfChannel):

@@ -5,7 +5,7 @@ python benchmarks/files_that_run.py [CASE ...] [--runner thread|inline] [--round
 Cases, each measured from the call to its end, in an engine that is open and has done the same once before:
 
     generate    a prompt of text, eight tokens, until the stream has ended
-    websocket   from `response.create` to `response.completed` on a connection that is open
+    websocket   from `response.create` to `response.completed`, greedy as all cases, on a connection that is open
     break       from a `break` in the body of a stream until its scope is left: its blocks are free then, or quarantined
                 until the step in flight has ended
     crash       from the death of the model runner's process to the next output of the stream
@@ -106,7 +106,12 @@ async def on_a_websocket(runner: str) -> AsyncIterator[Case]:
     async with triolet.open_engine(runner=runner) as engine, trio.open_nursery() as nursery:
         address: str = await nursery.start(serve, engine, GatewayConfig(port=0))
         async with open_websocket_url(address.replace("http", "ws", 1) + "/v1/responses") as socket:
-            create = {"type": "response.create", "model": engine.model_name, "input": PROMPT}
+            create = {
+                "type": "response.create",
+                "model": engine.model_name,
+                "input": PROMPT,
+                "temperature": 0,
+            }
 
             async def case(recorder: Recorder) -> None:
                 recorder.start()

@@ -22,10 +22,10 @@ from triolet.cli.slash import COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of
 from triolet.config.server import GatewayConfig
-from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.engine_core import EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.param_spec import ApiFamily, SamplingParameter
+from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.core.request.request import RequestMetrics
 from triolet.core.request.structured_outputs import StructuredOutputsParams

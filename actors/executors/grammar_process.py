@@ -36,7 +36,6 @@ from triolet.actors.executors.grammars import (
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import FrameError, ResourceShortage
-from triolet.ipc.frames import FrameReader
 from triolet.ipc.grammar import (
     GRAMMAR_REPLIES,
     GRAMMAR_REQUESTS,
@@ -50,6 +49,7 @@ from triolet.ipc.grammar import (
     OpenGrammar,
     Vocabulary,
 )
+from triolet.ipc.messages import FrameReader
 
 PROGRAM: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.grammar")
 READ_BYTES = 2**16

@@ -18,8 +18,6 @@ what no longer fits.
 
 The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
 waits for that, before it loads.
-
-Exit status of a process, in numbers and in words.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import Final
 
 import attrs
 import trio
@@ -45,8 +44,7 @@ from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
 from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild
-from triolet.ipc.frames import FrameReader
-from triolet.ipc.messages import REPLIES, REQUESTS, Halt, Reply, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, FrameReader, Halt, Reply, Request
 
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 
@@ -83,6 +81,7 @@ WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.runner")
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
 GRACE_S = 1.0  # from the end of its requests until a process is killed
+SECRET_VARIABLES: Final = EngineConfig.secret_variables()
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 LOAD_SILENCE_FACTOR = 3.0  # times the longest silence of the first load
 MIN_LOAD_SILENCE_S = 10.0  # a later load starts an interpreter, on a machine that may be busy
@@ -98,12 +97,12 @@ class ProcessExecutor:
     """
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = WORKER) -> None:
-        self._config = config
+        self._config = config.without_secrets()
         self._command = tuple(command)
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
         self._max_load_silence_s: float | None = None  # seconds without progress; None before the first load
-        self._last_info: ModelInfo | None = None  # of the last life, if its load succeeded
+        self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
         self._is_running = False
 
@@ -132,8 +131,8 @@ class ProcessExecutor:
             ResourceShortage: it cannot be loaded now.
             RunnerDied: the process ended meanwhile, or made no progress for too long.
         """
-        process, config = self._here(), self._load_config()
-        self._last_info = None  # until this load succeeds
+        process, config = self._here(), self._next_config
+        self._next_config = self._config  # unless this load succeeds, the next one measures free memory anew
         limit_s = self._load_silence_limit_s()
         late = f"made no progress in loading the model for more than {limit_s} s"
         silence_s, heard_s = 0.0, trio.current_time()
@@ -152,16 +151,13 @@ class ProcessExecutor:
             raise rebuild(reply, otherwise=ModelError)
         if self._max_load_silence_s is None:
             self._max_load_silence_s = max(silence_s, trio.current_time() - heard_s)
-        self._last_info = reply
+        self._next_config = self._with_kv_cache(reply) if config is self._config else config
         return reply
 
-    def _load_config(self) -> EngineConfig:
-        """Return the configuration to load, with the KV cache of the last life if its load succeeded."""
-        config, info = self._config.without_secrets(), self._last_info
-        if info is None:
-            return config
+    def _with_kv_cache(self, info: ModelInfo) -> EngineConfig:
+        """Return the configuration of the lives after one that has loaded the model: its KV cache is theirs."""
         return attrs.evolve(
-            config,
+            self._config,
             num_kv_blocks=info.num_kv_blocks,
             kv_cache_bytes=None,
             max_model_len=info.max_model_len,
@@ -458,7 +454,6 @@ def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 def _environment() -> dict[str, str]:
     """Return this program's environment without secrets, and with its module search path."""
-    secrets = EngineConfig.secret_variables()
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    shared = {name: value for name, value in os.environ.items() if name not in secrets}
+    shared = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     return {**shared, "PYTHONPATH": search_path}

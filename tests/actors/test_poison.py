@@ -119,16 +119,16 @@ async def test_many_poisoned_requests_exhaust_nobodys_patience(
 
 async def test_who_leaves_while_it_is_on_trial_ends_the_trial(autojump_clock: MockClock) -> None:
     async with fake_engine(PoisonedExecutor()) as engine, trio.open_nursery() as nursery:
-        poison_bisection = engine._core.recovery.recovery_state
+        poison_bisection = engine._core.recovery.poison_bisection
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=0)
         async with engine.generate([POISON, 1], params):
             nursery.start_soon(ask_all, engine, prompts(num_requests=1))
             for _ in range(100):
                 await trio.sleep(0.001)
-                if poison_bisection.is_trial:
+                if poison_bisection.is_bisecting:
                     break
-            assert poison_bisection.is_trial
-        assert not poison_bisection.is_trial
+            assert poison_bisection.is_bisecting
+        assert not poison_bisection.is_bisecting
 
 
 # ------------------------------------------------------------------------------ in a real process

@@ -25,7 +25,7 @@ from triolet.core.tools import (
     parse_tools,
     plan_tools,
 )
-from triolet.core.tools.detection import reasoning_parser_of, tool_parser_of
+from triolet.core.tools.answer import reasoning_parser_of, tool_parser_of
 from triolet.core.tools.reasoning import ReasoningSplitter
 from triolet.errors import InvalidRequest, UnsupportedFeature
 

@@ -19,8 +19,7 @@ from triolet.errors import (
     WeightsMismatch,
 )
 from triolet.ipc.failures import MAX_MESSAGE_CHARS, Failure, describe, rebuild
-from triolet.ipc.frames import HEADER_BYTES
-from triolet.ipc.messages import REPLIES
+from triolet.ipc.messages import HEADER_BYTES, REPLIES
 
 
 def across(error: BaseException, otherwise: type[TrioletError] = ModelError) -> TrioletError:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.errors import FrameError
-from triolet.ipc.frames import HEADER_BYTES, MAGIC, FrameReader, pack_frame
+from triolet.ipc.messages import HEADER_BYTES, MAGIC, FrameReader, pack_frame
 
 LAYOUT = 0xC0FFEE
 MAX_BYTES = 1000

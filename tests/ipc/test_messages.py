@@ -20,9 +20,17 @@ from triolet import SamplingParams
 from triolet.config.engine import EngineConfig
 from triolet.core.step_plan import PlanRow, RowStart, SampledToken, StepPlan, StepResult
 from triolet.errors import FrameError
-from triolet.ipc.converter import CONVERTER, layout_of
-from triolet.ipc.frames import HEADER_BYTES
-from triolet.ipc.messages import LAYOUT, REPLIES, REQUESTS, Reply, Request, Way
+from triolet.ipc.messages import (
+    CONVERTER,
+    HEADER_BYTES,
+    LAYOUT,
+    REPLIES,
+    REQUESTS,
+    Reply,
+    Request,
+    Way,
+    layout_of,
+)
 
 WAYS: dict[str, Way[Any]] = {"requests": REQUESTS, "replies": REPLIES}
 

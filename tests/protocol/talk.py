@@ -9,12 +9,20 @@ from typing import Any
 from tests.protocol.make import NOW, assert_valid, create, output
 from triolet import SamplingParams
 from triolet.core.request.request import FinishReason
-from triolet.protocol.responses.client_events import read_event
 from triolet.protocol.responses.output_items import Event
+from triolet.protocol.responses.requests import read_event
 from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.session import ResponsesContext, Session
+from triolet.protocol.responses.session import (
+    Close,
+    Effect,
+    ResponsesContext,
+    Send,
+    Session,
+    Start,
+    Stop,
+    Turn,
+)
 from triolet.protocol.responses.store import ResponseStore
-from triolet.protocol.responses.turns import Close, Effect, Send, Start, Stop, Turn
 
 
 def context(**fields: Any) -> ResponsesContext:

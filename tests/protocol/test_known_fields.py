@@ -11,15 +11,20 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from triolet.core.request.param_spec import ApiFamily, SamplingParameter
+from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.protocol.chat_completions import ChatRequest
 from triolet.protocol.completions import CompletionRequest
 from triolet.protocol.errors import WireError
-from triolet.protocol.known_fields import HINTS, UNSUPPORTED, WITHOUT_EFFECT
-from triolet.protocol.responses.client_events import read_event
-from triolet.protocol.responses.requests import CreateResponse
-from triolet.protocol.sampling import WIRE_NAMES, read_sampling, write_sampling
+from triolet.protocol.responses.requests import CreateResponse, read_event
+from triolet.protocol.sampling import (
+    HINTS,
+    UNSUPPORTED,
+    WIRE_NAMES,
+    WITHOUT_EFFECT,
+    read_sampling,
+    write_sampling,
+)
 
 CHAT, COMPLETIONS, RESPONSES = ApiFamily
 BODIES: dict[ApiFamily, dict[str, Any]] = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from triolet.errors import PromptTooLong
-from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.response_items import Message
 from triolet.protocol.truncation import without_oldest
 
 

@@ -20,8 +20,7 @@ from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
-from triolet.core.output.output_collector import OutputCollector
-from triolet.core.output.output_processor import OutputProcessor
+from triolet.core.output.output_processor import OutputCollector, OutputProcessor
 from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.scheduling import prefix_lookup, scheduler, stop_conditions

@@ -17,8 +17,8 @@ from triolet.core.request.request import FinishReason, Request, fan_out
 from triolet.core.scheduling import step_planner
 from triolet.core.scheduling.admission import RequestQueues, find_computed
 from triolet.core.scheduling.sequence import Sequence
-from triolet.engine.request_table import RequestTable
 from triolet.engine.submission import Submission
+from triolet.engine.token_stream import RequestTable
 
 
 @mutant("an abort ends the first answer only")

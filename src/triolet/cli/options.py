@@ -20,7 +20,7 @@ from triolet.config.engine import EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
 from triolet.config.server import GatewayConfig
-from triolet.core.request.param_spec import SamplingParameter
+from triolet.core.request.param_validation import SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 

@@ -24,11 +24,10 @@ from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineCore, OpenOutput
-from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.engine_core import EngineCore, EngineStatistics, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.detokenizer import HoldBack
-from triolet.core.output.output_collector import OutputCollector, ParallelCollector, collector_of
+from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams

@@ -11,7 +11,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
-from triolet.core.scheduling.config import DEFAULT_BATCHED_TOKENS
+from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.errors import UnsupportedFeature
 
 

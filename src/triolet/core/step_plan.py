@@ -7,8 +7,7 @@ Every plan follows the last result of the one before.
 
 A plan may be a run: its rows then go on, a token each, for up to `num_steps` steps, and a result comes after each of
 them. The runner does not wait for the scheduler in between. It may end a run after any step.
-
-Contract of the object that computes steps, and the loop over the steps of one plan.
+`StepRunner` is the contract of the object that computes steps, and `steps_of` the loop over the steps of one plan.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from triolet.actors.detokenizer import deliver
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineCore
-from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.engine_core import EngineCore, EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.recovery.supervision import CrashReport
@@ -31,13 +30,11 @@ from triolet.core.request.prompt import Prompt, parse_prompt
 from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
-from triolet.core.tools.detection import reasoning_parser_named, tool_parser_named
+from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
 from triolet.engine.live_requests import live_requests
-from triolet.engine.request_table import Availability, RequestTable, death_by
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
-from triolet.engine.submission import RequestPreparation, Submission, check_type, seconds
-from triolet.engine.token_stream import TokenStream
-from triolet.engine.trio_run import TrioRunGuard
+from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
+from triolet.engine.token_stream import Availability, RequestTable, TokenStream, death_by
 from triolet.errors import EngineClosed, EngineDead, InvalidRequest, UnsupportedFeature, shown
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
@@ -253,7 +250,9 @@ class Engine:
                 deadline_s=deadline_s,
                 queue_timeout_s=queue_timeout_s,
                 cache_salt=cache_salt,
-                trace_headers=accepted_trace_headers(trace_headers, self._tracing),
+                trace_headers=()
+                if self._tracing is None and (trace_headers is None or trace_headers == {})
+                else accepted_trace_headers(trace_headers, self._tracing),
                 owner=owner,
             ),
         )

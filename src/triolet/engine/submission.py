@@ -1,6 +1,9 @@
 """A call of `generate` on its way to the journal, and the checks that need neither a model nor an engine.
 
-Preparation of a request in the engine: `RequestBuilder` decides, and the actors tokenize and compile grammars.
+Preparation: `RequestBuilder` decides, and the actors tokenize and compile grammars.
+
+Guard against use from another Trio run or from another thread: the tasks of one event loop change an engine's state
+without locks. A call from elsewhere would corrupt it, so every public method checks first; the check is one comparison.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ from triolet.actors.tokenizer import ask_tokenizer
 from triolet.core.engine_core import OpenOutput
 from triolet.core.journal import JournalEntry
 from triolet.core.metrics.iteration_stats import StatsAccumulator
-from triolet.core.output.output_collector import OutputCollector, ParallelCollector, collector_of
-from triolet.core.output.output_processor import RequestProgress
+from triolet.core.output.output_processor import (
+    OutputCollector,
+    ParallelCollector,
+    RequestProgress,
+    collector_of,
+)
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import ParsedPrompt
-from triolet.core.request.request import FinishReason, Request, RequestStatus, TraceHeaders
+from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, Request, RequestStatus, TraceHeaders
 from triolet.core.request.request_builder import Need, RequestBuilder
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.errors import InvalidRequest, Overloaded, shown
+from triolet.errors import InvalidRequest, Overloaded, WrongTrioRun, shown
 from triolet.ipc.snapshot import SavedRequest
 
 
@@ -107,7 +114,7 @@ class Submission:
             return RequestStatus.WAITING
         if self.is_live:
             return RequestStatus.RUNNING
-        endings = {RequestStatus.of_ending(entry.finish_reason) for entry in entries if entry.finish_reason}
+        endings = {STATUS_OF_ENDING[entry.finish_reason] for entry in entries if entry.finish_reason}
         worst_first = (RequestStatus.FAILED, RequestStatus.CANCELLED, RequestStatus.COMPLETED)
         return next(status for status in worst_first if status in endings)
 
@@ -227,3 +234,23 @@ class RequestPreparation:
             return await ask_tokenizer(self._channels, self._progress, need)
         await self._grammars.open_grammar(need)
         return None
+
+
+class TrioRunGuard:
+    """Guard that knows the Trio run in which it was made."""
+
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+
+    def check(self) -> None:
+        """Check that the caller runs in this guard's Trio run.
+
+        Raises:
+            WrongTrioRun: it runs in another one, or in none.
+        """
+        try:
+            token = trio.lowlevel.current_trio_token()
+        except RuntimeError:  # no Trio in this thread
+            raise WrongTrioRun from None
+        if token is not self._token:
+            raise WrongTrioRun

@@ -4,25 +4,243 @@
 entered, and everything is given back when it is left, in any way: `__aexit__` makes one synchronous call and has no
 checkpoint, so that no cancellation can come in between. There is no task and no nursery per request, and no clean-up
 is left to the garbage collector.
+
+`RequestTable` has an engine's requests by id: their admission, and the one way in which they leave. A request exists in
+one of two places. Before its admission it is a `Submission`, held only by the task of its caller; from then on it is an
+entry in the journal with an output beside it. The step from the one to the other has no checkpoint, and neither has
+leaving, so that no cancellation can come in between.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
+import attrs
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
+from triolet.actors.detokenizer import deliver
+from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
-from triolet.core.output.output_collector import OutputCollector, ParallelCollector
-from triolet.core.output.output_processor import RequestProgress
+from triolet.core.output.detokenizer import HoldBack
+from triolet.core.output.output_processor import (
+    EndedRequests,
+    OutputCollector,
+    ParallelCollector,
+    RequestProgress,
+)
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.request import FinishReason, Request, RequestStatus
 from triolet.engine.live_requests import has_first_token, progress_of
-from triolet.engine.request_table import RequestTable
-from triolet.engine.submission import Submission
-from triolet.engine.trio_run import TrioRunGuard
-from triolet.errors import RequestFailed, StreamMisused
+from triolet.engine.snapshot import fill_in, goes_on
+from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, counted_admission
+from triolet.errors import EngineClosed, EngineDead, RequestFailed, RequestIdInUse, StreamMisused
+from triolet.ipc.snapshot import Snapshot
+
+
+@attrs.define
+class Availability:
+    """State of an engine: open, then closed or dead. Death is final.
+
+    Args:
+        is_serving: whether admitted requests are still computed; True also while an engine drains.
+    """
+
+    is_serving: bool = True
+    _closed: str | None = None
+    _cause: BaseException | None = None
+    _was_death_told: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests are taken."""
+        return self._closed is None and self._cause is None
+
+    @property
+    def death(self) -> EngineDead | None:
+        """Error of a dead engine; None while it lives."""
+        return None if self._cause is None else death_by(self._cause)
+
+    def close(self, reason: str, *, still_serving: bool = False) -> None:
+        """Refuse requests from now on; the first reason stays.
+
+        Args:
+            reason: text of the error for later requests.
+            still_serving: whether admitted requests go on, if they have not been ended before.
+        """
+        self._closed = self._closed or reason
+        self.is_serving &= still_serving
+
+    def die(self, cause: BaseException, *, was_told: bool) -> None:
+        """Record the death of the engine.
+
+        Args:
+            cause: error of the last crash.
+            was_told: whether a stream gets the error now.
+        """
+        self._cause = cause
+        self._was_death_told = was_told
+
+    def check_open(self) -> None:
+        """Check that requests are taken.
+
+        Raises:
+            EngineDead: the engine has died.
+            EngineClosed: the engine is closed or drains.
+        """
+        if (death := self.death) is not None:
+            self._was_death_told = True
+            raise death
+        if self._closed is not None:
+            raise EngineClosed(self._closed)
+
+    def check_death_told(self) -> None:
+        """Raise the death of the engine, if no stream and no caller has seen it.
+
+        Raises:
+            EngineDead: the engine has died, and no stream or caller has got the error.
+        """
+        if not self._was_death_told and (death := self.death) is not None:
+            raise death
+
+
+def death_by(cause: BaseException) -> EngineDead:
+    """Return a new error for a dead engine."""
+    # One for each reader: a shared one would collect the tracebacks of all.
+    error = EngineDead(f"the engine gave up after repeated crashes; the last one was: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+class RequestTable:
+    """Submissions of one engine, from their admission until their reader has left.
+
+    Args:
+        config: of the engine.
+        core: of the engine.
+        channels: to the actors.
+        progress: of the actors.
+        preparation: checks and encodes submissions.
+        availability: whether requests are taken.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: EngineCore,
+        channels: Channels,
+        progress: ActorProgress,
+        preparation: RequestPreparation,
+        availability: Availability,
+    ) -> None:
+        self.submissions: dict[str, Submission] = {}
+        self._hold_back = cast("HoldBack", config.hold_back)
+        self._core, self._channels, self._progress = core, channels, progress
+        self._preparation, self._availability = preparation, availability
+        self._endings = EndedRequests()
+        self._ids = (f"request-{number}" for number in itertools.count(1))
+        self._resumed: set[str] = set()  # ids of streams that are yet to be entered
+
+    def new_id(self) -> str:
+        """Return an id that no request has."""
+        taken = {*self.submissions, *self._resumed}
+        return next(name for name in self._ids if name not in taken)
+
+    def keep_ids(self, snapshot: Snapshot) -> None:
+        """Keep the ids of resumed requests from being given to others before their streams are entered."""
+        self._resumed |= {saved.request_id for saved in snapshot.requests}
+
+    def status(self, request_id: str) -> RequestStatus | None:
+        """Return the status of a request; None for an id that is unknown, or that ended too long ago."""
+        if (submission := self.submissions.get(request_id)) is not None:
+            return submission.status()
+        return self._endings.get(request_id, trio.current_time())
+
+    async def admit(self, submission: Submission) -> None:
+        """Admit a request. If this raises, nothing is held: no place, no entry, no output."""
+        with counted_admission(self._core.journal.stats):
+            await self._take_in(submission)
+
+    async def _take_in(self, submission: Submission) -> None:
+        self._availability.check_open()
+        admission, request_id = self._core.admission, submission.request_id
+        if (other := self.submissions.get(request_id)) is not None and other.is_live:
+            raise RequestIdInUse(request_id)
+        params = self._preparation.check(submission.params)
+        was_admitted = submission.saved is not None
+        num_places = submission.num_places(params.n)
+        admission.reserve(
+            trio.current_time(), num_places, client=submission.client, was_admitted=was_admitted
+        )
+        self.submissions[request_id], submission.began_s = submission, trio.current_time()
+        self._resumed.discard(request_id)
+        try:
+            with submission.admission:
+                requests = await self._preparation.resolve(submission, params)
+            self._availability.check_open()
+            if not was_admitted:
+                admission.check_tokens(trio.current_time(), submission.client)
+        except BaseException:
+            del self.submissions[request_id]
+            raise
+        finally:
+            admission.give_back(num_places, submission.client)
+        # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
+        self._open(submission, requests)
+        if submission.was_aborted:
+            self.abort(request_id)
+
+    def _open(self, submission: Submission, requests: tuple[Request, ...]) -> None:
+        core, saved = self._core, submission.saved
+        if not core.outputs:
+            self._progress.progressed_s = trio.current_time()
+        submission.open(
+            core.add(
+                goes_on(requests, saved) if saved else requests,
+                arrival_time=time.time(),
+                hold_back=self._hold_back,
+                notify=submission.reader.ring,
+                others_wait=saved is None or not any(answer.has_begun for answer in saved.answers),
+            )
+        )
+        self._channels.wake_scheduler()
+        for entry, answer in zip(submission.entries, saved.answers if saved else (), strict=False):
+            fill_in(core.journal, entry, answer)
+            deliver(core, self._progress, entry.serial)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; see `Engine.abort`."""
+        submission = self.submissions.get(request_id)
+        if submission is None:
+            return
+        submission.was_aborted = True
+        for entry in submission.entries:
+            self._core.finish(entry.serial, FinishReason.ABORT)
+
+    def leave(self, submission: Submission) -> None:
+        """End a request that its reader leaves, and free its id. Synchronous, no checkpoint."""
+        core = self._core
+        for entry in submission.entries:  # first of all: its blocks are free from here on
+            core.finish(entry.serial, FinishReason.ABORT)
+        now_s = trio.current_time()
+        for entry in submission.entries:
+            core.close_output(entry.serial, entry.finish_reason or FinishReason.ABORT, now_s)
+        self._progress.stepped.unpark_all()
+        core.admission.ended(now_s)
+        if self.submissions.get(submission.request_id) is not submission:
+            return  # it had ended before, and a later request has the id now
+        del self.submissions[submission.request_id]
+        self._endings.remember(submission.request_id, submission.status(), now_s)
+
+    def end_admissions(self) -> None:
+        """Cancel the requests that wait for their admission."""
+        for submission in self.submissions.values():
+            if not submission.outputs:
+                submission.admission.cancel()
 
 
 class TokenStream:

@@ -14,8 +14,7 @@ from typing import Final
 import attrs
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.ipc.converter import layout_of
-from triolet.ipc.messages import Way
+from triolet.ipc.messages import Way, layout_of
 
 
 @attrs.frozen

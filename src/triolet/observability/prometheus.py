@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.engine_core import EngineStatistics
 from triolet.core.metrics.iteration_stats import REJECTED, FinishedRequest, IterationStats
 from triolet.core.request.request import FinishReason
 

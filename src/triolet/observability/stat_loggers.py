@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from triolet.core.engine_statistics import EngineStatistics
+from triolet.core.engine_core import EngineStatistics
 from triolet.core.metrics.iteration_stats import IterationStats, StatsAccumulator
 
 LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL

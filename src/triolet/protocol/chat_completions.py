@@ -9,7 +9,7 @@ import attrs
 
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput
-from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SamplingParams
 from triolet.core.tools import (
     AnswerEvent,
@@ -23,9 +23,9 @@ from triolet.core.tools import (
 )
 from triolet.protocol.errors import missing, wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
-from triolet.protocol.responses.input_items import Message
-from triolet.protocol.structuring import CONVERTER, Wrong
-from triolet.protocol.tools import OffersTools
+from triolet.protocol.json import CONVERTER, Wrong
+from triolet.protocol.responses.response_items import Message
+from triolet.protocol.sampling import OffersTools
 
 MAX_MESSAGES = 65_536  # at four tokens each, these fill the longest contexts in use
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -9,11 +9,11 @@ import attrs
 
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidRequest
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
-from triolet.protocol.structuring import CONVERTER, Wrong
+from triolet.protocol.json import CONVERTER, Wrong
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
 MAX_PROMPTS = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import (
     EngineClosed,

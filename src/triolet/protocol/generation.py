@@ -13,14 +13,13 @@ import attrs
 
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong
-from triolet.protocol.known_fields import structure_request
-from triolet.protocol.sampling import check_object_fields, sampling_params
+from triolet.protocol.sampling import check_object_fields, sampling_params, structure_request
 
 MIN_LOGPROB = -9999.0  # OpenAI's value for "impossible", since JSON has no infinity
 

@@ -1,20 +1,28 @@
-"""Sampling parameters in the body of a request, for all routes, derived from `SAMPLING_PARAMETERS`.
+"""Fields that the bodies of all routes share: sampling parameters, derived from `SAMPLING_PARAMETERS`, and tools.
 
 A parameter is read under the name that the table gives it for the family of the route, with the strict type that its
 annotation says. Values stay as the client wrote them: `SamplingParams` checks their ranges.
+
+Known fields: OpenAI or vLLM document them, and this server does not act on them. A field whose effect is only on the
+client's side of the API (bookkeeping, billing, hints about caches) is accepted and has no effect. A field that would
+change the answer is refused, unless its value is the documented default. Names that neither API documents are ignored,
+as vLLM does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 
-from triolet.core.request.param_spec import ApiFamily, SamplingParameter
+from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import MIN_TEMPERATURE, SAMPLING_PARAMETERS, SamplingParams
-from triolet.protocol.errors import unsupported, wrong
-from triolet.protocol.structuring import CONVERTER, Wrong, structure_field
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.tools import ToolPlan, plan_tools
+from triolet.errors import InvalidRequest
+from triolet.protocol.errors import WireError, unsupported, wrong
+from triolet.protocol.json import CONVERTER, Wrong, structure, structure_field
 
 
 @attrs.frozen
@@ -182,3 +190,207 @@ def check_object_fields(name: str, value: Mapping[str, Any], kind: type) -> dict
         if key not in known:
             raise wrong(name, "an object of " + ", ".join(sorted(known)), key)
     return dict(value)
+
+
+class SampledRequest(attrs.AttrsInstance, Protocol):
+    """Request with sampling parameters beside its declared fields."""
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Sampling parameters, by field of `SamplingParams`."""
+        ...
+
+
+T = TypeVar("T", bound=SampledRequest)
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "metadata",  # kept with the answer by OpenAI; echoed by Responses
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_mm_kwargs",  # vLLM: of its render endpoints only
+        "return_token_offsets",  # likewise
+        "safety_identifier",
+        "service_tier",
+        "session_id",  # for routers
+        "store",
+        "stream_options",
+        "user",
+        "verbosity",  # a hint that models here do not know
+    }
+)
+
+UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "access_programs": (),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),  # Chat declares it; see DEFAULTS for Completions
+    "allowed_media_domains": (),
+    "audio": (),
+    "background": (False,),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "context_management": (),
+    "continue_final_message": (False,),
+    "conversation": (),
+    "documents": ([],),
+    "ec_transfer_params": (),
+    "echo": (False,),
+    "enable_response_messages": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "image": (),
+    "include_reasoning": (True,),
+    "instructions": ("",),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "lora": (),
+    "max_completion_tokens": (),
+    "max_repetition_pattern_size": (0,),
+    "max_tool_calls": (),
+    "media_io_kwargs": ({},),
+    "min_repetition_pattern_size": (0,),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "previous_input_messages": ([],),
+    "previous_response": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_embeds": (),
+    "reasoning_effort": (),
+    "repetition_min_count": (0,),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "structural_tag": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "truncation": ("disabled",),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+"""Fields that are refused by every route that does not declare them, and the values that ask for nothing."""
+
+DEFAULTS: Final[Mapping[tuple[ApiFamily, str], Any]] = {(ApiFamily.COMPLETIONS, "add_special_tokens"): True}
+"""Values that ask for nothing in one family only."""
+
+HINTS: Final[Mapping[str, str]] = {
+    "guided_choice": "use structured_outputs.choice",
+    "guided_grammar": "use structured_outputs.grammar",
+    "guided_json": "use structured_outputs.json",
+    "guided_regex": "use structured_outputs.regex",
+    "max_repetition_pattern_size": "use repetition_detection.max_pattern_size",
+    "min_repetition_pattern_size": "use repetition_detection.min_pattern_size",
+    "reasoning_effort": "Responses have reasoning.effort",
+    "repetition_min_count": "use repetition_detection.min_count",
+    "request_id": "use the header X-Request-Id",
+    "response_format": "use text.format",
+    "structural_tag": "use structured_outputs.structural_tag",
+    "truncate_prompt_tokens": "Responses have truncation",
+}
+
+
+def structure_request(payload: Mapping[str, Any], kind: type[T], family: ApiFamily) -> T:
+    """Build the request of a route from its body: the declared fields, and `sampling` from the table of parameters.
+
+    Args:
+        payload: body of the request.
+        kind: attrs class of the route's declared fields, with one more, `sampling`, which the client cannot write.
+        family: of the route.
+    Raises:
+        WireError: a field that is known and not supported, or a value of the wrong type.
+    """
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(kind)
+    declared = frozenset(field.name for field in fields) - {"sampling"}
+    refuse_sampling(payload, family, declared)
+    refuse_known_fields(payload, family, declared | set(WIRE_NAMES[family].values()))
+    sampling = read_sampling(payload, family)
+    request = structure({name: value for name, value in payload.items() if name in declared}, kind)
+    return attrs.evolve(request, sampling=sampling)  # type: ignore[misc]
+
+
+def refuse_known_fields(payload: Mapping[str, Any], family: ApiFamily, taken: frozenset[str]) -> None:
+    """Refuse fields of `UNSUPPORTED` that a route does not take and that ask for something.
+
+    Raises:
+        WireError: names the field.
+    """
+    for name, harmless in UNSUPPORTED.items():
+        value = payload.get(name)
+        if name in taken or value is None or value in harmless or value is DEFAULTS.get((family, name)):
+            continue
+        hint = f"; {HINTS[name]}" if name in HINTS else ""
+        raise unsupported(name, f"{name} is not supported by this server in {family.value}{hint}")
+
+
+class Offer(Protocol):
+    """Fields of a request that concern tools."""
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Functions that the model may call."""
+        ...
+
+    @property
+    def tool_choice(self) -> str | Mapping[str, Any] | None:
+        """`none`, `auto`, `required`, or the function that must be called; None for the default."""
+        ...
+
+    @property
+    def parallel_tool_calls(self) -> bool:
+        """True if one answer may have several calls."""
+        ...
+
+    def form(self) -> StructuredOutputsParams | None:
+        """Return the form that the text of the answer must have; None for any text."""
+        ...
+
+    def refusal(self, error: BaseException) -> WireError:
+        """Return the error to send for an exception."""
+        ...
+
+
+class OffersTools:
+    """Mixin that plans the tools of a request with the fields of `Offer`."""
+
+    __slots__ = ()
+
+    def plan(self: Offer, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
+        """Return the plan of the tools: their descriptions in the prompt, the forced form, the parsers of the answer.
+
+        Args:
+            tool_parser: format of the model's tool calls.
+            reasoning_parser: format of the model's reasoning.
+        Raises:
+            WireError: a wrong tool, choice or form, or one that this model cannot serve.
+        """
+        try:
+            return plan_tools(
+                self.tools,
+                self.tool_choice,
+                tool_parser=tool_parser,
+                reasoning_parser=reasoning_parser,
+                parallel_tool_calls=self.parallel_tool_calls,
+                form=self.form(),
+            )
+        except InvalidRequest as error:
+            raise self.refusal(error) from None

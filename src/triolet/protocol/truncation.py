@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triolet.errors import PromptTooLong
-from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.response_items import Message
 
 
 def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Message]:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.output.logprobs import FlatLogprobs, ListPrefix
-from triolet.core.output.output_collector import OutputCollector
+from triolet.core.output.output_processor import OutputCollector
 from triolet.core.output.outputs import CompletionOutput, Logprob
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, RequestMetrics
 from triolet.core.step_plan import TokenLogprobs
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -310,7 +310,7 @@ def test_before_the_first_token_there_is_no_latency() -> None:
     ],
 )
 def test_every_ending_leaves_a_status_behind(reason: FinishReason, status: str) -> None:
-    assert RequestStatus.of_ending(reason) == status
+    assert STATUS_OF_ENDING[reason] == status
 
 
 # ------------------------------------------------------------------- what was handed out, and what it costs

@@ -10,7 +10,7 @@ import pytest
 from tests.core.make import make_request, next_token
 from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.journal import Journal
-from triolet.core.output.output_collector import OutputCollector, ParallelCollector
+from triolet.core.output.output_processor import OutputCollector, ParallelCollector
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import RequestOutputKind, SamplingParams

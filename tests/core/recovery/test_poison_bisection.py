@@ -92,7 +92,7 @@ def test_a_single_crash_holds_nobody_back_and_a_success_clears() -> None:
     poison_bisection = PoisonBisection()
     for _ in range(50):
         assert poison_bisection.step_failed({1: 5, 2: 7}, num_rows=2) == CrashOutcome(None, 0)
-        assert not poison_bisection.is_trial
+        assert not poison_bisection.is_bisecting
         poison_bisection.step_done({1: 5, 2: 7})
 
 
@@ -108,7 +108,7 @@ def test_a_request_that_failed_beside_one_that_has_left_is_tried_alone_before_it
     poison_bisection = PoisonBisection()
     assert poison_bisection.step_failed({1: 8}, num_rows=2).culprit is None
     assert poison_bisection.step_failed({1: 8}, num_rows=2).culprit is None
-    assert poison_bisection.is_trial
+    assert poison_bisection.is_bisecting
     assert poison_bisection.step_failed({1: 8}, num_rows=1) == CrashOutcome(1, 3)
 
 
@@ -118,7 +118,7 @@ def test_chance_that_strikes_first_many_and_then_one_of_them_alone_convicts_nobo
     assert poison_bisection.step_failed({1: 6}, num_rows=1) == CrashOutcome(None, 0)
     assert [poison_bisection.may_run(serial) for serial in (1, 2)] == [True, False]
     poison_bisection.step_done({1: 8})
-    assert not poison_bisection.is_trial
+    assert not poison_bisection.is_bisecting
 
 
 def test_when_all_on_trial_have_left_the_next_half_is_tried() -> None:
@@ -131,7 +131,7 @@ def test_when_all_on_trial_have_left_the_next_half_is_tried() -> None:
     assert [poison_bisection.may_run(serial) for serial in (3, 4)] == [True, False]
     poison_bisection.ended(3)
     poison_bisection.ended(4)
-    assert not poison_bisection.is_trial and poison_bisection.may_run(5)
+    assert not poison_bisection.is_bisecting and poison_bisection.may_run(5)
 
 
 def test_a_crash_of_the_company_and_not_of_one_convicts_nobody_and_counts() -> None:

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from tests.source_tree import ROOT, parse, python_files
-from triolet.core.request.param_spec import ApiFamily, SamplingParameter
+from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 
 

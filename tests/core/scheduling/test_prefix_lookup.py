@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stage import Stage
-from triolet.core.engine_statistics import statistics_of
+from triolet.core.engine_core import statistics_of
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
 
 BEGINNING = list(range(100, 112))  # three blocks

@@ -11,9 +11,8 @@ from tests.core.stage import BLOCK_SIZE, crowded_stage, make_config
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.scheduling.admission import RequestQueues
-from triolet.core.scheduling.budget import TokenBudget
-from triolet.core.scheduling.config import SchedulerCounters
-from triolet.core.scheduling.policies.fcfs import FcfsQueue
+from triolet.core.scheduling.budget import SchedulerCounters, TokenBudget
+from triolet.core.scheduling.policies.base import WaitingQueue
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.sequence import Sequence
 from triolet.errors import InvariantViolated
@@ -28,7 +27,7 @@ class Hall:
         config = make_config(max_num_seqs=NUM_ROWS)
         self.journal, self.counters, self.pool = Journal(), SchedulerCounters(), BlockPool(config.num_blocks)
         self.lanes = RequestQueues(
-            config, self.journal, self.counters, self.pool, FcfsQueue(config, TokenBudget(config))
+            config, self.journal, self.counters, self.pool, WaitingQueue(config, TokenBudget(config))
         )
 
     def enter(self) -> Sequence:

@@ -223,7 +223,7 @@ def test_who_was_in_a_step_that_crashed_tries_nothing_any_more() -> None:
     assert len({row.row_id for row in rows if row.draft_token_ids}) == 1
     walk.run()
     assert [entry.output_token_ids, other.output_token_ids] == [walk.answer(entry), walk.answer(other)]
-    assert not walk.scheduler.recovery.poison_bisection.was_struck(entry.serial)
+    assert entry.serial not in walk.scheduler.recovery.poison_bisection.crashed
 
 
 def test_a_long_prompt_is_looked_at_bit_by_bit() -> None:

@@ -9,9 +9,9 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.responses.input_items import Input
+from triolet.protocol.json import CONVERTER
 from triolet.protocol.responses.input_items_page import input_items, page_of
-from triolet.protocol.structuring import CONVERTER
+from triolet.protocol.responses.response_items import Input
 
 CHAT: list[dict[str, Any]] = [
     {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Be brief."}]},

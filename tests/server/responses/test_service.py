@@ -505,9 +505,7 @@ async def test_a_bug_in_one_connection_ends_that_one_alone(
     async with chatting_engine() as engine, open_gateway(engine) as gateway:
         async with connected(gateway) as good, connected(gateway) as bad:
             with monkeypatch.context() as patch:
-                patch.setattr(
-                    "triolet.server.responses.websocket_connection.read_event", lambda *arguments: 1 / 0
-                )
+                patch.setattr("triolet.server.responses.service.read_event", lambda *arguments: 1 / 0)
                 await bad.create()
                 assert await bad.until_closed() == 1011
             await good.create()

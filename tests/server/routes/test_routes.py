@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, Scene, serving
 from triolet.config.server import GatewayConfig
-from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import ConfigError
 from triolet.server.routes.page import FILES

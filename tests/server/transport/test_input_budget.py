@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.server.transport.input_budget import FREE_BYTES, InputBudget
+from triolet.server.transport.client_stream import FREE_BYTES, InputBudget
 
 
 def test_a_client_over_its_share_is_refused_and_another_one_is_not() -> None:

@@ -25,7 +25,7 @@ from tests.actors.executors.frames import (
     FrameReader,
     close,
 )
-from triolet.server.transport.input_budget import InputBudget
+from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.websocket import ServerSocket, SocketLimits
 
 LIMITS = SocketLimits(

@@ -2,6 +2,10 @@
 
 Templates get copies for two reasons: they can call methods of every object that they see, and those of plain data are
 harmless; and the caller's objects are never changed.
+
+A prompt may continue the last message of a chat: the text ends where that message ends. A template writes text of its
+own after a message. So the last message is rendered with a mark at its end, and the text is cut at the mark. The result
+equals that of transformers' `continue_final_message`, spaces included.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triolet.errors import InvalidPrompt
+from triolet.errors import ChatTemplateError, InvalidPrompt
 
 Message = dict[str, Any]
 """One message as a template sees it: `role`, `content`, and all other fields of the caller's message."""
@@ -130,3 +134,39 @@ def _plain_key(key: object, field: str) -> str:
 
 def _wrong(field: str, rule: str, got: object) -> InvalidPrompt:
     return InvalidPrompt(f"{field} must be {rule}; got {type(got).__name__}", field=field, got=got)
+
+
+_MARK = "<here the last message goes on> "  # whether its space is left shows whether a template keeps such
+
+
+def marked(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the mark appended to the last one.
+
+    Raises:
+        InvalidPrompt: that one has no text.
+    """
+    *before, last = messages
+    if not isinstance(last.get("content"), str):
+        raise InvalidPrompt(
+            "the last message must have a text, which continue_final_message goes on with", field="messages"
+        )
+    return [*before, {**last, "content": last["content"] + _MARK}]
+
+
+def cut(text: str, last: Message) -> str:
+    """Return the rendered text of marked messages up to the mark.
+
+    Args:
+        text: what the template made of them.
+        last: the last message, as it was.
+    Raises:
+        ChatTemplateError: the template does not show it, or not as it is.
+    """
+    mark = _MARK.strip()
+    if last["content"].strip() not in text or mark not in text:
+        raise ChatTemplateError(
+            "the chat template changes the last message, so that it cannot be continued",
+            field="continue_final_message",
+        )
+    end = text.rindex(mark)
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()

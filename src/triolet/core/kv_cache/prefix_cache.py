@@ -1,12 +1,10 @@
 """Prefix cache: finds the KV of a beginning that was computed before.
 
 Full blocks only. A block's hash is a keyed BLAKE2b over its parent's hash and its own token ids, so that a hash names a
-whole beginning. The parent of a first block is the hash of the namespace (`kv_cache.namespace`), so that requests of
+whole beginning. The parent of a first block is the hash of the namespace (`CacheNamespace`), so that requests of
 different namespaces never share a block. The key is secret to the process: a caller who chooses prompts cannot choose
 collisions. And a hash is only a hint: a hit compares the token ids and the parent again (vLLM's CVE-2025-25183 and
 CVE-2025-46570 are the precedents for all three).
-
-Namespace of cached KV blocks: requests share blocks only within one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import attrs
 
 from triolet.core.metrics.iteration_stats import FinishedRequest
-from triolet.core.request.request import FinishReason, RequestStatus, TraceHeaders
+from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, RequestStatus, TraceHeaders
 
 SPAN_NAME = "llm_request"
 
@@ -102,5 +102,5 @@ def _latencies(
 
 def _failure(answers: tuple[FinishedRequest, ...]) -> str | None:
     reasons: list[FinishReason] = [answer.finish_reason for answer in answers]
-    broken = (one for one in reasons if RequestStatus.of_ending(one) is not RequestStatus.COMPLETED)
+    broken = (one for one in reasons if STATUS_OF_ENDING[one] is not RequestStatus.COMPLETED)
     return next(broken, None)

@@ -1,6 +1,8 @@
-"""Incremental detokenization: token ids in, text out, while the answer is still growing.
+"""Incremental detokenization: token ids in, text out, while the answer is still growing, up to a stop string.
 
-Theory of operation. A token alone has no text: it may be a third of a character, and a sentencepiece token loses its
+Text
+----
+A token alone has no text: it may be a third of a character, and a sentencepiece token loses its
 leading space at the start of a text. So tokens are decoded together with a few before them, the *window*, and the new
 text is the part of the window's text that was not shown yet. Text that ends in U+FFFD may be the beginning of a
 character; it is held back until it is known to be one, or known not to be.
@@ -22,24 +24,24 @@ pieces, they are used, and a window is made only for a token that has none.
 
 Source: the two offsets of vLLM's `detokenize_incrementally`, which waits without bound for a character's end.
 
-Stop strings in streamed text: how much text can be shown, and where the answer ends.
-
-Theory of operation. All stop strings together make one automaton (Aho-Corasick): a node is a prefix of a stop string,
-and after every character the matcher stands on the longest one that the text ends with. So the depth of the node *is*
-the number of characters that must be held back: not more, because no text before them can belong to a match that is
-still to be completed, and not less. A character costs constant time on average, however many stop strings there are; no
-text is read twice.
+Stop strings
+------------
+They decide how much text can be shown, and where the answer ends. All stop strings together make one automaton
+(Aho-Corasick): a node is a prefix of a stop string, and after every character the matcher stands on the longest one
+that the text ends with. So the depth of the node *is* the number of characters that must be held back: not more,
+because no text before them can belong to a match that is still to be completed, and not less. A character costs
+constant time on average, however many stop strings there are; no text is read twice.
 
 Rules, those of vLLM: the stop string completed earliest wins, and of those completed by the same character the first in
 the list; the text is cut where the match begins, or behind it with `include_in_output`. Text of tokens that may not end
 the answer (`min_tokens`) completes no match, but a later match may begin in it.
 
-Texts of single tokens, as log-probabilities show them.
-
-Theory of operation. The texts of an answer's tokens, concatenated, shall be the text of the answer. So a token keeps
-its leading space, although decoders drop the space at the start of a text; and a token that is part of a character has
-no text, unless it completes the character: then it has all of it. The tokens before it decide, and these are the
-answer's (or prompt's) own, also for a token that was not chosen.
+Texts of single tokens
+----------------------
+Log-probabilities show them. The texts of an answer's tokens, concatenated, shall be the text of the answer. So a token
+keeps its leading space, although decoders drop the space at the start of a text; and a token that is part of a
+character has no text, unless it completes the character: then it has all of it. The tokens before it decide, and these
+are the answer's (or prompt's) own, also for a token that was not chosen.
 
 Source: vLLM's `LogprobsProcessor` and `convert_ids_list_to_tokens`.
 """

@@ -1,9 +1,8 @@
 """Log-probabilities in the form of outputs: a mapping per position, or the same as columns.
 
-Read-only view of the first items of a list that only grows, without a copy.
-
-A CUMULATIVE stream of n tokens yields n outputs, each with all tokens so far. Copies would make that n * n work, and
-the list itself would change after it was handed out; its first `length` items never change.
+`ListPrefix` is a read-only view of the first items of a list that only grows. A CUMULATIVE stream of n tokens yields n
+outputs, each with all tokens so far. Copies would make that n * n work, and the list itself would change after it was
+handed out; its first `length` items never change.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from triolet.core.step_plan import TokenLogprobs
 T = TypeVar("T")
 
 
+@attrs.frozen(eq=False, repr=False)
 class ListPrefix(Sequence[T]):
     """First `length` items of an append-only list; equal to any sequence of the same items.
 
@@ -28,11 +28,8 @@ class ListPrefix(Sequence[T]):
         length: of the view.
     """
 
-    __slots__ = ("_items", "_length")
-
-    def __init__(self, items: list[T], length: int) -> None:
-        self._items = items
-        self._length = length
+    _items: list[T]
+    _length: int
 
     def __len__(self) -> int:
         return self._length
@@ -72,7 +69,7 @@ class Logprob:
     Args:
         logprob: natural logarithm; or what `logprobs_mode` says.
         rank: 1 for the likeliest; of tokens that were named (`logprob_token_ids`) the place among them.
-        decoded_token: the token's text (see `core.output.token_text`); None with `detokenize=False`.
+        decoded_token: the token's text (see `core.output.detokenizer`); None with `detokenize=False`.
     """
 
     logprob: float

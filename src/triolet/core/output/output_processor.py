@@ -1,6 +1,12 @@
 """Output processor: it converts a request's new tokens in the journal to text for its reader.
 
-Status of requests for callers: the table of live requests, progress to the first token, and endings.
+Collector: the buffer between the detokenizer and the reader of one stream. The detokenizer puts, the reader takes, and
+neither waits for the other: what is put before the reader has taken is joined. So a slow reader loses nothing, and the
+buffer is bounded by the length of one answer.
+
+Parallel sampling: the outputs of several answers to one prompt (`n`), for one reader. Each answer has a collector. With
+n = 1 it is used alone. Otherwise a streamed output carries one answer, in turns, and only the last output is
+`finished`; a FINAL_ONLY reader gets all answers in one output, in the order of their index.
 """
 
 from __future__ import annotations
@@ -9,13 +15,16 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
+from typing import TypeVar
 
 import attrs
 
 from triolet.core.journal import JournalEntry
 from triolet.core.metrics.iteration_stats import FinishedRequest
 from triolet.core.output.detokenizer import (
+    MAX_BEFORE,
     Decode,
+    DecodeToken,
     HoldBack,
     OutputText,
     Piece,
@@ -23,9 +32,263 @@ from triolet.core.output.detokenizer import (
     no_text,
     token_decoder,
 )
-from triolet.core.output.output_collector import OutputCollector
-from triolet.core.request.request import FinishReason, RequestStatus
+from triolet.core.output.logprobs import Entries, FlatColumns, ListPrefix, Position, entries_of
+from triolet.core.output.outputs import CompletionOutput, PromptLogprobs, RequestOutput
+from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.tokenizer_interface import ContextFreeTokenizer, TokenizerInterface
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class OutputCollector:
+    """Collector of the outputs of one answer.
+
+    Args:
+        entry: the request in the journal; its tokens are read from here.
+        decode_token: text of one token, for logprobs.
+        arrival_time: seconds since the epoch.
+    """
+
+    entry: JournalEntry
+    decode_token: DecodeToken
+    arrival_time: float = 0.0
+    _kind: RequestOutputKind = attrs.field(init=False)
+    _wants_logprobs: bool = attrs.field(init=False)
+    _pieces: list[str] = attrs.field(factory=list, init=False)
+    _text: str = attrs.field(default="", init=False)
+    _num_tokens: int = attrs.field(default=0, init=False)
+    _num_taken: int = attrs.field(default=0, init=False)
+    _logprobs: list[Position] = attrs.field(factory=list, init=False)
+    _columns: FlatColumns = attrs.field(factory=FlatColumns, init=False)
+    _cumulative_logprob: float = attrs.field(default=0.0, init=False)
+    _prompt_logprobs: PromptLogprobs | None = attrs.field(default=None, init=False)
+    _finish_reason: FinishReason | None = attrs.field(default=None, init=False)
+    _stop_reason: int | str | None = attrs.field(default=None, init=False)
+    _has_news: bool = attrs.field(default=False, init=False)
+    _was_taken: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        params = self.entry.request.params
+        self._kind, self._wants_logprobs = params.output_kind, params.wants_logprobs
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of answer tokens put so far."""
+        return self._num_tokens
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None until the last output was put."""
+        return self._finish_reason
+
+    @property
+    def failed(self) -> JournalEntry | None:
+        """The answer, if it could not be finished."""
+        return self.entry if self._finish_reason is FinishReason.ERROR else None
+
+    @property
+    def text(self) -> str:
+        """The whole text put so far."""
+        return self._text + "".join(self._pieces)
+
+    def put(self, text: str, num_tokens: int) -> None:
+        """Add what is new.
+
+        Args:
+            text: the next characters.
+            num_tokens: the next tokens, of the journal's entry.
+        """
+        self._pieces.append(text)
+        self._num_tokens += num_tokens
+        self._has_news = True
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Mark the answer as ended; the first reason stays."""
+        if self._finish_reason is None:
+            self._finish_reason, self._stop_reason = reason, stop_reason
+            self._has_news = True
+
+    def has_output(self) -> bool:
+        """Return True if `take` has an output: with the first token, every `stream_interval` tokens, and at the end."""
+        if not self._has_news or self._finish_reason is not None:
+            return self._has_news
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        num_new = self._num_tokens - self._num_taken
+        return self._num_taken == 0 or num_new >= self.entry.request.stream_interval
+
+    def take(self) -> RequestOutput:
+        """Return everything since the last `take`, as one output of the requested kind."""
+        request = self.entry.request
+        if self._wants_logprobs:
+            self._describe_logprobs()
+        new_text = "".join(self._pieces)
+        self._text += new_text
+        self._pieces.clear()
+        completion = self._completion(new_text)
+        output = RequestOutput(
+            request_id=request.parent_id or request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=(completion,),
+            finished=self._finish_reason is not None,
+            metrics=self.metrics(),
+            num_cached_tokens=self.entry.num_cached_tokens,
+            num_cache_creation_tokens=self.entry.num_cache_creation_tokens,
+            prompt_logprobs=self._described_prompt(),
+        )
+        self._num_taken = self._num_tokens
+        self._has_news, self._was_taken = False, True
+        return output
+
+    def _completion(self, new_text: str) -> CompletionOutput:
+        is_delta, entry = self._kind is RequestOutputKind.DELTA, self.entry
+        return CompletionOutput(
+            index=entry.request.index,
+            text=new_text if is_delta else self._text,
+            token_ids=self._part(entry.output_token_ids),
+            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
+            logprobs=self._answer_logprobs() if self._wants_logprobs else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def _part(self, items: list[T]) -> Sequence[T]:
+        """Return this output's part of a list with one item per token; only the last output copies all of it."""
+        if self._kind is RequestOutputKind.DELTA:
+            return tuple(items[self._num_taken : self._num_tokens])
+        if self._finish_reason is None:
+            return ListPrefix(items, self._num_tokens)
+        return tuple(items[: self._num_tokens])
+
+    def _answer_logprobs(self) -> Sequence[Position]:
+        if not self.entry.request.params.flat_logprobs:
+            return self._part(self._logprobs)
+        flat = self._columns.flat()
+        return flat[self._num_taken : self._num_tokens] if self._kind is RequestOutputKind.DELTA else flat
+
+    def _describe_logprobs(self) -> None:
+        """Describe the log-probabilities of the new tokens."""
+        entry, params = self.entry, self.entry.request.params
+        num_described = len(self._columns if params.flat_logprobs else self._logprobs)
+        new = entry.output_logprobs[num_described : self._num_tokens]
+        for place, position in enumerate(new, start=num_described):
+            before = entry.output_token_ids[max(0, place - MAX_BEFORE) : place]
+            entries = entries_of(position, self.decode_token, before)
+            if params.flat_logprobs:
+                self._columns.append(entries)
+            else:
+                self._logprobs.append(dict(entries))
+            self._cumulative_logprob += position.logprobs[0]
+
+    def _described_prompt(self) -> PromptLogprobs | None:
+        """Return the prompt's log-probabilities once all are known; with DELTA only in one output."""
+        if self.entry.request.params.prompt_logprobs is None:
+            return None
+        prompt_logprobs = self.prompt_logprobs()
+        has_news = self._kind is not RequestOutputKind.DELTA or not self._was_taken
+        return prompt_logprobs if prompt_logprobs is None or has_news else []
+
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Return the log-probabilities of the prompt; None if not requested, or not all known yet."""
+        entry, params = self.entry, self.entry.request.params
+        if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
+            return None
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = self._described_positions()
+        return self._prompt_logprobs
+
+    def _described_positions(self) -> PromptLogprobs:
+        prompt, decode_token = self.entry.request.prompt_token_ids, self.decode_token
+        described: list[Entries] = [
+            entries_of(position, decode_token, prompt[max(1, place - MAX_BEFORE) : place])
+            for place, position in enumerate(self.entry.prompt_logprobs, start=1)
+        ]
+        if not self.entry.request.params.flat_logprobs:
+            return (None, *map(dict, described))
+        columns = FlatColumns()
+        for entries in ((), *described):
+            columns.append(entries)
+        return columns.flat()
+
+    def metrics(self) -> RequestMetrics:
+        """Return the times and counts of the request so far."""
+        entry = self.entry
+        return RequestMetrics(
+            num_generation_tokens=self._num_tokens,
+            num_preemptions=entry.num_preemptions,
+            arrival_time=self.arrival_time,
+            queued_ts=entry.request.arrival_s,
+            scheduled_ts=entry.scheduled_s or 0.0,
+            first_token_ts=entry.first_token_s or 0.0,
+            last_token_ts=entry.last_token_s or 0.0,
+        )
+
+
+def collector_of(collectors: Sequence[OutputCollector]) -> ParallelCollector | OutputCollector:
+    """Return the object from which a reader of these answers takes; the collectors are in the order of the index."""
+    return collectors[0] if len(collectors) == 1 else ParallelCollector(collectors)
+
+
+class ParallelCollector:
+    """Collector of several answers, with the methods of an `OutputCollector`.
+
+    Args:
+        collectors: one per answer, by index; all of the same kind of output.
+    """
+
+    def __init__(self, collectors: Sequence[OutputCollector]) -> None:
+        self._collectors = tuple(collectors)
+        self._kind = collectors[0].entry.request.params.output_kind
+        self._comes_at_once = self._kind is RequestOutputKind.FINAL_ONLY
+        self._turn = 0
+        self._prompt_told: set[int] = set()  # to which answers' readers
+
+    @property
+    def failed(self) -> JournalEntry | None:
+        """An answer that could not be finished, if there is one."""
+        for collector in self._collectors:
+            if collector.failed is not None:
+                return collector.failed
+        return None
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer so far."""
+        return self._collectors[0].text
+
+    def has_output(self) -> bool:
+        """Return True if `take` has an output."""
+        whether = all if self._comes_at_once else any
+        return whether(collector.has_output() for collector in self._collectors)
+
+    def take(self) -> RequestOutput:
+        """Return the next output; there must be one."""
+        if not self._comes_at_once:
+            return self._take_next()
+        outputs = [collector.take() for collector in self._collectors]
+        return attrs.evolve(outputs[0], outputs=tuple(output.outputs[0] for output in outputs))
+
+    def _with_prompt(self, output: RequestOutput) -> RequestOutput:
+        """Add the prompt's log-probabilities, which are computed once, to the outputs of each answer."""
+        index = output.outputs[0].index
+        prompt_logprobs = self._collectors[0].prompt_logprobs() if index else None
+        if prompt_logprobs is None:
+            return output
+        is_told = self._kind is RequestOutputKind.DELTA and index in self._prompt_told
+        self._prompt_told.add(index)
+        return attrs.evolve(output, prompt_logprobs=[] if is_told else prompt_logprobs)
+
+    def _take_next(self) -> RequestOutput:
+        """Take from the next collector in turn that has an output."""
+        turns = [*self._collectors[self._turn :], *self._collectors[: self._turn]]
+        place = next(place for place, collector in enumerate(turns) if collector.has_output())
+        self._turn = (self._turn + place + 1) % len(turns)
+        output = self._with_prompt(turns[place].take())
+        is_last = all(c.finish_reason is not None and not c.has_output() for c in self._collectors)
+        return output if output.finished == is_last else attrs.evolve(output, finished=is_last)
 
 
 @attrs.define(eq=False)

@@ -1,7 +1,9 @@
-"""Search for the request that makes the runner crash: a bisection, with one restart per wrong guess.
+"""State learned from failed steps; it is kept when the scheduler restarts.
 
-Theory of operation
--------------------
+Poison bisection
+----------------
+The search for the request that makes the runner crash, with one restart per wrong guess.
+
 A crash does not say which row caused it. So every request in the step gets a crash count and a *mark*: the number of
 its tokens that would have been computed, had the step succeeded. A request that reaches its mark is cleared. The first
 crash may be chance: everything is computed again as it was, and no request is held back.
@@ -16,7 +18,9 @@ success costs nothing, and the newest request is the likelier culprit.
 Crashes during a bisection are explained, and so, once the culprit is found, are those before it: they do not count
 against the supervisor's restart limit. Every one of them halves the set, so their number is bounded.
 
-Limits on the size of steps after an out-of-memory error: smaller at once, then doubled step by step.
+Out-of-memory backoff
+---------------------
+The size of steps is limited after an out-of-memory error: smaller at once, then doubled step by step.
 
 A forward pass needs memory beside the weights and the KV cache, and how much is known only when it was tried. A step
 that finds none changes nothing, so it can be tried again: its largest rows leave, one the first time, then two, four
@@ -26,7 +30,9 @@ be: what does not fit then never will.
 After a number of steps that fit, the limits are doubled, until they limit nothing. Each new out-of-memory error doubles
 that number.
 
-Time after which a step counts as hung, learned from the steps before it.
+Hang limit
+----------
+The time after which a step counts as hung is learned from the steps before it.
 
 `step_timeout` must be longer than the longest step that any model needs on any machine: a minute. Most steps take a
 thousandth of that, and a runner that hangs in one is known to hang much sooner. So the limit of a step is `FACTOR`
@@ -113,7 +119,7 @@ class OomBackoff:
         self._max_rows = self._max_tokens = None
 
 
-MAX_STRIKES = 2
+MAX_CRASHES = 2
 
 
 @attrs.frozen
@@ -130,43 +136,43 @@ class CrashOutcome:
 
 
 @attrs.define
-class _Suspect:
+class _Candidate:
     """A request that was in a step which crashed the runner.
 
     Args:
         mark: computed tokens at which it is cleared.
-        num_strikes: crashes that it was in.
+        num_crashes: crashes that it was in.
         num_alone: crashes in which it was the only row.
         num_counted: crashes that it was in and that count against the restart limit.
     """
 
     mark: int = 0
-    num_strikes: int = 0
+    num_crashes: int = 0
     num_alone: int = 0
     num_counted: int = 0
 
 
 class PoisonBisection:
-    """Bisection over serials of requests; the smaller serial is the older request."""
+    """Bisection over serials of requests; the smaller serial is the older request.
+
+    Attributes:
+        crashed: the live requests that were in a step which crashed, cleared since then or not.
+    """
 
     def __init__(self) -> None:
-        self._poison_bisection: dict[int, _Suspect] = {}
-        self._struck: set[int] = set()
-        self._on_trial: set[int] = set()
+        self.crashed: set[int] = set()
+        self._candidates: dict[int, _Candidate] = {}
+        self._attempt: set[int] = set()
         self._next_half: set[int] = set()
 
     @property
-    def is_trial(self) -> bool:
-        """Return True while only one half of the suspects may be computed."""
-        return bool(self._on_trial)
+    def is_bisecting(self) -> bool:
+        """Return True while only one half of the candidates may be computed."""
+        return bool(self._attempt)
 
     def may_run(self, serial: int) -> bool:
         """Return True if a request may be computed now."""
-        return not self._on_trial or serial in self._on_trial
-
-    def was_struck(self, serial: int) -> bool:
-        """Return True if the request was ever in a step that crashed, cleared since then or not."""
-        return serial in self._struck
+        return not self._attempt or serial in self._attempt
 
     def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> CrashOutcome:
         """Record a crash of the runner in a step, and return what follows from it.
@@ -175,39 +181,39 @@ class PoisonBisection:
             marks: by serial of the live requests of the step, how many of their tokens it would have computed.
             num_rows: rows of the step, with those of requests that have ended since.
         """
-        is_trial = self.is_trial
-        self._struck |= marks.keys()
+        is_bisecting = self.is_bisecting
+        self.crashed |= marks.keys()
         for serial, mark in marks.items():
-            suspect = self._poison_bisection.setdefault(serial, _Suspect())
-            suspect.mark = max(suspect.mark, mark)
-            suspect.num_strikes += 1
-            suspect.num_alone += num_rows == 1
-            suspect.num_counted += not is_trial
-        struck = [serial for serial in marks if self._poison_bisection[serial].num_strikes >= MAX_STRIKES]
+            candidate = self._candidates.setdefault(serial, _Candidate())
+            candidate.mark = max(candidate.mark, mark)
+            candidate.num_crashes += 1
+            candidate.num_alone += num_rows == 1
+            candidate.num_counted += not is_bisecting
+        repeated = [serial for serial in marks if self._candidates[serial].num_crashes >= MAX_CRASHES]
         if (
             num_rows == 1
-            and struck
-            and (is_trial or self._poison_bisection[struck[0]].num_alone >= MAX_STRIKES)
+            and repeated
+            and (is_bisecting or self._candidates[repeated[0]].num_alone >= MAX_CRASHES)
         ):
-            return CrashOutcome(struck[0], int(is_trial) + self._convict(struck[0]))
-        if struck:
-            self._try(struck)
-        return CrashOutcome(None, int(is_trial))
+            return CrashOutcome(repeated[0], int(is_bisecting) + self._identify(repeated[0]))
+        if repeated:
+            self._attempt_half(repeated)
+        return CrashOutcome(None, int(is_bisecting))
 
-    def _convict(self, serial: int) -> int:
+    def _identify(self, serial: int) -> int:
         """End the bisection with its culprit, and return how many counted crashes it explains."""
-        num_explained = self._poison_bisection.pop(serial).num_counted
+        num_explained = self._candidates.pop(serial).num_counted
         # The others were mostly in the same crashes, which must be taken off the restart limit only once.
-        for suspect in self._poison_bisection.values():
-            suspect.num_counted = 0
-        self._on_trial, self._next_half = set(), set()
+        for candidate in self._candidates.values():
+            candidate.num_counted = 0
+        self._attempt, self._next_half = set(), set()
         return num_explained
 
-    def _try(self, serials: Iterable[int]) -> None:
+    def _attempt_half(self, serials: Iterable[int]) -> None:
         """Compute only the older half from now on; a single request alone."""
         ordered = sorted(serials)
         middle = max(1, len(ordered) // 2)
-        self._on_trial, self._next_half = set(ordered[:middle]), set(ordered[middle:])
+        self._attempt, self._next_half = set(ordered[:middle]), set(ordered[middle:])
 
     def step_done(self, num_computed: Mapping[int, int]) -> None:
         """Clear the requests that a successful step brought to their marks.
@@ -215,26 +221,26 @@ class PoisonBisection:
         Args:
             num_computed: by serial of the step's requests, how many of their tokens are computed now.
         """
-        if self._poison_bisection:
+        if self._candidates:
             self._clear(
                 serial
                 for serial, number in num_computed.items()
-                if serial in self._poison_bisection and number >= self._poison_bisection[serial].mark
+                if serial in self._candidates and number >= self._candidates[serial].mark
             )
 
     def ended(self, serial: int) -> None:
         """Forget a request that has ended."""
-        self._struck.discard(serial)
-        if serial in self._poison_bisection:
+        self.crashed.discard(serial)
+        if serial in self._candidates:
             self._clear([serial])
 
     def _clear(self, serials: Iterable[int]) -> None:
         for serial in list(serials):
-            del self._poison_bisection[serial]
+            del self._candidates[serial]
             self._next_half.discard(serial)
-            self._on_trial.discard(serial)
-        if not self._on_trial and self._next_half:
-            self._try(self._next_half)
+            self._attempt.discard(serial)
+        if not self._attempt and self._next_half:
+            self._attempt_half(self._next_half)
 
 
 @attrs.define

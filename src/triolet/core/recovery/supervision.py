@@ -2,9 +2,8 @@
 
 Source: Erlang/OTP `supervisor`: restart strategies, restart types, maximum restart intensity.
 
-Last lines that a process wrote to stderr, reduced to the few that say why it died.
-
-Usually those are the last ones. A process that a signal ends under Python's `faulthandler` writes much more: the error,
+Last lines of stderr: what a process wrote is reduced to the few lines that say why it died. Usually those are the
+last ones. A process that a signal ends under Python's `faulthandler` writes much more: the error,
 the frames of all threads, one by one, and a list of extension modules. Of that are kept the first line, the innermost
 frames of the thread that failed, and the lines written just before.
 
@@ -18,10 +17,9 @@ frames of the thread that failed, and the lines written just before.
       ...
     Extension modules: numpy.core._multiarray_umath, ... (total: 40)
 
-Shortages of a machine's resources: which exceptions are one, and how long to wait before the next attempt.
-
-A shortage is nobody's fault and passes. So it becomes one typed error, `ResourceShortage`: the request that needed the
-resource fails with it, and a restart that needed it is tried again after a growing pause, for as long as it takes.
+Shortages of a machine's resources: no part of the program is at fault, and they pass. So a shortage becomes one typed
+error, `ResourceShortage`: the request that needed the resource fails with it, and a restart that needed it is tried
+again after a growing pause, for as long as it takes.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ from typing import Any, Self
 import attrs
 
 from triolet.core.request import param_validation as checks
-from triolet.core.request.param_spec import ApiFamily, PageControl, table_of
-from triolet.core.request.param_spec import sampling_parameter as described
-from triolet.core.request.param_validation import refuse
+from triolet.core.request.param_validation import ApiFamily, PageControl, refuse, table_of
+from triolet.core.request.param_validation import sampling_parameter as described
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.request.repetition_detection import repetition_detection as _repetition_detection
 from triolet.core.request.structured_outputs import StructuredOutputsParams, structured_outputs
@@ -175,7 +174,7 @@ class SamplingParams:
     )
     repetition_detection: RepetitionDetectionParams | None = attrs.field(
         default=None,
-        converter=_repetition_detection,
+        converter=attrs.converters.optional(_repetition_detection),
         metadata=described(
             "End the answer when its last tokens are one pattern, repeated.", no_flag=PROGRAMS_ONLY
         ),
@@ -188,7 +187,7 @@ class SamplingParams:
     )
     structured_outputs: StructuredOutputsParams | None = attrs.field(
         default=None,
-        converter=structured_outputs,
+        converter=attrs.converters.optional(structured_outputs),
         metadata=described(
             "Form that the answer must have; it begins after the reasoning, if there is any.",
             no_flag=PROGRAMS_ONLY,

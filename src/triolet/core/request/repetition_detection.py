@@ -55,10 +55,10 @@ class RepetitionDetectionParams:
 
 
 def repetition_detection(
-    value: RepetitionDetectionParams | Mapping[str, int] | None,
-) -> RepetitionDetectionParams | None:
+    value: RepetitionDetectionParams | Mapping[str, int],
+) -> RepetitionDetectionParams:
     """Convert the field of `SamplingParams`, which is a mapping in a request over the wire."""
-    if value is None or isinstance(value, RepetitionDetectionParams):
+    if isinstance(value, RepetitionDetectionParams):
         return value
     if not isinstance(value, Mapping):
         raise refuse("repetition_detection", "must be a RepetitionDetectionParams or a mapping", value)

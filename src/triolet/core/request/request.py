@@ -1,15 +1,11 @@
-"""The `Request`: a prompt with its parameters, resolved and checked once.
+"""Request: a prompt with its parameters, resolved and checked once; its status, the reasons for its end, and its times.
 
 A request for n answers becomes n requests for one answer each (`fan_out`). They share everything but the noise: the
 i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered like any other;
-`core.output.parallel_sampling` joins their outputs.
+`core.output.output_processor` joins their outputs.
 
-States of a request, reasons for its end, and its times.
-
-Trace context of a request: the two headers of W3C Trace Context, carried along unread.
-
-The headers are not checked here. The exporter of spans reads them with OpenTelemetry's own parser, which ignores a
-header that it does not understand.
+The two headers of W3C Trace Context are carried along unread. They are not checked here. The exporter of spans reads
+them with OpenTelemetry's own parser, which ignores a header that it does not understand.
 
 Source: W3C Trace Context, level 1.
 """
@@ -19,7 +15,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import attrs
 
@@ -114,12 +111,6 @@ class Request:
         eos = () if self.params.ignore_eos else self.eos_token_ids
         return frozenset(eos) | frozenset(self.params.stop_token_ids)
 
-    @property
-    def masked_token_ids(self) -> frozenset[int]:
-        """Ids that are masked while the answer has fewer than `min_tokens` tokens."""
-        # As in vLLM the end of sequence is masked even if `ignore_eos` is set.
-        return frozenset(self.eos_token_ids) | frozenset(self.params.stop_token_ids)
-
 
 def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
     """Return one request per answer, in the order of their index; for one answer the request itself.
@@ -182,16 +173,18 @@ class RequestStatus(enum.StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
-    @classmethod
-    def of_ending(cls, reason: FinishReason) -> RequestStatus:
-        """Return the status of a request that ended for a reason."""
-        match reason:
-            case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
-                return cls.COMPLETED
-            case FinishReason.ERROR:
-                return cls.FAILED
-            case FinishReason.ABORT | FinishReason.DEADLINE | FinishReason.SHUTDOWN:
-                return cls.CANCELLED
+
+STATUS_OF_ENDING: Final[Mapping[FinishReason, RequestStatus]] = MappingProxyType(
+    {
+        FinishReason.STOP: RequestStatus.COMPLETED,
+        FinishReason.LENGTH: RequestStatus.COMPLETED,
+        FinishReason.REPETITION: RequestStatus.COMPLETED,
+        FinishReason.ERROR: RequestStatus.FAILED,
+        FinishReason.ABORT: RequestStatus.CANCELLED,
+        FinishReason.DEADLINE: RequestStatus.CANCELLED,
+        FinishReason.SHUTDOWN: RequestStatus.CANCELLED,
+    }
+)
 
 
 @attrs.frozen(kw_only=True)

@@ -4,7 +4,7 @@ Two steps need a tokenizer or a compiler of grammars, which may be in other thre
 generators: they yield what they need, a `Tokenize` or a grammar to compile, and are sent the result. The driver decides
 how it is computed, and whether to wait for it.
 
-Limits of one request, set by the operator of an engine; narrower than the ranges of `SamplingParams`.
+`RequestLimits` are set by the operator of an engine; they are narrower than the ranges of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triolet.core.request.prompt import ParsedPrompt, check_prompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.core.tools.detection import reasoning_parser_named
+from triolet.core.tools.answer import reasoning_parser_named
 from triolet.core.tools.reasoning import REASONING_FORMATS
 from triolet.errors import InvalidParams, UnsupportedFeature
 
@@ -143,6 +143,11 @@ class RequestBuilder:
     config: RequestConfig
     model: LoadedModel
     draw_seed: Callable[[], int]
+    _limits: RequestLimits = attrs.field(init=False)
+
+    @_limits.default
+    def _request_limits(self) -> RequestLimits:
+        return self.config.request_limits
 
     @property
     def _info(self) -> ModelInfo:
@@ -157,7 +162,7 @@ class RequestBuilder:
         """
         params = params or self._info.generation.sampling_params()
         vocab_size = self._info.vocab_size
-        self.config.request_limits.check(params, vocab_size)
+        self._limits.check(params, vocab_size)
         params.check_vocabulary(vocab_size)
         for field, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
             if texts and self.model.tokenizer is None:
@@ -182,7 +187,7 @@ class RequestBuilder:
                 tokenized = attrs.evolve(tokenized, text=prompt.text, token_ids=prompt.token_ids)
         info, token_ids = self._info, tokenized.token_ids
         check_prompt(token_ids, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
-        self.config.request_limits.check_prompt(params, len(token_ids), info.vocab_size)
+        self._limits.check_prompt(params, len(token_ids), info.vocab_size)
         return tokenized
 
     def _encoded(self, message: Tokenize) -> Generator[Need, Tokenized | None, Tokenized]:

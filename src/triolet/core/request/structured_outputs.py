@@ -280,13 +280,13 @@ def _wrong_kinds(message: str) -> InvalidParams:
     return InvalidParams(message, field="structured_outputs")
 
 
-def structured_outputs(value: object) -> StructuredOutputsParams | None:
-    """Convert `SamplingParams.structured_outputs`: an object, a mapping of its fields, or None.
+def structured_outputs(value: object) -> StructuredOutputsParams:
+    """Convert `SamplingParams.structured_outputs`: an object, or a mapping of its fields.
 
     Raises:
         InvalidParams: another type, an unknown field, or a value that breaks a rule.
     """
-    if value is None or isinstance(value, StructuredOutputsParams):
+    if isinstance(value, StructuredOutputsParams):
         return value
     if not isinstance(value, Mapping):
         raise InvalidParams(

@@ -1,12 +1,13 @@
-"""Admission control: the queue is bounded by requests and by waiting tokens.
+"""Queues of the scheduler, and the admission to them.
+
+Admission control: the queue is bounded by requests and by waiting tokens.
 
 Under `fair` no client can fill the queue alone. The last eighth of the places, and of the tokens that may wait, is
 reserved for clients below their share: the total, divided by the number of active clients and one more, for a client
 that may arrive. A single client gets seven eighths; with many, each is sure of its share until the very last place is
 taken. A request that was admitted is never removed for another one.
 
-Look-up of the blocks of a waiting request that were computed already, for an equal prefix or a sibling.
-
+Prefix lookup: a waiting request starts with the blocks that were computed already, for an equal prefix or a sibling.
 The answers to one prompt (n > 1) are computed from the same blocks. With prefix caching they find them like any other
 request. Where the cache is off, or must not be read, they take them from the block table of the first one, as long as
 it runs. Only full blocks are shared, and the last token of the prompt is always computed: the rest of a block is less
@@ -15,7 +16,7 @@ work than copying it.
 Requests with the same beginning often arrive together. The first one computes it, and the others are deferred to the
 next step and find it there (`PrefixesInStep`), where that saves them at least half of their work.
 
-Request queues: every live request waits, or runs with a row of the runner's table and blocks of its own.
+Queues: every live request waits, or runs with a row of the runner's table and blocks of its own.
 
 All moves are made here, so that place, row and blocks change together:
 
@@ -40,7 +41,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.request.param_validation import refuse
-from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters
 from triolet.core.scheduling.policies.base import WaitingQueue, by_order, check_order
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence
@@ -391,6 +392,7 @@ class RequestQueues:
         assert victim.num_scheduled_tokens == 0
         self.running.remove(victim)
         self._take_back(victim, step_id=None)
+        victim.forget_computed()
         del self.by_epoch[victim.entry.epoch]
         self.by_epoch[self._journal.begin_stay(victim.entry)] = victim
         self.waiting.add(victim)
@@ -418,8 +420,8 @@ class RequestQueues:
         self._pool.release(sequence.block_table, step_id=step_id)
         self._free_rows.append(sequence.row_id)
         self._ended_rows.append(sequence.row_id)
-        self.waiting.stopped(sequence)
-        sequence.forget_computed()
+        if self.waiting.keeps_accounts:
+            self.waiting.stopped(sequence)
 
     def take_ended_rows(self) -> tuple[int, ...]:
         """Return the rows freed since the last call, for the runner to forget."""

@@ -8,10 +8,10 @@ of them it may call `add()`, `abort()`, `expire()`. A plan may be for several st
 until that step ends, or, in a run, the last one. The answer itself lives in the journal; `take_progress()` names the
 requests whose entries have moved.
 
-Waiting and running requests are kept in `core.scheduling.queues`; which tokens a step computes is decided in
+Waiting and running requests are kept in `core.scheduling.admission`; which tokens a step computes is decided in
 `core.scheduling.step_planner`.
 
-Failed steps limit the next ones (`core.recovery.recovery_state`, `core.recovery.oom_backoff`): during the search for
+Failed steps limit the next ones (`core.recovery.recovery_state`, `core.recovery.recovery_state`): during the search for
 a request that crashes the runner all but a few wait, and after an out-of-memory error steps are smaller.
 """
 
@@ -25,8 +25,7 @@ from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.admission import Deadlines, RequestQueues, is_overdue, publish_computed
-from triolet.core.scheduling.budget import TokenBudget
-from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, TokenBudget
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence, commit_tokens, ending_of, largest_first
 from triolet.core.scheduling.step_planner import SpeculativeDecoding, StepPlanner
@@ -146,7 +145,8 @@ class Scheduler:
 
     def _close(self, entry: JournalEntry) -> None:
         for serial in self.journal.close(entry):
-            self.recovery.poison_bisection.ended(serial)
+            if serial in self.recovery.poison_bisection.crashed:
+                self.recovery.poison_bisection.ended(serial)
             self._progress[serial] = None
 
     def next_deadline(self) -> float:

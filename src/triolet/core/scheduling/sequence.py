@@ -1,7 +1,4 @@
-"""State that the scheduler keeps of a request beside its journal entry.
-
-Stop conditions: end of sequence, stop token ids, length, repetition.
-"""
+"""Sequence: the state that the scheduler keeps of a request beside its journal entry, and the conditions of its end."""
 
 from __future__ import annotations
 
@@ -124,7 +121,8 @@ class Sequence:
             output_token_ids=tuple(entry.output_token_ids),
             params=request.params,
             seed=request.seed,
-            ending_token_ids=request.masked_token_ids,
+            # masked below `min_tokens`; as in vLLM the end of sequence is masked even if `ignore_eos` is set
+            ending_token_ids=frozenset(request.eos_token_ids) | frozenset(request.params.stop_token_ids),
             bad_words_token_ids=request.bad_words_token_ids,
             wants_prompt_logprobs=entry.wants_prompt_logprobs,
         )

@@ -9,15 +9,14 @@ Running requests go first, then waiting ones in order of policy, each after a lo
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
 that cheap). A step that preempted admits no request. Nor does it admit a request that should wait for a prefix that
-the step computes for another one (`core.scheduling.prefix_lookup`). The rest of a budget goes into draft tokens
-(`core.scheduling.speculative`). Where nothing is left to decide, a plan is for several steps
-(`core.scheduling.multi_step`).
+the step computes for another one (`PrefixesInStep`). The rest of a budget goes into draft tokens.
+Where nothing is left to decide, a plan is for several steps.
 
 The waiting queue implements the policy (`core.scheduling.policies.base`, `core.scheduling.policies.fair`): its order,
 and whether a waiting request may take the row of a running one. Such requests are admitted before the others run.
 
-Multi-step scheduling: the number of steps that one plan is for.
-
+Multi-step scheduling
+---------------------
 Between the result of a step and the plan of the next one the runner waits. Where all requests decode and none waits,
 all plans are alike: each row gets its next token, and if need be a block. So one plan is made for several such steps, a
 run, and results are taken in, and streams fed, while the runner goes on.
@@ -26,14 +25,13 @@ A run decides nothing that would otherwise be decided differently. It ends where
 length, and a request that arrives, leaves or ends makes it end after the step that is being computed: exactly when the
 next plan would have been made. Tokens of that step for an answer that ended in the step before are dropped.
 
-Speculative decoding by n-gram lookup: draft tokens are verified together with a row's next one.
-
-Theory of operation
--------------------
-A decode reads every weight to make one token. A row may bring a *draft*: tokens that are guessed to come next
-(`core.scheduling.ngram_proposer`); their KV is computed along with that of its last known token. The runner then has
-logits after each of them, samples from the first as always, and goes on to the next as long as the sampled token equals
-the draft token. So a step gives one token more than were accepted.
+Speculative decoding
+--------------------
+Drafts by n-gram lookup are verified together with a row's next token. A decode reads every weight to make one token. A
+row may bring a *draft*: tokens that are guessed to come next (`core.scheduling.ngram_proposer`); their KV is computed
+along with that of its last known token. The runner then has logits after each of them, samples from the first as
+always, and goes on to the next as long as the sampled token equals the draft token. So a step gives one token more than
+were accepted.
 
 The answer is the same as without a draft. A token is a function of the logits and of (seed, position), and both are
 the same as without one; a draft decides only how many tokens one step gives.
@@ -59,8 +57,7 @@ from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.scheduling.admission import Found, PrefixesInStep, RequestQueues, find_computed, has_room
-from triolet.core.scheduling.budget import TokenBudget
-from triolet.core.scheduling.config import SchedulerConfig, SchedulerCounters
+from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, TokenBudget
 from triolet.core.scheduling.ngram_proposer import NgramIndex
 from triolet.core.scheduling.sequence import Sequence
 from triolet.core.step_plan import RowStart, StepPlan
@@ -138,7 +135,7 @@ class SpeculativeDecoding:
         return (
             row.num_pending_tokens == 1
             and entry.request.constraint is None  # its mask is known for one token at a time
-            and not self._recovery.poison_bisection.was_struck(entry.serial)
+            and entry.serial not in self._recovery.poison_bisection.crashed
         )
 
     def _draft(self, row: Sequence, drafter: _Drafter, budget: int, num_blocks: int) -> int:
@@ -177,7 +174,7 @@ def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, reco
         return 1
     if not all(_can_go_on(sequence) for sequence in scheduled):
         return 1
-    if any(recovery.poison_bisection.was_struck(sequence.entry.serial) for sequence in scheduled):
+    if any(sequence.entry.serial in recovery.poison_bisection.crashed for sequence in scheduled):
         return 1
     num_left = min(one.entry.request.max_tokens - len(one.entry.output_token_ids) for one in scheduled)
     return max(1, min(config.num_scheduler_steps, num_left))
@@ -271,7 +268,7 @@ class StepPlanner:
         )
 
     def _num_steps(self) -> int:
-        """Return the number of steps the plan is for; see `core.scheduling.multi_step`."""
+        """Return the number of steps the plan is for; see `length_of_run`."""
         if self._starts or self.lanes.waiting or len(self.scheduled) < len(self.lanes.running):
             return 1
         num_steps = length_of_run(self.scheduled, self.config, self.recovery)

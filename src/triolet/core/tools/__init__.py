@@ -13,7 +13,7 @@ Everything here is a pure function of the text; the protocol layer gives the cal
 """
 
 from triolet.core.tools.answer import AnswerParser
-from triolet.core.tools.choice import ToolPlan, plan_tools
+from triolet.core.tools.choice import FunctionTool, ToolPlan, parse_tools, plan_tools
 from triolet.core.tools.events import (
     AnswerEvent,
     ReasoningPiece,
@@ -23,7 +23,6 @@ from triolet.core.tools.events import (
     ToolCallEnd,
 )
 from triolet.core.tools.formats import TOOL_FORMATS
-from triolet.core.tools.functions import FunctionTool, parse_tools
 from triolet.core.tools.reasoning import REASONING_FORMATS
 
 __all__ = [

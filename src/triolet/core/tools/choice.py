@@ -14,27 +14,165 @@ Schema and messages follow vLLM's where vLLM has them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.tools.answer import AnswerParser
-from triolet.core.tools.detection import NO_TOOLS
+from triolet.core.tools.answer import NO_TOOLS, AnswerParser
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
-from triolet.core.tools.formats import SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
-from triolet.core.tools.functions import FunctionTool, parse_tools, wrong
+from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
 from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningSplitter
-from triolet.core.tools.schemas import (
-    bound_calls,
-    calls_schema,
-    leaves_room_for_calls,
-    object_schema,
-    schema_of,
-)
-from triolet.errors import UnsupportedFeature, shown
+from triolet.errors import InvalidRequest, UnsupportedFeature, shown
+
+
+def object_schema(tool: FunctionTool) -> dict[str, Any]:
+    """Return the schema of a function's arguments: an object, with or without properties."""
+    return dict(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+
+
+def bound_calls(
+    tools: Sequence[FunctionTool], tool_parser: str | None, may_be_several: bool
+) -> dict[str, Any]:
+    """Return the value of `StructuredOutputsParams.tool_calls`; a tool that is not strict takes any object."""
+    listed = [
+        {"name": tool.name, "parameters": object_schema(tool) if tool.strict else {"type": "object"}}
+        for tool in tools
+    ]
+    return {"format": tool_parser, "tools": listed, "parallel": may_be_several}
+
+
+def leaves_room_for_calls(form: StructuredOutputsParams) -> bool:
+    """Return True if an answer may be of this form or else calls."""
+    return form.kind in ("json", "json_object") and not form.disable_additional_properties
+
+
+def schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
+    """Return the schema of a form that is JSON."""
+    schema = json.loads(form.json) if form.json is not None else {"type": "object"}
+    return schema if isinstance(schema, dict) else {"anyOf": [schema]}
+
+
+def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[str, Any]:
+    """Return the schema of a list of calls; `#/$defs/...` that parameters refer to move to the top level."""
+    calls: list[dict[str, Any]] = []
+    definitions: dict[tuple[str, str], Any] = {}
+    for tool in tools:
+        schema = object_schema(tool)
+        for keyword in ("$defs", "definitions"):
+            own = schema.pop(keyword, None)
+            for name, definition in own.items() if isinstance(own, Mapping) else ():
+                if definitions.setdefault((keyword, name), definition) != definition:
+                    raise wrong(
+                        "tools",
+                        f"must agree on the {keyword} that they share by name",
+                        f"{tool.name}: {name}",
+                    )
+        calls.append(_call_schema(tool.name, schema))
+    whole: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not may_be_several:
+        whole["maxItems"] = 1
+    for (keyword, name), definition in definitions.items():
+        whole.setdefault(keyword, {})[name] = definition
+    return whole
+
+
+def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+MAX_TOOLS = 128
+
+
+@attrs.frozen(kw_only=True)
+class FunctionTool:
+    """Function that the model may call.
+
+    Args:
+        name: letters, digits, `_`, `-` and `.`.
+        description: what it is for.
+        parameters: JSON schema of its arguments.
+        strict: the arguments must follow the schema.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] = attrs.field(factory=dict)
+    strict: bool | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the function in the form that chat templates expect."""
+        function: dict[str, Any] = {"name": self.name, "parameters": dict(self.parameters)}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
+    """Parse the tools of a request, in the form of Chat Completions or of Responses.
+
+    Args:
+        tools: a list of `{"type": "function", "function": {"name": ...}}` or `{"type": "function", "name": ...}`.
+    Raises:
+        InvalidRequest: names the place and the rule.
+        UnsupportedFeature: a tool that is no function.
+    """
+    if tools is None:
+        return ()
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise wrong("tools", "must be a list", tools)
+    if len(tools) > MAX_TOOLS:
+        raise wrong("tools", f"must have at most {MAX_TOOLS} entries", len(tools))
+    parsed = tuple(_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
+    names = [tool.name for tool in parsed]
+    for name in names:
+        if names.count(name) > 1:
+            raise wrong("tools", "must have names of their own", name)
+    return parsed
+
+
+def _parse_tool(tool: object, field: str) -> FunctionTool:
+    if isinstance(tool, FunctionTool):
+        return tool
+    if not isinstance(tool, Mapping):
+        raise wrong(field, "must be a mapping", tool)
+    if (kind := tool.get("type", "function")) != "function":
+        raise UnsupportedFeature(
+            f"{field}.type must be 'function', got {shown(kind)}", field=f"{field}.type", got=kind
+        )
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping):
+        raise wrong(f"{field}.function", "must be a mapping", function)
+    name, description = function.get("name"), function.get("description")
+    parameters, strict = function.get("parameters"), function.get("strict")
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not _is_plain(name):
+        raise wrong(
+            f"{field}.name", f"must have 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' or '.'", name
+        )
+    if description is not None and not isinstance(description, str):
+        raise wrong(f"{field}.description", "must be a string", description)
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise wrong(f"{field}.parameters", "must be a JSON schema", parameters)
+    if strict is not None and not isinstance(strict, bool):
+        raise wrong(f"{field}.strict", "must be true or false", strict)
+    return FunctionTool(name=name, description=description, parameters=parameters or {}, strict=strict)
+
+
+def _is_plain(name: str) -> bool:
+    return all((char.isalnum() and char.isascii()) or char in "_-." for char in name)
+
+
+def wrong(field: str, sentence: str, got: object) -> InvalidRequest:
+    """Return the error for a wrong field of a request."""
+    return InvalidRequest(f"{field} {sentence}, got {shown(got)}", field=field, got=got)
 
 
 def _parse_allowed(choice: object, tools: Sequence[FunctionTool]) -> tuple[object, Sequence[FunctionTool]]:

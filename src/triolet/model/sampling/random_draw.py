@@ -1,10 +1,8 @@
 """Random sampling: temperature, min_p, then a draw, with or without top_k and top_p.
 
-Draw tokens on a CPU: all rows in one call into C++, which sorts only the few tokens that are drawn from.
-
-It is the same draw as `triolet.model.sampling.random_draw`'s in torch, with the same noise; exponentials and
-logarithms may differ
-in their last bit. A row always goes this way or never: what it gets does not depend on the rows beside it.
+On a CPU all rows are drawn in one call into C++, which sorts only the few tokens that are drawn from. It is the same
+draw as that in torch, with the same noise; exponentials and logarithms may differ in their last bit. A row always goes
+this way or never: what it gets does not depend on the rows beside it.
 """
 
 from __future__ import annotations

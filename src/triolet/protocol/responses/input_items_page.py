@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from triolet.protocol.errors import wrong
-from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.response_items import Message
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100

@@ -35,11 +35,15 @@ from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.errors import WireError
-from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.replay import ResponseDelta, ResponseHistory
 from triolet.protocol.responses.requests import CreateResponse
-from triolet.protocol.responses.response_items import NewId, ResponseItems
+from triolet.protocol.responses.response_items import (
+    Message,
+    NewId,
+    ResponseDelta,
+    ResponseHistory,
+    ResponseItems,
+)
 from triolet.protocol.responses.store import StoredResponse
 
 

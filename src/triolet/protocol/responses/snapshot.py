@@ -14,19 +14,16 @@ from typing import Any, Final
 import attrs
 
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.param_spec import ApiFamily
+from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.errors import InvalidRequest, SnapshotError
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import EncodedList
-from triolet.protocol.responses.input_items import Input
-from triolet.protocol.responses.replay import ResponseDelta, ResponseHistory
+from triolet.protocol.json import CONVERTER, EncodedList, Wrong, structure
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.response_items import NewId
+from triolet.protocol.responses.response_items import Input, NewId, ResponseDelta, ResponseHistory
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.sampling import write_sampling
-from triolet.protocol.structuring import CONVERTER, Wrong, structure
 
 FORMAT: Final = "triolet resumable responses"
 VERSION: Final = 1

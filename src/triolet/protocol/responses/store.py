@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.response_items import Message
 
 BYTES_PER_RESPONSE = 4096  # of Python's objects, beside what is counted
 BYTES_PER_VALUE = 64  # of any JSON value, as a Python object with its place in a dict or list

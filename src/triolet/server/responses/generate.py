@@ -16,14 +16,14 @@ from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidRequest, PromptTooLong
 from triolet.protocol.access import Access
 from triolet.protocol.json import JsonLimits
-from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
+from triolet.protocol.responses.response_items import Message
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.protocol.responses.store import ResponseStore, StoreBudget
 from triolet.protocol.truncation import without_oldest
-from triolet.server.transport.input_budget import InputBudget
+from triolet.server.transport.client_stream import InputBudget
 
 EmitEvents = Callable[[Sequence[Event]], None]
 """Receives the events of a response."""

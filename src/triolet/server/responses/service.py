@@ -7,6 +7,18 @@
 
 An exception in one connection is logged and ends only that connection: only Trio's own exceptions leave
 `serve_websocket`.
+
+A connection has a reader, a writer and a task per active turn, in one nursery. Leaving it aborts all turns.
+
+    socket --messages--> reader --effects of the session--> turns (one task each), send queue
+    engine --outputs---> turns  --events------------------> send queue --> writer --> socket
+
+`protocol.responses.session` makes all decisions. Only the writer sends messages, and it is cancelled only together with
+the connection, because half a frame cannot be taken back. A turn waits for room in the send queue before it takes its
+next output from the engine: outputs that a slow client has not read yet are merged, and the engine never waits.
+
+The send queue never lets a producer wait: `put` has no limit: producers call `wait_for_room` before they make more. So
+a slow reader delays only its own responses, while the engine's outputs are merged in their streams.
 """
 
 from __future__ import annotations
@@ -14,7 +26,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import attrs
@@ -26,27 +38,259 @@ from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
-from triolet.protocol.responses.input_items import Message
+from triolet.protocol.responses.requests import ClientEvent, read_event
 from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.session import shutting_down
+from triolet.protocol.responses.response_items import Message
+from triolet.protocol.responses.session import (
+    Close,
+    Effect,
+    ResponsesContext,
+    Send,
+    Session,
+    Start,
+    Stop,
+    Turn,
+    shutting_down,
+)
 from triolet.protocol.responses.snapshot import ReplaySkipper
-from triolet.protocol.responses.turns import Turn
 from triolet.server.responses.generate import (
     ActiveResponses,
     EmitEvents,
     WaitForRoom,
     access_to,
     input_budget,
+    json_limits,
     responses_context,
 )
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
-from triolet.server.responses.websocket_connection import ResponsesConnection
 from triolet.server.transport.client_stream import ClientStream
-from triolet.server.transport.websocket import Handshake, ServerSocket, SocketLimits
+from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
+from triolet.server.transport.websocket import PING, Handshake, ServerSocket, SocketLimits
 
-PATH = "/v1/responses"
+HIGH_WATER_BYTES = 2**16  # some hundred events
+MAX_REPLIES = 1024  # to messages that start no response, such as errors
+
+
+@attrs.define(eq=False)
+class SendQueue:
+    """Bounded by its producers: texts to send, then perhaps a close frame.
+
+    Args:
+        close: code and reason of the close frame, once queued.
+    """
+
+    close: tuple[int, str] | None = None
+    _texts: list[str] = attrs.field(factory=list, init=False)
+    _num_bytes: int = attrs.field(default=0, init=False)
+    _writer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _producers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    def put(self, text: str) -> None:
+        """Queue a text; ignored after `put_close`."""
+        if self.close is None:
+            self._texts.append(text)
+            self._num_bytes += len(text)
+            self._writer.unpark_all()
+
+    def put_close(self, code: int, reason: str) -> None:
+        """Queue the close frame; the first code and reason are kept."""
+        if self.close is None:
+            self.close = (code, reason)
+            self._writer.unpark_all()
+
+    def abort(self, code: int, reason: str) -> None:
+        """Drop all queued texts and close the connection."""
+        self._num_bytes -= sum(map(len, self._texts))
+        self._texts.clear()
+        self.put_close(code, reason)
+
+    async def wait_for_room(self) -> None:
+        """Wait until less than HIGH_WATER_BYTES are queued."""
+        await trio.lowlevel.checkpoint()
+        while self._num_bytes > HIGH_WATER_BYTES:
+            await self._producers.park()
+
+    async def wait_for_reply_room(self) -> None:
+        """Wait until one more client message may be answered.
+
+        This limit is higher than that of `wait_for_room`, so that a slow reader can still cancel a response.
+        """
+        await trio.lowlevel.checkpoint()
+        while len(self._texts) > MAX_REPLIES:
+            await self._producers.park()
+
+    async def take(self) -> list[str]:
+        """Take all queued texts; an empty list means that only the close frame is left."""
+        while not self._texts and self.close is None:
+            await self._writer.park()
+        texts, self._texts = self._texts, []
+        return texts
+
+    def mark_sent(self, texts: list[str]) -> None:
+        """Record that these texts were handed to the network."""
+        self._num_bytes -= sum(map(len, texts))
+        self._producers.unpark_all()
+
+
+FAILED, SLOW = 1011, 1013
+
+RunTurn = Callable[[Turn, str | None, EmitEvents, WaitForRoom], Awaitable[None]]
+"""Generates the response of a turn: (turn, owner, emit events, wait for room)."""
 
 log = logging.getLogger("triolet.gateway")
+
+
+class ResponsesConnection:
+    """One client on a WebSocket, after the handshake.
+
+    Args:
+        socket: its `run` must run in another task.
+        config: the limits.
+        service: models, defaults, store and limits of the server.
+        answer: generates the response of a turn.
+        owner: name of the API key; None without keys.
+    """
+
+    def __init__(
+        self,
+        socket: ServerSocket,
+        config: GatewayConfig,
+        context: ResponsesContext,
+        answer: RunTurn,
+        owner: str | None,
+    ) -> None:
+        self._socket, self._config, self._context = socket, config, context
+        self._run_response, self._owner = answer, owner
+        self._session = Session(context, owner)
+        self._send_queue = SendQueue()
+        self._turns: dict[Turn, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Serve until the connection ends."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._until_it_ends, self._write)
+                nursery.start_soon(self._until_it_ends, self._watch)
+                if self._config.connection_lifetime is not None:
+                    nursery.start_soon(self._until_it_ends, self._expire)
+                await self._until_it_ends(self._read)
+        finally:
+            self._session.close()
+
+    def drain(self) -> None:
+        """Refuse new turns; the connection closes after its last active turn."""
+        self._apply(self._session.drain(_now()))
+
+    def end(self) -> None:
+        """Fail every active turn and close the connection."""
+        self._apply(self._session.end(_now()))
+
+    async def _until_it_ends(self, task: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        try:
+            await task()
+        except ConnectionClosed:
+            if self._send_queue.close is not None and task == self._read:
+                return  # the writer is sending the close frame
+        except Exception:
+            log.exception("a WebSocket failed")
+            if task != self._write:
+                self._disconnect(FAILED, "internal error")
+                return
+        self._nursery.cancel_scope.cancel()
+
+    def _disconnect(self, code: int, reason: str) -> None:
+        """Stop all turns at once and send only the close frame."""
+        self._apply(self._session.abandon())
+        self._send_queue.abort(code, reason)
+
+    # ---------------------------------------------------------------------------------- reader, writer
+
+    async def _read(self) -> None:
+        while True:
+            raw = await self._socket.get_message()
+            await self._send_queue.wait_for_reply_room()
+            event = (await self._parse(raw)).traced_by(self._socket.trace_headers)
+            self._apply(self._session.receive(event, _now()))
+            self._socket.message_taken()
+
+    async def _parse(self, raw: str | bytes) -> ClientEvent:
+        models, params_of = self._context.models, self._context.params
+        limits = json_limits(self._config)
+        if len(raw) < LONG_INPUT_BYTES:
+            return read_event(raw, models, params_of, limits)
+        return await parse_in_thread(lambda: read_event(raw, models, params_of, limits))
+
+    async def _write(self) -> None:
+        send_queue = self._send_queue
+        while texts := await send_queue.take():
+            await self._socket.send_texts(texts)
+            send_queue.mark_sent(texts)
+        assert send_queue.close is not None, "only a close frame leaves the queue empty"
+        await self._socket.close(*send_queue.close)
+
+    async def _watch(self) -> None:
+        """Disconnect a client that does not read, or does not answer pings."""
+        config, socket = self._config, self._socket
+        while trio.current_time() - socket.heard_s < 2 * config.ping_interval:
+            with trio.move_on_after(config.ping_interval):
+                await socket.stalled(config.write_timeout)
+                self._disconnect(SLOW, "the client does not read")
+                break
+            self._send_queue.put(PING)
+        else:
+            log.info("a client sent nothing for %g s", 2 * config.ping_interval)
+            return
+        await trio.sleep(config.write_timeout)  # if the client reads on, it still gets the close frame
+
+    async def _expire(self) -> None:
+        assert self._config.connection_lifetime is not None
+        await trio.sleep(self._config.connection_lifetime)
+        self._apply(self._session.expire(_now()))
+        await trio.sleep_forever()
+
+    # ------------------------------------------------------------------------------------------- turns
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(event):
+                    self._send_queue.put(encode(event))
+                case Start(turn):
+                    assert self._nursery is not None
+                    self._turns[turn] = trio.CancelScope()
+                    self._nursery.start_soon(self._run_turn, turn)
+                case Stop(turn):
+                    if scope := self._turns.get(turn):
+                        scope.cancel()
+                case Close(code, reason):
+                    self._send_queue.put_close(code, reason)
+
+    async def _run_turn(self, turn: Turn) -> None:
+        try:
+            with self._turns[turn]:
+                await self._run_response(
+                    turn,
+                    self._owner,
+                    lambda events: self._apply(self._session.emit(turn, events, _now())),
+                    self._send_queue.wait_for_room,
+                )
+        except Exception as error:
+            wire_error = of_exception(error)
+            if wire_error.status >= 500:
+                log.exception("a response failed")
+            self._apply(self._session.refuse(turn, wire_error, _now()))
+        finally:
+            del self._turns[turn]
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+PATH = "/v1/responses"
 
 
 @attrs.frozen

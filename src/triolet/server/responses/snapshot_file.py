@@ -19,7 +19,7 @@ import attrs
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import ConfigError, SnapshotError
 from triolet.ipc.snapshot import SavedRequest, Snapshot
-from triolet.protocol.responses.replay import ResponseHistory
+from triolet.protocol.responses.response_items import ResponseHistory
 from triolet.protocol.responses.snapshot import MAX_BYTES, ReplaySkipper, SavedResponse, from_bytes, to_bytes
 from triolet.server.responses.service import ResponsesService
 

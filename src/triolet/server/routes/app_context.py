@@ -19,7 +19,7 @@ from triolet.protocol.generation import GenerationRequest
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.server.responses.generate import ActiveResponses, access_to, salt_of
 from triolet.server.responses.service import ResponsesService
-from triolet.server.transport.input_budget import InputBudget
+from triolet.server.transport.client_stream import InputBudget
 
 TIMEOUT_HEADER = "x-request-timeout"
 

@@ -13,7 +13,7 @@ from triolet.protocol.errors import WireError
 from triolet.protocol.json import parse_object
 from triolet.server.responses.generate import json_limits
 from triolet.server.routes.app_context import client_of, context_of
-from triolet.server.transport.input_budget import InputReservation
+from triolet.server.transport.client_stream import InputReservation
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 
 BODY_GAP_S = 20.0  # from one piece of a body to the next

@@ -14,14 +14,13 @@ from starlette.responses import JSONResponse, Response
 from triolet.core.request.request import pick_trace_headers
 from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
 from triolet.protocol.json import encode
-from triolet.protocol.responses.input_items import Message
 from triolet.protocol.responses.input_items_page import input_items, page_of
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse
 from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.session import shutting_down
+from triolet.protocol.responses.response_items import Message
+from triolet.protocol.responses.session import Turn, shutting_down
 from triolet.protocol.responses.store import previous_messages, prompt_of
-from triolet.protocol.responses.turns import Turn
 from triolet.server.routes.app_context import AppContext, context_of, deadline_of, owner_of
 from triolet.server.routes.errors import error_response, log_failure
 from triolet.server.routes.request_body import cancel_on_disconnect, read_json

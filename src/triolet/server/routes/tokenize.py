@@ -18,7 +18,7 @@ from triolet.errors import InvalidPrompt
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.completions import Prompts
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
-from triolet.protocol.structuring import structure
+from triolet.protocol.json import structure
 from triolet.server.routes.app_context import AppContext, context_of
 from triolet.server.routes.request_body import read_json
 

@@ -30,7 +30,7 @@ from wsproto.frame_protocol import CloseReason
 
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.protocol.errors import WireError
-from triolet.server.transport.input_budget import InputBudget, InputReservation
+from triolet.server.transport.client_stream import InputBudget, InputReservation
 
 RECEIVE_BYTES = 2**16
 KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's name

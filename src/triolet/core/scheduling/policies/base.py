@@ -1,16 +1,15 @@
-"""Base class of the scheduling policies: the queue of waiting requests, and the decisions that a policy makes.
+"""Policy `fcfs`, and base class of the others: the queue of waiting requests, and the decisions that a policy makes.
 
 A policy decides which waiting request is admitted next, in which order running requests are served, and which of them
 loses its row or its blocks to another. The base class keeps one list of waiting requests in the fixed order that
-`order` gives. A policy that is nothing but an order overrides `order` alone; one that counts what each client was
-served (`keeps_accounts`) overrides what it needs of the rest.
+`order` gives: here that of arrival. A policy that is nothing but an order overrides `order` alone; one that counts what
+each client was served (`keeps_accounts`) overrides what it needs of the rest.
 
 A request that loses its row waits at its old place, and the prefix cache often still has what it had computed.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
@@ -18,8 +17,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from triolet.core.journal import JournalEntry
-from triolet.core.scheduling.budget import TokenBudget
-from triolet.core.scheduling.config import SchedulerConfig
+from triolet.core.scheduling.budget import SchedulerConfig, TokenBudget
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
@@ -27,15 +25,15 @@ MayRun = Callable[[Sequence], bool]
 Overtaking = tuple[Sequence, Sequence]  # a waiting request, and the running one that makes way for it
 
 
-class WaitingQueue(ABC):
-    """Waiting requests in the order of a policy.
+class WaitingQueue:
+    """Waiting requests in the order of a policy, here that of arrival; none takes the row of a running one.
 
     Args:
         config: limits.
         budget: of tokens, with the measured cost of steps.
     """
 
-    summary: ClassVar[str]
+    summary: ClassVar[str] = "first come, first served"
     """Order of requests in a few words, for the help text of `policy`."""
 
     keeps_accounts: ClassVar[bool] = False
@@ -54,9 +52,9 @@ class WaitingQueue(ABC):
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._line)
 
-    @abstractmethod
     def order(self, entry: JournalEntry) -> Order:
         """Return the sort key of a request among all others, fixed for its life; the smaller goes first."""
+        return (0.0, entry.serial)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request, for the first time or again."""
@@ -106,16 +104,16 @@ class WaitingQueue(ABC):
 
     # Events for policies that keep accounts; the others ignore them.
 
-    def begin_step(self, now_s: float) -> None:  # noqa: B027
+    def begin_step(self, now_s: float) -> None:
         """Prepare to plan a step; monotonic seconds."""
 
-    def started(self, sequence: Sequence) -> None:  # noqa: B027
+    def started(self, sequence: Sequence) -> None:
         """Note that a request got a row."""
 
-    def stopped(self, sequence: Sequence) -> None:  # noqa: B027
+    def stopped(self, sequence: Sequence) -> None:
         """Note that a request lost its row."""
 
-    def charge(self, sequence: Sequence, end: int) -> None:  # noqa: B027
+    def charge(self, sequence: Sequence, end: int) -> None:
         """Charge a request for all its tokens before position `end`."""
 
     def check(self) -> None:

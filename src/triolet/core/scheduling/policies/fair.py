@@ -40,8 +40,7 @@ from collections.abc import Iterator
 import attrs
 
 from triolet.core.journal import JournalEntry
-from triolet.core.scheduling.budget import TokenBudget
-from triolet.core.scheduling.config import SchedulerConfig
+from triolet.core.scheduling.budget import SchedulerConfig, TokenBudget
 from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingQueue, by_order, check_order
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated

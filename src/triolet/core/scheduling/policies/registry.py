@@ -12,9 +12,8 @@ from typing import Final
 
 from triolet.core.scheduling.policies.base import WaitingQueue
 from triolet.core.scheduling.policies.fair import FairQueue
-from triolet.core.scheduling.policies.fcfs import FcfsQueue
 from triolet.core.scheduling.policies.priority import PriorityQueue
 
 POLICIES: Final[Mapping[str, type[WaitingQueue]]] = MappingProxyType(
-    {"fcfs": FcfsQueue, "priority": PriorityQueue, "fair": FairQueue}  # the first is the default
+    {"fcfs": WaitingQueue, "priority": PriorityQueue, "fair": FairQueue}  # the first is the default
 )
