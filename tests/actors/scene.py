@@ -91,7 +91,7 @@ class Scene:
     def sequence(self) -> Sequence | None:
         scheduler = self.engine._core.scheduler
         assert scheduler is not None
-        sequences = scheduler._lanes.live.values()
+        sequences = scheduler._queues.live.values()
         return next((s for s in sequences if s.entry.request.request_id == "subject"), None)
 
     async def assert_nothing_is_held(self) -> None:
@@ -102,7 +102,7 @@ class Scene:
         scheduler, statistics = self.engine._core.scheduler, self.engine.statistics()
         assert scheduler is not None
         check(self.engine)
-        tables = [sequence.block_table for sequence in scheduler._lanes.running]
+        tables = [sequence.block_table for sequence in scheduler._queues.running]
         assert statistics.kv_blocks_in_use == len({block_id for table in tables for block_id in table})
         assert statistics.kv_blocks_quarantined == 0
         assert (

@@ -116,7 +116,7 @@ class Stage:
         return plan
 
     def waiting(self) -> list[str]:
-        return [sequence.entry.request.request_id for sequence in self.scheduler._lanes.waiting]
+        return [sequence.entry.request.request_id for sequence in self.scheduler._queues.waiting]
 
 
 def crowded_stage() -> Stage:

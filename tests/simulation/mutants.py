@@ -106,7 +106,7 @@ def _no_epoch_check(patch: pytest.MonkeyPatch) -> None:
     apply = Scheduler.apply
 
     def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
-        epochs = {s.entry.request.request_id: s.entry.epoch for s in self._lanes.live.values()}
+        epochs = {s.entry.request.request_id: s.entry.epoch for s in self._queues.live.values()}
         tokens = tuple(attrs.evolve(t, epoch=epochs.get(t.request_id, t.epoch)) for t in result.tokens)
         apply(self, attrs.evolve(result, tokens=tokens), now_s)
 
@@ -298,7 +298,7 @@ def _forget_deadlines(scheduler: Scheduler, serials: set[int]) -> None:
 @mutant("a queue timeout ends requests that run")
 def _queue_timeout_for_all(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: Scheduler, now_s: float) -> None:
-        for sequence in list(self._lanes.live.values()):
+        for sequence in list(self._queues.live.values()):
             request = sequence.entry.request
             if min(request.deadline_s, request.queue_deadline_s) <= now_s:
                 self._finish(sequence, FinishReason.DEADLINE)

@@ -62,7 +62,7 @@ def test_what_is_cached_is_computed_again_until_all_of_them_are_known() -> None:
     assert stage.rows[plan.rows[0].row_id].wants_prompt_logprobs
     stage.end(plan)
     entry.add_prompt_logprobs(share(entry, 1, 9))
-    stage.scheduler._lanes.preempt(stage.scheduler._lanes.running[0])
+    stage.scheduler._queues.preempt(stage.scheduler._queues.running[0])
     assert stage.step() == [("b", 2 * BLOCK_SIZE, 2)]
     assert not stage.rows[plan.rows[0].row_id].wants_prompt_logprobs
 

@@ -31,7 +31,7 @@ def fair_stage(**config: object) -> Stage:
 
 
 def served(stage: Stage, client: str) -> int:
-    line = stage.scheduler._lanes.waiting
+    line = stage.scheduler._queues.waiting
     assert isinstance(line, FairQueue)
     return line.served(client)
 
@@ -281,7 +281,7 @@ def test_accounts_are_kept_for_a_bounded_number_of_clients() -> None:
     for number in range(MAX_ACCOUNTS + 50):
         entry = stage.add(f"r{number}", [number], client=f"client {number}")
         stage.scheduler.abort(entry.serial)
-    line = stage.scheduler._lanes.waiting
+    line = stage.scheduler._queues.waiting
     assert isinstance(line, FairQueue)
     assert len(line._served) <= MAX_ACCOUNTS + 1
 

@@ -26,27 +26,27 @@ class Hall:
     def __init__(self) -> None:
         config = make_config(max_num_seqs=NUM_ROWS)
         self.journal, self.counters, self.pool = Journal(), SchedulerCounters(), BlockPool(config.num_blocks)
-        self.lanes = RequestQueues(
+        self.queues = RequestQueues(
             config, self.journal, self.counters, self.pool, WaitingQueue(config, TokenBudget(config))
         )
 
     def enter(self) -> Sequence:
-        return self.lanes.enter(self.journal.open(make_request()))
+        return self.queues.enter(self.journal.open(make_request()))
 
     def admit(self, sequence: Sequence, num_blocks: int = 1) -> None:
-        self.lanes.admit(sequence, [], [])
+        self.queues.admit(sequence, [], [])
         sequence.block_table += self.pool.allocate(num_blocks)
 
     def check(self) -> None:
-        self.lanes.check()
-        self.pool.check(sequence.block_table for sequence in self.lanes.running)
+        self.queues.check()
+        self.pool.check(sequence.block_table for sequence in self.queues.running)
 
 
 def test_who_is_let_in_has_a_row_and_who_waits_has_none() -> None:
     hall = Hall()
     first, second = hall.enter(), hall.enter()
     hall.admit(second)
-    assert (list(hall.lanes.waiting), hall.lanes.running) == ([first], [second])
+    assert (list(hall.queues.waiting), hall.queues.running) == ([first], [second])
     assert (first.row_id, second.row_id) == (None, NUM_ROWS - 1)
     hall.check()
 
@@ -56,7 +56,7 @@ def test_those_that_run_are_in_order_whoever_was_let_in_first() -> None:
     first, second = hall.enter(), hall.enter()
     hall.admit(second)
     hall.admit(first)
-    assert hall.lanes.running == [first, second]
+    assert hall.queues.running == [first, second]
     hall.check()
 
 
@@ -64,10 +64,10 @@ def test_who_is_let_in_shares_the_blocks_that_were_found_for_it() -> None:
     hall = Hall()
     owner, other = hall.enter(), hall.enter()
     hall.admit(owner, num_blocks=2)
-    hall.lanes.admit(other, owner.block_table[:1], [b"hash"])
+    hall.queues.admit(other, owner.block_table[:1], [b"hash"])
     assert (other.num_computed_tokens, other.block_hashes) == (BLOCK_SIZE, [b"hash"])
     hall.check()
-    hall.lanes.leave(owner, step_id=None)
+    hall.queues.leave(owner, step_id=None)
     assert hall.pool.num_in_use == 1
     hall.check()
 
@@ -77,9 +77,9 @@ def test_the_preempted_one_gives_everything_back_and_begins_another_stay() -> No
     victim = hall.enter()
     hall.admit(victim)
     epoch = victim.entry.epoch
-    hall.lanes.preempt(victim)
+    hall.queues.preempt(victim)
     assert victim.entry.epoch != epoch
-    assert hall.lanes.by_epoch == {victim.entry.epoch: victim}
+    assert hall.queues.by_epoch == {victim.entry.epoch: victim}
     assert (victim.row_id, victim.block_table, hall.pool.num_in_use) == (None, [], 0)
     assert (victim.entry.num_preemptions, hall.counters.num_preemptions) == (1, 1)
     hall.check()
@@ -91,7 +91,7 @@ def test_one_that_a_step_works_on_is_not_preempted() -> None:
     hall.admit(victim)
     victim.schedule(1, step_id=1)
     with pytest.raises(AssertionError):
-        hall.lanes.preempt(victim)
+        hall.queues.preempt(victim)
 
 
 def test_what_leaves_amid_a_step_keeps_its_blocks_from_others_until_that_ends() -> None:
@@ -99,30 +99,30 @@ def test_what_leaves_amid_a_step_keeps_its_blocks_from_others_until_that_ends() 
     leaver = hall.enter()
     hall.admit(leaver)
     num_available = hall.pool.num_available
-    hall.lanes.leave(leaver, step_id=7)
+    hall.queues.leave(leaver, step_id=7)
     assert hall.pool.num_available == num_available
     hall.pool.end_quarantine(7)
     assert hall.pool.num_available == num_available + 1
-    assert (hall.lanes.live, hall.lanes.by_epoch) == ({}, {})
+    assert (hall.queues.live, hall.queues.by_epoch) == ({}, {})
     hall.check()
 
 
 def test_who_leaves_while_it_waits_frees_no_row() -> None:
     hall = Hall()
-    hall.lanes.take_ended_rows()
-    hall.lanes.leave(hall.enter(), step_id=None)
-    assert (len(hall.lanes.waiting), hall.lanes.take_ended_rows()) == (0, ())
+    hall.queues.take_ended_rows()
+    hall.queues.leave(hall.enter(), step_id=None)
+    assert (len(hall.queues.waiting), hall.queues.take_ended_rows()) == (0, ())
     hall.check()
 
 
 def test_every_row_has_ended_before_anybody_has_begun_and_each_is_told_once() -> None:
     hall = Hall()
-    assert [hall.lanes.take_ended_rows(), hall.lanes.take_ended_rows()] == [(0, 1), ()]
+    assert [hall.queues.take_ended_rows(), hall.queues.take_ended_rows()] == [(0, 1), ()]
     runner = hall.enter()
     hall.admit(runner)
     row_id = runner.row_id
-    hall.lanes.preempt(runner)
-    assert [hall.lanes.take_ended_rows(), hall.lanes.take_ended_rows()] == [(row_id,), ()]
+    hall.queues.preempt(runner)
+    assert [hall.queues.take_ended_rows(), hall.queues.take_ended_rows()] == [(row_id,), ()]
 
 
 # -------------------------------------------------------------------------------- our own mistakes
@@ -131,24 +131,24 @@ def test_every_row_has_ended_before_anybody_has_begun_and_each_is_told_once() ->
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
-        (lambda s: s._lanes.waiting._line.pop(), r"running 2 \+ waiting 0 != 3"),
-        (lambda s: s._lanes.live.pop(1), r"running 2 \+ waiting 1 != 2"),
-        (lambda s: s._lanes.by_epoch.popitem(), "epochs do not name the live sequences"),
+        (lambda s: s._queues.waiting._line.pop(), r"running 2 \+ waiting 0 != 3"),
+        (lambda s: s._queues.live.pop(1), r"running 2 \+ waiting 1 != 2"),
+        (lambda s: s._queues.by_epoch.popitem(), "epochs do not name the live sequences"),
         (
-            lambda s: setattr(s._lanes, "_config", make_config(max_num_batched_tokens=1)),
+            lambda s: setattr(s._queues, "_config", make_config(max_num_batched_tokens=1)),
             "2 running requests share 1 tokens",
         ),
-        (lambda s: s._lanes._free_rows.append(1), "must be each row once"),
-        (lambda s: s._lanes._free_rows.pop(), "must be each row once"),
+        (lambda s: s._queues._free_rows.append(1), "must be each row once"),
+        (lambda s: s._queues._free_rows.pop(), "must be each row once"),
         (
-            lambda s: setattr(s._lanes.waiting._line[0], "num_scheduled_tokens", 1),
+            lambda s: setattr(s._queues.waiting._line[0], "num_scheduled_tokens", 1),
             "waiting request 3 holds blocks or a row",
         ),
         (
-            lambda s: setattr(s._lanes.waiting._line[0], "block_table", [15]),
+            lambda s: setattr(s._queues.waiting._line[0], "block_table", [15]),
             "waiting request 3 holds blocks or a row",
         ),
-        (lambda s: s._lanes.running.reverse(), "requests are out of order"),
+        (lambda s: s._queues.running.reverse(), "requests are out of order"),
     ],
 )
 def test_a_place_that_is_wrong_is_found(corrupt: Callable[[Scheduler], object], message: str) -> None:

@@ -151,7 +151,7 @@ def test_arrivals_are_queued_once_each_for_a_stay_of_its_own() -> None:
     ("corrupt", "message"),
     [
         (lambda s: s.pool.allocate(1), "reference counts differ"),
-        (lambda s: s._lanes.running[0].block_table.pop(), "reference counts differ"),
+        (lambda s: s._queues.running[0].block_table.pop(), "reference counts differ"),
         (lambda s: setattr(s.journal, "_num_queued_tokens", 1), "queued tokens must be 2; counted 1"),
         (lambda s: s.cache._by_hash.clear(), "published blocks must agree"),
     ],

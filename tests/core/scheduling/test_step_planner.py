@@ -381,11 +381,11 @@ def test_after_a_preemption_cached_tokens_are_still_those_of_the_first_admission
 
 def test_what_may_be_computed_in_a_step_is_enough_for_all_that_decode() -> None:
     stage = Stage(max_num_batched_tokens=64, num_sure_tokens=2, max_prefill_delay_s=1.0)
-    stage.scheduler._pace.costs.token_s = 0.001
+    stage.scheduler._token_budget.costs.token_s = 0.001
     for name in "abcd":
         stage.add(name, 3)
     stage.step()
-    stage.scheduler._pace.costs.token_s = 10.0
+    stage.scheduler._token_budget.costs.token_s = 10.0
     assert [share[2] for share in stage.step()] == [1, 1, 1, 1]
 
 
@@ -396,7 +396,7 @@ def test_when_those_whose_turn_it_is_lose_their_rows_the_step_is_somebody_elses(
     for name in "ab":
         stage.add(name, 8)
     stage.step()
-    line = stage.scheduler._lanes.waiting
+    line = stage.scheduler._queues.waiting
     turns = iter([slice(-1, None), slice(None)])  # the last one's, then everybody's
     monkeypatch.setattr(line, "taking_part", lambda order: order[next(turns)])
     assert stage.pool.num_available == 0

@@ -435,7 +435,7 @@ class RequestQueues:
         Raises:
             InvariantViolated: one of these is not so.
         """
-        self._check_everybody()
+        self._check_each_request()
         for sequence in self.waiting:
             if sequence.block_table or sequence.row_id is not None or sequence.num_scheduled_tokens:
                 raise InvariantViolated(f"waiting request {sequence.entry.serial} holds blocks or a row")
@@ -443,7 +443,7 @@ class RequestQueues:
         self.waiting.check()
         self._check_rows()
 
-    def _check_everybody(self) -> None:
+    def _check_each_request(self) -> None:
         running, waiting, live = self.running, tuple(self.waiting), self.live
         everybody = {sequence.entry.serial for sequence in (*running, *waiting)}
         if everybody != live.keys() or len(everybody) != len(running) + len(waiting):

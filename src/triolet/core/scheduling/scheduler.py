@@ -60,19 +60,19 @@ class Scheduler:
         )
         self.pool = self.cache.pool
         policy = POLICIES[config.policy]
-        self._pace = TokenBudget(config, allows_long_steps=policy.allows_long_steps)
-        waiting = policy(config, self._pace)
-        self._lanes = RequestQueues(config, journal, self.counters, self.pool, waiting)
+        self._token_budget = TokenBudget(config, allows_long_steps=policy.allows_long_steps)
+        waiting = policy(config, self._token_budget)
+        self._queues = RequestQueues(config, journal, self.counters, self.pool, waiting)
         self._speculative = SpeculativeDecoding(config, self.counters, self.recovery)
         self._planner = StepPlanner(
             config=config,
             journal=journal,
             counters=self.counters,
-            lanes=self._lanes,
+            queues=self._queues,
             cache=self.cache,
-            pace=self._pace,
+            budget=self._token_budget,
             recovery=self.recovery,
-            drafting=self._speculative,
+            speculative=self._speculative,
         )
         self._in_flight: StepPlan | None = None
         self._scheduled: list[Sequence] = []  # the sequences in it
@@ -85,17 +85,17 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Number of requests with a row."""
-        return len(self._lanes.running)
+        return len(self._queues.running)
 
     @property
     def num_waiting(self) -> int:
         """Number of requests without a row."""
-        return len(self._lanes.waiting)
+        return len(self._queues.waiting)
 
     @property
     def num_deferred(self) -> int:
         """Number of waiting requests that a rule defers, whatever is free."""
-        return sum(not self._planner.may_be_admitted(sequence) for sequence in self._lanes.waiting)
+        return sum(not self._planner.may_be_admitted(sequence) for sequence in self._queues.waiting)
 
     @property
     def is_step_in_flight(self) -> bool:
@@ -104,7 +104,7 @@ class Scheduler:
 
     def add(self, entry: JournalEntry) -> None:
         """Queue a live request of the journal, and begin a residency of it."""
-        sequence = self._lanes.enter(entry)
+        sequence = self._queues.enter(entry)
         self._deadlines.add(entry.serial, min(entry.request.deadline_s, entry.request.queue_deadline_s))
         # The last scheduler may have crashed between the token that ends a request and its end.
         if entry.output_token_ids and (ending := ending_of(entry)) is not None:
@@ -115,12 +115,12 @@ class Scheduler:
     def add_arrivals(self) -> None:
         """Queue the requests added to the journal since the last call."""
         for entry in self.journal.take_arrivals():
-            if entry.serial not in self._lanes.live:
+            if entry.serial not in self._queues.live:
                 self.add(entry)
 
     def abort(self, serial: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request, queued or running; a request that has ended is not changed."""
-        if (sequence := self._lanes.live.get(serial)) is not None:
+        if (sequence := self._queues.live.get(serial)) is not None:
             self._finish(sequence, reason)
         elif (entry := self.journal.get(serial)) is not None:
             entry.finish(reason)
@@ -130,7 +130,7 @@ class Scheduler:
         entry = sequence.entry
         entry.finish(reason, stop_reason)
         self._close(entry)
-        self._lanes.leave(sequence, self._in_flight.step_id if self._in_flight else None)
+        self._queues.leave(sequence, self._in_flight.step_id if self._in_flight else None)
 
     def _fail_if_too_long(self, sequence: Sequence) -> None:
         """Fail a request that has no room for another token: it was admitted by a runner with a larger KV cache."""
@@ -151,14 +151,14 @@ class Scheduler:
 
     def next_deadline(self) -> float:
         """Return the time of the next call of `expire`, monotonic seconds; infinity for never."""
-        return self._deadlines.next_s(self._lanes.live)
+        return self._deadlines.next_s(self._queues.live)
 
     def expire(self, now_s: float) -> None:
         """End the requests past their deadlines; they keep the tokens generated so far."""
         while self.next_deadline() <= now_s:
-            entry = self._lanes.live[self._deadlines.pop()].entry
+            entry = self._queues.live[self._deadlines.pop()].entry
             if is_overdue(entry, now_s):
-                self._finish(self._lanes.live[entry.serial], FinishReason.DEADLINE)
+                self._finish(self._queues.live[entry.serial], FinishReason.DEADLINE)
             else:  # it is no longer queued
                 self._deadlines.add(entry.serial, entry.request.deadline_s)
 
@@ -174,7 +174,7 @@ class Scheduler:
 
     def guide(self, serial: int, guidance: TokenMask) -> None:
         """Set the mask of the next token of an answer; end the request if no token may follow."""
-        sequence = self._lanes.live.get(serial)
+        sequence = self._queues.live.get(serial)
         if sequence is None or len(sequence.entry.output_token_ids) != guidance.position:
             return
         sequence.entry.guidance = guidance
@@ -186,9 +186,9 @@ class Scheduler:
 
     def whereabouts(self, serial: int) -> tuple[int, int, int]:
         """Return the number of requests before this one, as far as is known, its computed tokens, and its blocks."""
-        if (sequence := self._lanes.live.get(serial)) is None:
-            return len(self._lanes.waiting), 0, 0  # it is about to be queued
-        position = 0 if sequence.row_id is not None else self._lanes.waiting.position(sequence)
+        if (sequence := self._queues.live.get(serial)) is None:
+            return len(self._queues.waiting), 0, 0  # it is about to be queued
+        position = 0 if sequence.row_id is not None else self._queues.waiting.position(sequence)
         return position, sequence.num_computed_tokens, len(sequence.block_table)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
@@ -215,8 +215,8 @@ class Scheduler:
         """
         assert self._in_flight is None, "a step is in flight"
         if self._must_reset:
-            for sequence in tuple(self._lanes.running):
-                self._lanes.preempt(sequence)
+            for sequence in tuple(self._queues.running):
+                self._queues.preempt(sequence)
             self._must_reset = not self.cache.reset()
         self._in_flight = self._planner.plan(now_s)
         self._scheduled = self._planner.scheduled
@@ -239,28 +239,28 @@ class Scheduler:
             self._make_smaller(plan, result.out_of_memory)
             return
         self.counters.num_steps_done += 1
-        self._pace.step_done(plan, result.elapsed_s)
+        self._token_budget.step_done(plan, result.elapsed_s)
         self.journal.stats.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
         self.recovery.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.recovery.poison_bisection.step_done(self.marks())
         failed_epochs = {failure.epoch for failure in result.failures}
-        grown = commit_tokens(self.journal, result.tokens, self._lanes.by_epoch, now_s)
+        grown = commit_tokens(self.journal, result.tokens, self._queues.by_epoch, now_s)
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
                 self._speculative.end_step(sequence)
                 if sequence.entry.epoch not in failed_epochs:  # the KV of a failed row may be NaN, too
                     publish_computed(self.cache, sequence)
         for share in result.prompt_logprobs:
-            if (prompted := self._lanes.by_epoch.get(share.epoch)) is not None:
+            if (prompted := self._queues.by_epoch.get(share.epoch)) is not None:
                 prompted.entry.add_prompt_logprobs(share)
         for epoch, ending in grown.items():
-            self._progress[self._lanes.by_epoch[epoch].entry.serial] = None
+            self._progress[self._queues.by_epoch[epoch].entry.serial] = None
             if ending is not None:
-                self._finish(self._lanes.by_epoch[epoch], *ending)
+                self._finish(self._queues.by_epoch[epoch], *ending)
             else:
-                self._fail_if_too_long(self._lanes.by_epoch[epoch])
+                self._fail_if_too_long(self._queues.by_epoch[epoch])
         for failure in result.failures:
-            if (failed := self._lanes.by_epoch.get(failure.epoch)) is not None:
+            if (failed := self._queues.by_epoch.get(failure.epoch)) is not None:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
         self._scheduled = []
@@ -284,7 +284,7 @@ class Scheduler:
                 sequence.entry.failure = f"there is no memory for even one token of it alone: {problem}"
                 self._finish(sequence, FinishReason.ERROR)
             else:
-                self._lanes.preempt(sequence)
+                self._queues.preempt(sequence)
 
     @property
     def must_halt(self) -> bool:
@@ -292,8 +292,8 @@ class Scheduler:
         plan = self._in_flight
         if plan is None or plan.num_steps == 1:
             return False
-        has_left = len(self._lanes.running) < len(plan.rows)
-        return has_left or bool(self._lanes.waiting) or self._must_reset
+        has_left = len(self._queues.running) < len(plan.rows)
+        return has_left or bool(self._queues.waiting) or self._must_reset
 
     def is_in_flight(self, plan: StepPlan) -> bool:
         """Return True if this plan is the one in flight."""
@@ -319,7 +319,7 @@ class Scheduler:
         Raises:
             InvariantViolated: two of them differ.
         """
-        self.pool.check(sequence.block_table for sequence in self._lanes.running)
+        self.pool.check(sequence.block_table for sequence in self._queues.running)
         self.cache.check()
         self.journal.check()
-        self._lanes.check()
+        self._queues.check()

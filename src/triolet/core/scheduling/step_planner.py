@@ -215,22 +215,22 @@ class StepPlanner:
         config: limits.
         journal: records the requests that are scheduled for the first time.
         counters: totals; also numbers the steps.
-        lanes: waiting and running requests; changed at once by an admission or a preemption.
+        queues: waiting and running requests; changed at once by an admission or a preemption.
         cache: prefix cache of the blocks.
-        pace: token budget of a step.
+        budget: token budget of a step.
         recovery: limits after failed steps.
-        drafting: adds draft tokens.
+        speculative: adds draft tokens.
         scheduled: sequences of the step that was planned last, in the order of its rows.
     """
 
     config: SchedulerConfig
     journal: Journal
     counters: SchedulerCounters
-    lanes: RequestQueues
+    queues: RequestQueues
     cache: PrefixCache
-    pace: TokenBudget
+    budget: TokenBudget
     recovery: RecoveryState
-    drafting: SpeculativeDecoding
+    speculative: SpeculativeDecoding
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
     _underway: PrefixesInStep = attrs.field(init=False)
@@ -246,14 +246,14 @@ class StepPlanner:
         """
         self.scheduled, self._starts = [], []
         self._hold_back()
-        self.lanes.waiting.begin_step(now_s)
+        self.queues.waiting.begin_step(now_s)
         self._underway.begin_step()
-        self.pace.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.lanes.running))
-        budget = self._let_overtake(self._budget(), now_s)
+        self.budget.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.queues.running))
+        budget = self._admit_overtaking(self._budget(), now_s)
         budget, preempted = self._schedule_running(budget)
         if not preempted:
             budget = self._admit(budget, now_s)
-            self.drafting.add_drafts(self.scheduled, budget, self.cache.pool)
+            self.speculative.add_drafts(self.scheduled, budget, self.cache.pool)
         if not self.scheduled:
             # The request to serve was preempted, so plan again for the rest. It ends: each time fewer run.
             return self.plan(now_s) if preempted else None
@@ -261,7 +261,7 @@ class StepPlanner:
         self.counters.steps += 1
         return StepPlan(
             self.counters.steps,
-            self.lanes.take_ended_rows(),
+            self.queues.take_ended_rows(),
             tuple(self._starts),
             tuple([sequence.take_row() for sequence in self.scheduled]),
             num_steps,
@@ -269,7 +269,7 @@ class StepPlanner:
 
     def _num_steps(self) -> int:
         """Return the number of steps the plan is for; see `length_of_run`."""
-        if self._starts or self.lanes.waiting or len(self.scheduled) < len(self.lanes.running):
+        if self._starts or self.queues.waiting or len(self.scheduled) < len(self.queues.running):
             return 1
         num_steps = length_of_run(self.scheduled, self.config, self.recovery)
         return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
@@ -280,24 +280,24 @@ class StepPlanner:
         Args:
             now_s: monotonic seconds.
         """
-        self.lanes.waiting.begin_step(now_s)
+        self.queues.waiting.begin_step(now_s)
         self.scheduled = [sequence for sequence in self.scheduled if sequence.row_id is not None]
         for sequence in self.scheduled:
             sequence.schedule(1, self.counters.steps)
-            self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + 1)
+            self.queues.waiting.charge(sequence, sequence.num_computed_tokens + 1)
 
     def _budget(self) -> int:
         """Return the token budget of the step being planned; at least one token for each running request."""
-        num_tokens = max(self.pace.max_tokens, len(self.lanes.running))
+        num_tokens = max(self.budget.max_tokens, len(self.queues.running))
         return min(num_tokens, self.recovery.memory.max_tokens(self.config.max_num_batched_tokens))
 
     def _hold_back(self) -> None:
         """Preempt the requests that may not take part in the next step."""
-        running, may_run = self.lanes.running, self.recovery.poison_bisection.may_run
+        running, may_run = self.queues.running, self.recovery.poison_bisection.may_run
         for sequence in [sequence for sequence in running if not may_run(sequence.entry.serial)]:
-            self.lanes.preempt(sequence)
+            self.queues.preempt(sequence)
         while len(running) > self._max_rows:
-            self.lanes.preempt(running[-1])
+            self.queues.preempt(running[-1])
 
     @property
     def _max_rows(self) -> int:
@@ -311,20 +311,22 @@ class StepPlanner:
         is_held = entry.awaits_mask or entry.serial in self._underway.held
         return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
 
-    def _let_overtake(self, budget: int, now_s: float) -> int:
+    def _admit_overtaking(self, budget: int, now_s: float) -> int:
         """Admit the requests that may take the row of a running one.
 
         Returns:
             The rest of the budget, with at least a token for each of the other running requests.
         """
-        waiting, running = self.lanes.waiting, self.lanes.running
-        while self.pace.has_room and (pair := waiting.overtaking(running, self.may_be_admitted)) is not None:
+        waiting, running = self.queues.waiting, self.queues.running
+        while (
+            self.budget.has_room and (pair := waiting.overtaking(running, self.may_be_admitted)) is not None
+        ):
             sequence, victim = pair
             spare = budget - sum(other.is_unserved for other in running)
             if num_tokens := self._admit_waiting(sequence, spare, now_s):
                 budget -= num_tokens
             elif not self._underway.holds(sequence, self._find_computed(sequence)):
-                self.lanes.preempt(victim)
+                self.queues.preempt(victim)
         return budget
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
@@ -336,8 +338,10 @@ class StepPlanner:
         preempted = False
         # Decodes come first: a client reads their tokens. They never starve, since a request is admitted only where
         # budget is left, so that no more run than the budget has tokens. Prefills may have to wait for each other.
-        order = self.lanes.waiting.service_order(list(self.lanes.running))
-        for sequence in sorted(self.lanes.waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1):
+        order = self.queues.waiting.service_order(list(self.queues.running))
+        for sequence in sorted(
+            self.queues.waiting.taking_part(order), key=lambda s: s.num_pending_tokens > 1
+        ):
             if not (sequence.is_unserved and budget) or sequence.entry.awaits_mask:
                 continue  # it was preempted, has its tokens, or cannot use any
             if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
@@ -345,7 +349,7 @@ class StepPlanner:
             missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
             while missing > self.cache.pool.num_available and sequence.row_id is not None:
                 preempted = True
-                self.lanes.preempt(next(other for other in reversed(order) if other.is_unserved))
+                self.queues.preempt(next(other for other in reversed(order) if other.is_unserved))
             if sequence.row_id is not None:
                 self._schedule(sequence, num_tokens, missing)
                 budget -= num_tokens
@@ -353,7 +357,7 @@ class StepPlanner:
 
     def _admit(self, budget: int, now_s: float) -> int:
         """Admit waiting requests in order, while rows, budget and blocks last; return the rest of the budget."""
-        may_run, waiting, underway = self.may_be_admitted, self.lanes.waiting, self._underway
+        may_run, waiting, underway = self.may_be_admitted, self.queues.waiting, self._underway
         while not underway.is_full and (sequence := waiting.next(may_run)) is not None:
             if num_tokens := self._admit_waiting(sequence, budget, now_s):
                 budget -= num_tokens
@@ -367,7 +371,7 @@ class StepPlanner:
         Returns:
             How many tokens of the budget it gets; 0 if it cannot be admitted.
         """
-        if budget <= 0 or len(self.lanes.running) >= self._max_rows:
+        if budget <= 0 or len(self.queues.running) >= self._max_rows:
             return 0
         entry = sequence.entry
         found = block_ids, hashes = self._find_computed(sequence)
@@ -376,7 +380,7 @@ class StepPlanner:
         num_cached = len(block_ids) * self.config.block_size
         if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
             return 0
-        self.lanes.admit(sequence, block_ids, hashes)
+        self.queues.admit(sequence, block_ids, hashes)
         # All blocks at once: with only some of them it would soon preempt others for the rest.
         missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
         self._schedule(sequence, num_tokens, missing)
@@ -388,11 +392,11 @@ class StepPlanner:
         return num_tokens
 
     def _find_computed(self, sequence: Sequence) -> Found:
-        return find_computed(self.cache, sequence, self.lanes.live.get(sequence.entry.leader_serial))
+        return find_computed(self.cache, sequence, self.queues.live.get(sequence.entry.leader_serial))
 
     def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
         """Return how many of its pending tokens a request gets in the step being planned."""
-        return self.lanes.waiting.portion(sequence, self.pace.chunk(min(num_pending, budget)))
+        return self.queues.waiting.portion(sequence, self.budget.chunk(min(num_pending, budget)))
 
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
@@ -400,4 +404,4 @@ class StepPlanner:
         self._underway.add(sequence, num_tokens)
         sequence.schedule(num_tokens, self.counters.steps + 1)
         self.scheduled.append(sequence)
-        self.lanes.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
+        self.queues.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
