@@ -179,7 +179,7 @@ async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
 
     class SlowTokenizer(LetterTokenizer):
         def tokenize(self, message: Tokenize) -> Tokenized:
-            assert may_go_on.wait(5)
+            assert may_go_on.wait(60)
             return super().tokenize(message)
 
     model, channels, progress = LoadedModel(), Channels(), ActorProgress()

@@ -266,6 +266,8 @@ def test_the_async_client_too(server: Server) -> None:
 
 
 def test_a_stream_that_is_closed_stops_the_engine(client: Any, server: Server) -> None:
+    aborted = 'request_success_total{finished_reason="abort"}'
+    num_before = server.metrics()[aborted]
     with client.chat.completions.create(
         model=MODEL, messages=HELLO, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
@@ -274,9 +276,10 @@ def test_a_stream_that_is_closed_stops_the_engine(client: Any, server: Server) -
         assert server.metrics()["num_requests_running"] == 1
     assert _waits_for(lambda: server.metrics()["num_requests_running"] == 0)
     assert server.metrics()['kv_blocks{state="in_use"}'] == 0
+    assert server.metrics()[aborted] == num_before + 1, "it did not run to its end"
 
 
-def _waits_for(condition: Any, within_s: float = 5.0) -> bool:
+def _waits_for(condition: Any, within_s: float = 30.0) -> bool:
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > within_s:

@@ -31,6 +31,9 @@ GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+ABORTED = 'request_success_total{finished_reason="abort"}'
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serve() as running:
@@ -55,12 +58,13 @@ def until_ended(connection: Any) -> list[Any]:
     return events
 
 
-def nothing_runs_within(server: Server, seconds: float) -> bool:
-    until = time.monotonic() + seconds
+def nothing_runs_soon(server: Server, num_aborted: float) -> bool:
+    """Wait until the last request is gone; whether so many more were aborted, and did not run to their ends."""
+    until = time.monotonic() + 30
     while time.monotonic() < until:
         metrics = server.metrics()
         if metrics["num_requests_running"] == 0 and metrics['kv_blocks{state="in_use"}'] == 0:
-            return True
+            return metrics[ABORTED] == num_aborted
         time.sleep(0.01)
     return False
 
@@ -146,6 +150,7 @@ def test_the_accumulator_follows_a_stream(client: Any) -> None:
 
 
 def test_a_response_is_cancelled_by_name(client: Any, server: Server) -> None:
+    num_before = server.metrics()[ABORTED]
     with client.responses.connect() as connection:
         connection.send({"type": "response.create", **GREEDY, "input": "Hello!", "ignore_eos": True})
         events: list[Any] = []
@@ -162,7 +167,7 @@ def test_a_response_is_cancelled_by_name(client: Any, server: Server) -> None:
         last = events[-1]
         assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
         assert last.response.usage.output_tokens >= 3
-        assert nothing_runs_within(server, 1)
+        assert nothing_runs_soon(server, num_before + 1)
         connection.response.create(**GREEDY, input="Hello!")
         assert until_ended(connection)[-1].type == "response.completed"
 
@@ -234,6 +239,7 @@ def test_a_response_is_steered(client: Any) -> None:
 
 
 def test_leaving_in_the_middle_of_a_stream_frees_everything(client: Any, server: Server) -> None:
+    num_before = server.metrics()[ABORTED]
     with client.responses.connect() as connection:
         for lane in "abc":
             connection.send(
@@ -245,7 +251,7 @@ def test_leaving_in_the_middle_of_a_stream_frees_everything(client: Any, server:
             if event.type == "response.output_text.delta":
                 speaking.add(event.stream_id)
         assert server.metrics()["num_requests_running"] == 3
-    assert nothing_runs_within(server, 1)
+    assert nothing_runs_soon(server, num_before + 3)
 
 
 def test_the_asynchronous_client_does_the_same(server: Server) -> None:

@@ -206,7 +206,7 @@ def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Serv
         page.close(run_before_unload=False)
     began = time.monotonic()
     while server.metrics()['kv_blocks{state="in_use"}']:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         time.sleep(0.05)
 
 

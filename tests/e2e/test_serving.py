@@ -8,15 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
-from math import inf
 from typing import Any
 
 import pytest
 import trio
 
-from tests.actors.harness import STEP_S, fake_engine
+from tests.actors.harness import fake_engine
 from tests.e2e.server import Server, serve
 from tests.server.routes.harness import MODEL, ChatTokenizer
 from triolet.config.server import GatewayConfig
@@ -58,32 +57,54 @@ async def listening() -> AsyncGenerator[tuple[Engine, int]]:
             nursery.cancel_scope.cancel()
 
 
+async def num_steps_of_a_killed(command: list[str], engine: Engine) -> int:
+    """Kill a client amid its streams; return how many steps the engine has made when all their blocks are free.
+
+    Steps are counted from the death on, which closes the client's sockets: a busy machine takes longer for each.
+    """
+    client = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+    assert client.stdout is not None
+    assert (await client.stdout.receive_some()).startswith(b"streaming")
+    assert engine.statistics().kv_blocks_in_use > 0
+    client.kill()
+    await client.wait()
+    num_before = engine.statistics().steps
+    while engine.statistics().num_requests_live or engine.statistics().kv_blocks_in_use:  # noqa: ASYNC110
+        await trio.sleep(0.001)
+    await client.stdout.aclose()
+    return engine.statistics().steps - num_before
+
+
 @pytest.mark.parametrize("path", LONG)
-async def test_a_client_that_is_killed_frees_its_blocks_within_a_step_and_50_ms(path: str) -> None:
+async def test_a_client_that_is_killed_frees_its_blocks_with_the_step_in_flight(path: str) -> None:
     async with listening() as (engine, port):
-        took_s = [inf]
-        while min(took_s) > STEP_S + 0.05 and len(took_s) <= 10:  # the machine may be busy
-            client = await trio.lowlevel.open_process(
-                [sys.executable, "-c", CLIENT, str(port), request_of(path)], stdout=subprocess.PIPE
-            )
-            assert client.stdout is not None
-            assert (await client.stdout.receive_some()).startswith(b"streaming")
-            assert engine.statistics().kv_blocks_in_use > 0
-            client.kill()
-            began = time.perf_counter()
-            while engine.statistics().kv_blocks_in_use:  # a count of the engine's
-                await trio.sleep(0.001)
-                assert time.perf_counter() - began < 2
-            took_s.append(time.perf_counter() - began)
-            await client.wait()
-            await client.stdout.aclose()
-        assert min(took_s) <= STEP_S + 0.05, took_s
+        assert (
+            await num_steps_of_a_killed([sys.executable, "-c", CLIENT, str(port), request_of(path)], engine)
+            <= 3
+        )
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with serve("--grace-period", "2") as running:
         yield running
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it; on a busy machine that may take a while, and no test waits this long when all is well."""
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def is_refused(port: int) -> bool:
+    """Tell whether the server listens no more."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return True
+    return False
 
 
 def stalled_client(port: int) -> socket.socket:
@@ -98,12 +119,11 @@ def stalled_client(port: int) -> socket.socket:
 
 def test_a_signal_ends_the_server_within_the_grace_period_whoever_does_not_read(server: Server) -> None:
     clients = [stalled_client(server.port) for _ in range(3)]
-    time.sleep(1)
-    assert server.metrics()["num_requests_running"] > 0
-    began = time.monotonic()
-    assert server.stop() == 0
-    # What runs may use the whole of the grace period; after it nothing may hold the end up but the goodbye itself.
-    assert time.monotonic() - began < 2 + 2 + 3
+    until(lambda: server.metrics()["num_requests_running"] > 0)
+    time.sleep(1)  # until the clients' buffers are full
+    # What runs may use the whole of the grace period (2 s); after it nothing may hold the end up but the goodbye
+    # itself. Whoever waits for these clients waits for ever, so the limit may be generous.
+    assert server.stop(within_s=60) == 0
     for client in clients:
         client.close()
 
@@ -113,23 +133,21 @@ def test_what_runs_when_the_signal_comes_ends_with_a_word(server: Server) -> Non
     client.sendall(request_of("/v1/chat/completions", ignore_eos=True, n=8, seed=1).encode())
     received = client.recv(100)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    with pytest.raises(OSError, match=r".+"):
-        socket.create_connection(("127.0.0.1", server.port))
+    until(lambda: is_refused(server.port))
     while data := client.recv(2**16):
         received += data
     client.close()
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert received.count(b'"finish_reason":"length"') == 8 or b"service_unavailable" in received
-    assert server.process.wait(10) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    with serve("--grace-period", "60") as server:
+    with serve("--grace-period", "600") as server:
         clients = [stalled_client(server.port) for _ in range(2)]
-        time.sleep(0.5)
+        until(lambda: server.metrics()["num_requests_running"] > 0)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        assert server.stop() != 0  # within half of the grace period
+        until(lambda: is_refused(server.port))  # two signals that wait together are one
+        assert server.stop(within_s=60) != 0  # a tenth of the grace period
     for client in clients:
         client.close()

@@ -1,10 +1,11 @@
 """A process like that of the model runner, with the fake model, that misbehaves when told to.
 
-    python -m tests.actors.executors.fake_worker [WHAT WHEN MARK]
+    python -m tests.actors.executors.fake_worker [WHAT WHEN MARK TOLD]
 
 WHEN is `load`, the number of a step of its life, `always`, or `poison`: each step that computes a prompt beginning with
 POISON; or `reload`: each load but that of the process which has made the MARK.
 Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
+Where a folder TOLD is given, each misdeed makes a file in it first, so that a test knows when to move its clock on.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Misbehaving:
     """A runner over the fake model."""
 
     def __init__(self) -> None:
-        self.what, self.when, self.mark = [*sys.argv[1:], "", "", ""][:3]
+        self.what, self.when, self.mark, self.told = [*sys.argv[1:], "", "", "", ""][:4]
         self.model = FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
         self.num_steps = 0
 
@@ -148,6 +149,8 @@ class Misbehaving:
             return
         if self.mark:
             Path(self.mark).touch()
+        if self.told:
+            Path(self.told, str(os.getpid())).touch()
         MISDEEDS[self.what]()
 
 

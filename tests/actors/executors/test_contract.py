@@ -288,7 +288,7 @@ async def test_the_loop_goes_on_while_a_step_runs() -> None:
     may_end = threading.Event()
 
     def wait(plan: StepPlan) -> None:
-        assert may_end.wait(5), "nobody could set it"
+        assert may_end.wait(60), "nobody could set it"
 
     executor = ThreadExecutor(FakeRunner(before_step=wait).load)
     async with executor.running():
@@ -305,7 +305,7 @@ async def test_whoever_is_cancelled_during_a_step_waits_for_its_end() -> None:
 
     def slow(plan: StepPlan) -> None:
         has_begun.set()
-        assert may_end.wait(5)
+        assert may_end.wait(60)
         events.append("step ended")
 
     executor = ThreadExecutor(FakeRunner(before_step=slow).load)
@@ -321,7 +321,7 @@ async def test_whoever_is_cancelled_during_a_step_waits_for_its_end() -> None:
 
     async with trio.open_nursery() as nursery:
         await nursery.start(live)
-        assert await trio.to_thread.run_sync(has_begun.wait, 5)
+        assert await trio.to_thread.run_sync(has_begun.wait, 60)
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await wait_all_tasks_blocked()
@@ -339,7 +339,7 @@ async def test_a_cancelled_load_ends_at_its_next_report() -> None:
     def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         on_progress(LoadProgress("weights", 0, 2))
         has_begun.set()
-        assert may_go_on.wait(5)
+        assert may_go_on.wait(60)
         try:
             on_progress(LoadProgress("weights", 1, 2))
         except LoadCancelled:
@@ -356,7 +356,7 @@ async def test_a_cancelled_load_ends_at_its_next_report() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(live)
-        assert await trio.to_thread.run_sync(has_begun.wait, 5)
+        assert await trio.to_thread.run_sync(has_begun.wait, 60)
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await wait_all_tasks_blocked()
@@ -371,7 +371,7 @@ async def test_the_engines_scope_waits_for_the_step_in_flight_and_leaves_no_thre
 
     def slow(plan: StepPlan) -> None:
         has_begun.set()
-        assert may_end.wait(5)
+        assert may_end.wait(60)
         events.append("step ended")
 
     executor = ThreadExecutor(FakeRunner(before_step=slow).load)
@@ -379,7 +379,7 @@ async def test_the_engines_scope_waits_for_the_step_in_flight_and_leaves_no_thre
     async with trio.open_nursery() as nursery:
         async with run_engine(config, executor, LetterTokenizer) as engine:
             async with engine.generate("HELLO", SamplingParams(max_tokens=5)):
-                assert await trio.to_thread.run_sync(has_begun.wait, 5)
+                assert await trio.to_thread.run_sync(has_begun.wait, 60)
             nursery.start_soon(trio.to_thread.run_sync, may_end.set)
         events.append("engine closed")
     assert events == ["step ended", "engine closed"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from tests.actors.test_structured_outputs import JSON, SLOW, check_json, ending, first, opened, params
 from tests.model.tiny import make_model
@@ -157,9 +158,13 @@ async def test_answers_survive_the_death_of_their_grammars(folder: Path, victims
 
 
 @needs_proc
-async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(folder: Path) -> None:
+async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(
+    folder: Path, mock_clock: MockClock
+) -> None:
+    """The hung grammar's time is over when the test says so, after the other answer: no machine is too slow."""
+    mock_clock.rate = 1.0
     deltas = params(JSON, 5, output_kind=RequestOutputKind.DELTA)
-    async with opened(folder, grammar_timeout=2.0) as engine:
+    async with opened(folder, grammar_timeout=600.0, step_timeout=None) as engine:
         undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
         text, num_free = "", 0
         async with engine.generate([1, 2, 3], deltas) as bound:
@@ -170,10 +175,10 @@ async def test_a_form_that_hangs_is_replaced_and_others_go_on_meanwhile(folder: 
             [original] = own_originals()
             [copy] = children_of(original)
             os.kill(copy, signal.SIGSTOP)
-            with trio.fail_after(1.8):  # less than the time that the other one may take
-                async with engine.generate([1], params(None, max_tokens=20, ignore_eos=True)) as free:
-                    async for _ in free:
-                        num_free += 1
+            async with engine.generate([1], params(None, max_tokens=20, ignore_eos=True)) as free:
+                async for _ in free:
+                    num_free += 1
+            mock_clock.jump(600.0)
             async for output in bound:
                 text += output.text
         assert num_free > 3
@@ -238,7 +243,7 @@ async def test_no_process_of_a_grammar_outlives_its_engine(folder: Path) -> None
         [original] = own_originals()
         processes = {original, *children_of(original)}
         assert len(processes) == 2
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while processes & set(grammar_processes()):  # noqa: ASYNC110 - the system tells nobody of their ends
             await trio.sleep(0.01)
     assert own_originals() == []

@@ -12,27 +12,26 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.executors.fake_worker import NUM_BLOCKS
 from tests.actors.harness import LetterTokenizer, answer_of, assert_all_blocks_back, unexpected
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
-from triolet.actors.executors.process import GRACE_S, MAX_LINE_BYTES, ProcessExecutor
+from triolet.actors.executors.process import MAX_LINE_BYTES, ProcessExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import step_kind
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
-from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import (
     ConfigError,
@@ -45,7 +44,7 @@ from triolet.errors import (
 )
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
 
-SOON_S = 5.0  # on a machine that is busy with other things
+SOON_S = 30.0  # on a machine that is busy with other things; nothing takes this long when all is well
 
 
 def executor_that(*misdeed: object, step_timeout: float | None = 30.0) -> ProcessExecutor:
@@ -410,41 +409,27 @@ async def test_a_program_that_is_not_there_is_an_error_and_leaves_nothing() -> N
         await life(executor)
 
 
-class Killing:
-    """An executor whose process is killed, and when that was."""
+@pytest.mark.parametrize("when", ["idle", "step", "load"])
+async def test_a_killed_process_is_noticed_by_itself_and_not_by_a_clock(
+    when: str, mock_clock: MockClock
+) -> None:
+    """Trio's clock stands still, so that no look from time to time and no time limit can notice it."""
+    executor = executor_that("hang", "load" if when == "load" else 1)
 
-    def __init__(self, when: str) -> None:
-        self.executor = executor_that("hang", "load" if when == "load" else 1)
-        self.when, self.killed_s = when, 0.0
-
-    def kill(self, process_id: int) -> None:
-        self.killed_s = time.perf_counter()
-        os.kill(process_id, signal.SIGKILL)
-
-    async def live(self) -> None:
-        async with self.executor.running():
-            process = self.executor._process
-            assert process is not None
-            if self.when == "load":
-                await self.executor.start(lambda progress: self.kill(process._popen.pid))
-            process_id = process_of(await self.executor.start(ignore))
-            if self.when == "step":
-                timer = threading.Timer(0.1, self.kill, [process_id])
-                timer.start()
-                await self.executor.execute(first_step(), unexpected)
-            self.kill(process_id)
+    async def live() -> None:
+        async with executor.running():
+            process_id = executor._here()._popen.pid
+            if when == "load":
+                await executor.start(lambda progress: os.kill(process_id, signal.SIGKILL))
+            await executor.start(ignore)
+            if when == "step":
+                threading.Timer(0.1, os.kill, [process_id, signal.SIGKILL]).start()
+                await executor.execute(first_step(), unexpected)
+            os.kill(process_id, signal.SIGKILL)
             await trio.sleep_forever()
 
-
-@pytest.mark.parametrize("when", ["idle", "step", "load"])
-async def test_a_killed_process_is_noticed_at_once(when: str) -> None:
-    took_s = [inf]
-    while min(took_s) >= 0.05 and len(took_s) <= 10:  # the machine may be busy: the best counts
-        killing = Killing(when)
-        with pytest.raises(RunnerDied, match="was killed by SIGKILL"):
-            await killing.live()
-        took_s.append(time.perf_counter() - killing.killed_s)
-    assert min(took_s) < 0.05, took_s
+    with pytest.raises(RunnerDied, match="was killed by SIGKILL"):
+        await live()
 
 
 async def test_a_process_that_dies_idle_ends_its_life_without_being_asked() -> None:
@@ -580,25 +565,29 @@ async def test_without_a_step_timeout_a_step_may_take_for_ever() -> None:
 
 
 @pytest.mark.parametrize("when", ["load", "1"])
-async def test_whoever_is_cancelled_does_not_wait_for_the_process(when: str) -> None:
+async def test_whoever_is_cancelled_does_not_wait_for_the_process(when: str, mock_clock: MockClock) -> None:
+    """Trio's clock stands still: no grace period can end here."""
     executor = executor_that("hang", when)
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
+    has_begun = trio.Event()
 
     async def live() -> None:
         async with executor.running():
-            assert executor._process is not None
-            processes.append(executor._process._popen.pid)
-            await executor.start(ignore)
+            processes.append(executor._here()._popen)
+            await executor.start(lambda progress: has_begun.set())
             await executor.execute(first_step(), unexpected)
 
-    with trio.move_on_after(1):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live)
+        await has_begun.wait()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    with trio.CancelScope() as scope:
+        scope.cancel()
         await live()
-    cancelled_s = trio.current_time()
-    assert not exists(processes[0])
-    with trio.CancelScope(deadline=cancelled_s - 1):
-        await live()
-    assert not exists(processes[1])
-    assert trio.current_time() - cancelled_s < GRACE_S
+    for process in processes:
+        assert process.returncode == -signal.SIGKILL
+        assert not exists(process.pid)
 
 
 async def test_a_process_that_does_not_end_when_asked_is_killed() -> None:
@@ -610,13 +599,14 @@ async def test_a_process_that_does_not_end_when_asked_is_killed() -> None:
     assert not exists(process_id)
 
 
-async def test_an_idle_process_leaves_within_its_grace() -> None:
+async def test_an_idle_process_leaves_by_itself_within_its_grace(mock_clock: MockClock) -> None:
+    """Its grace has no end here, since Trio's clock stands still."""
     executor = executor_that()
     async with executor.running():
         process_id = process_of(await executor.start(ignore))
-        left_s = trio.current_time()
+        process = executor._here()._popen
     assert not exists(process_id)
-    assert trio.current_time() - left_s < GRACE_S
+    assert process.returncode == 0
 
 
 async def test_an_error_in_the_scope_is_raised_bare() -> None:
@@ -750,31 +740,40 @@ async def test_an_engine_answers_as_with_any_other_executor() -> None:
     assert await ask_six(executor_that()) == 0
 
 
-@pytest.mark.parametrize("misdeed", ["kill", "raise", "rubbish", "exit", "hang"])
+@pytest.mark.parametrize("misdeed", ["kill", "raise", "rubbish", "exit"])
 async def test_streams_go_on_after_every_kind_of_death(misdeed: str, tmp_path: Path) -> None:
-    assert await ask_six(executor_that(misdeed, 7, tmp_path / "mark", step_timeout=1.0)) == 1
+    assert await ask_six(executor_that(misdeed, 7, tmp_path / "mark")) == 1
 
 
-async def test_a_hang_shows_in_the_health_until_it_is_healed(tmp_path: Path) -> None:
+async def jump_when_it_hangs(clock: MockClock, mark: Path, seconds: float) -> None:
+    while not mark.exists():  # noqa: ASYNC240 - made by the process right before it hangs
+        await wait_all_tasks_blocked(0.01)
+    clock.jump(seconds)
+
+
+async def test_streams_go_on_after_a_hang(tmp_path: Path, mock_clock: MockClock) -> None:
+    """In virtual time, so that no step of a busy machine counts as a second hang."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(jump_when_it_hangs, mock_clock, tmp_path / "mark", 1.0)
+        assert await ask_six(executor_that("hang", 7, tmp_path / "mark", step_timeout=1.0)) == 1
+
+
+async def test_a_hang_shows_in_the_health_until_it_is_healed(tmp_path: Path, mock_clock: MockClock) -> None:
     executor = executor_that("hang", 7, tmp_path / "mark", step_timeout=1.0)
     config = EngineConfig(runner="process", step_timeout=0.5)
     async with run_engine(config, executor, LetterTokenizer) as engine:
         engine.check_health()
         async with engine.generate([1] * 5, SamplingParams(max_tokens=30, seed=4)) as stream:
-            with pytest.raises(EngineUnhealthy, match=r"^model_runner is stuck: .* for 0\.[5-9] s$"):
-                await watch_health(engine)
-            with trio.fail_after(SOON_S):
-                outputs = [output async for output in stream]
+            await jump_when_it_hangs(mock_clock, tmp_path / "mark", 0.4)
+            engine.check_health()
+            mock_clock.jump(0.2)
+            with pytest.raises(EngineUnhealthy, match=r"^model_runner is stuck: .* for 0\.6 s$"):
+                engine.check_health()
+            mock_clock.jump(0.4)
+            outputs = [output async for output in stream]
         assert outputs[-1].outputs[0].token_ids == answer_of([1] * 5, 4, 30)
         engine.check_health()
         assert engine.statistics().num_restarts == 1
-
-
-async def watch_health(engine: Engine) -> None:
-    with trio.fail_after(SOON_S):
-        while True:
-            engine.check_health()
-            await trio.sleep(0.05)
 
 
 @pytest.mark.parametrize("misdeed", ["kill", "refuse"])

@@ -114,7 +114,15 @@ def test_a_bad_word_is_meant_with_and_without_a_space(folder: Path) -> None:
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
+    """One tick of another thread amid the work is proof; a busy machine may need another try to give it a processor.
+
+    While the interpreter's lock is held there is no such tick, however often it is tried.
+    """
     tokenizer = load(folder)
+    assert any(is_ticked_amid_encoding(tokenizer) for _ in range(20))
+
+
+def is_ticked_amid_encoding(tokenizer: TextTokenizer) -> bool:
     is_done = threading.Event()
     ticks: list[float] = []
 
@@ -131,7 +139,7 @@ def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
     ticker.join()
     assert len(ids) == 20_000 * len("Once upon a time. ")
     quarter_s = (ended_s - began_s) / 4
-    assert any(began_s + quarter_s < tick_s < ended_s - quarter_s for tick_s in ticks)
+    return any(began_s + quarter_s < tick_s < ended_s - quarter_s for tick_s in ticks)
 
 
 @pytest.mark.parametrize("add_special_tokens", [False, True])
