@@ -17,7 +17,7 @@ from triolet.compat import LLM, LLMEngine, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request import limits
+from triolet.core.request import request_builder
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan, StepResult
@@ -429,7 +429,7 @@ def test_the_answers_to_one_prompt_take_a_place_each() -> None:
 
 
 def test_logprobs_of_a_prompt_are_limited_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_PROMPT_ENTRIES", 10)
+    monkeypatch.setattr(request_builder, "MAX_PROMPT_ENTRIES", 10)
     engine = make_engine()
     with pytest.raises(InvalidRequest, match="prompt_logprobs must be at most 1 for a prompt of 5 tokens"):
         engine.add_request("r", [1, 2, 3, 4, 5], seeded(1, prompt_logprobs=2))

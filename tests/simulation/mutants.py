@@ -23,10 +23,10 @@ from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.output.output_processor import OutputCollector, OutputProcessor
 from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize
-from triolet.core.scheduling import prefix_lookup, scheduler, stop_conditions
-from triolet.core.scheduling.admission import Admission, RequestQueues
+from triolet.core.scheduling import scheduler
+from triolet.core.scheduling.admission import Admission, RequestQueues, publish_computed
 from triolet.core.scheduling.scheduler import Scheduler
-from triolet.core.scheduling.sequence import Sequence
+from triolet.core.scheduling.sequence import Sequence, commit_tokens
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
 from triolet.engine.token_stream import TokenStream
 
@@ -56,12 +56,10 @@ def _never_free(patch: pytest.MonkeyPatch, is_kept: Callable[[JournalEntry], boo
 
 @mutant("publish unfilled blocks")
 def _publish_unfilled(patch: pytest.MonkeyPatch) -> None:
-    publish = prefix_lookup.publish_computed
-
     def mutated(cache: PrefixCache, sequence: Sequence) -> None:
         num_computed = sequence.num_computed_tokens
         sequence.num_computed_tokens = sequence.entry.num_tokens
-        publish(cache, sequence)
+        publish_computed(cache, sequence)
         sequence.num_computed_tokens = num_computed
 
     patch.setattr(scheduler, "publish_computed", mutated)
@@ -128,8 +126,6 @@ def _wrong_guess_computed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("tokens after the end of an answer belong to it")
 def _tokens_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    commit_tokens = stop_conditions.commit_tokens
-
     def mutated(journal: Journal, tokens: Tokens[SampledToken], *arguments: Any) -> Any:
         grown: dict[int, Any] = {}
         for token in tokens:

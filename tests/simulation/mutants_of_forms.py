@@ -14,7 +14,7 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.engine_core import GrammarMasks
 from triolet.core.journal import JournalEntry
 from triolet.core.request.grammar_state import TokenMask
-from triolet.core.scheduling import multi_step
+from triolet.core.scheduling import step_planner
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.scheduling.step_planner import StepPlanner
 
@@ -46,7 +46,7 @@ def _no_position_check(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("who is bound to a form has a part in runs")
 def _bound_in_runs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(multi_step, "_can_go_on", lambda sequence: sequence.num_pending_tokens == 1)
+    patch.setattr(step_planner, "_can_go_on", lambda sequence: sequence.num_pending_tokens == 1)
 
 
 @mutant("a form that is over goes on")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.core.output import detokenizer, stop_strings
+from triolet.core.output import detokenizer
 from triolet.core.output.detokenizer import IncrementalDetokenizer, OutputText, StopMatcher
 
 
@@ -92,12 +92,12 @@ def _stop_cut(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("of two stop strings that end together the last in the list wins")
 def _last_stop_wins(patch: pytest.MonkeyPatch) -> None:
-    automaton = stop_strings._automaton
+    automaton = detokenizer._automaton
 
     def mutated(stop: Sequence[str]) -> Any:
         return automaton(stop) if len(stop) < 2 else _reordered(automaton(stop[::-1]), len(stop))
 
-    patch.setattr(stop_strings, "_automaton", mutated)
+    patch.setattr(detokenizer, "_automaton", mutated)
 
 
 def _reordered(root: Any, num_stops: int) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from triolet.core.request.params import SamplingParams
 from triolet.kernels.cpu.sampling import draw
-from triolet.model.sampling import cpu_draw
+from triolet.model.sampling import random_draw
 from triolet.model.sampling.random_draw import RandomDraw
 from triolet.model.sampling.sampling_row import SamplingRow
 
@@ -47,7 +47,7 @@ def make_logits(count: int, vocab_size: int, spread: float) -> Tensor:
 def test_a_drawn_token_is_the_one_that_torch_draws(
     spread: float, dtype: torch.dtype, vocab_size: int, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_draw, "library", lambda: compiled(variant))
+    monkeypatch.setattr(random_draw, "library", lambda: compiled(variant))
     batch = RandomDraw.of(make_rows(64), vocab_size, CPU)
     assert batch.on_cpu is not None
     logits = make_logits(64, vocab_size, spread).to(dtype)
