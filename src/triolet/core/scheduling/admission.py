@@ -392,7 +392,6 @@ class RequestQueues:
         assert victim.num_scheduled_tokens == 0
         self.running.remove(victim)
         self._take_back(victim, step_id=None)
-        victim.forget_computed()
         del self.by_epoch[victim.entry.epoch]
         self.by_epoch[self._journal.begin_stay(victim.entry)] = victim
         self.waiting.add(victim)
@@ -415,13 +414,17 @@ class RequestQueues:
             self._take_back(sequence, step_id)
 
     def _take_back(self, sequence: Sequence, step_id: int | None) -> None:
-        """Free the row and the blocks."""
+        """Free the row and the blocks; everything must be computed again."""
         assert sequence.row_id is not None
         self._pool.release(sequence.block_table, step_id=step_id)
         self._free_rows.append(sequence.row_id)
         self._ended_rows.append(sequence.row_id)
         if self.waiting.keeps_accounts:
             self.waiting.stopped(sequence)
+        # A plan may still hold the sequence; without a row and scheduled tokens it is skipped there.
+        sequence.row_id = None
+        sequence.num_computed_tokens = sequence.num_scheduled_tokens = sequence.num_planned_blocks = 0
+        sequence.block_table, sequence.block_hashes = [], []
 
     def take_ended_rows(self) -> tuple[int, ...]:
         """Return the rows freed since the last call, for the runner to forget."""

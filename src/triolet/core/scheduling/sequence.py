@@ -97,15 +97,6 @@ class Sequence:
         self.num_scheduled_tokens = 0
         return num_tried, num_right
 
-    def forget_computed(self) -> None:
-        """Reset it after the loss of its row and blocks; everything must be computed again."""
-        self.row_id = None
-        self.num_computed_tokens = 0
-        self.num_scheduled_tokens = 0
-        self.num_planned_blocks = 0
-        self.block_table = []
-        self.block_hashes = []
-
     # Parts of a plan; see `core.step_plan`.
 
     def row_start(self) -> RowStart:
