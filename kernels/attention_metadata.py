@@ -12,24 +12,19 @@ from triolet.kernels.gathered_attention import GatherPlan
 
 @attrs.frozen(eq=False, kw_only=True)
 class AttentionMetadata:
-    """Lengths, block tables and slots of a step's sequences; built once per step, shared by every layer.
+    """Lengths, block tables and slots of a step's sequences; built once per step, shared by every layer."""
 
-    Args:
-        cu_query_lens: [num_seqs + 1] int32; sequence i's tokens are rows cu[i]:cu[i+1] of the step's tensors.
-        seq_lens: [num_seqs] int32, tokens in the cache once this step's are written (last query's position + 1).
-        block_tables: [num_seqs, max_blocks] int32, block ids in order; entries past a sequence's end are never read.
-        slot_mapping: [num_tokens] int64, block_id * block_size + offset for each of this step's tokens;
-            negative = padding.
-        query_lens_host: `diff(cu_query_lens)` as Python ints, so that the host need not wait for the device.
-        seq_lens_host: `seq_lens` as Python ints.
-    """
-
+    # [num_seqs + 1] int32; sequence i's tokens are rows cu[i]:cu[i+1] of the step's tensors.
     cu_query_lens: Tensor
+    # [num_seqs] int32, tokens in the cache once this step's are written (last query's position + 1).
     seq_lens: Tensor
+    # [num_seqs, max_blocks] int32, block ids in order; entries past a sequence's end are never read.
     block_tables: Tensor
+    # [num_tokens] int64, block_id * block_size + offset for each of this step's tokens; negative = padding.
     slot_mapping: Tensor
+    # `diff(cu_query_lens)` as Python ints, so that the host need not wait for the device.
     query_lens_host: tuple[int, ...]
-    seq_lens_host: tuple[int, ...]
+    seq_lens_host: tuple[int, ...]  # `seq_lens` as Python ints
     _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(
         factory=dict, init=False, repr=False
     )

@@ -34,19 +34,14 @@ ALIKE_KEYS = 64
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Decodes:
-    """Sequences with one query each, padded to the same number of keys.
+    """Sequences with one query each, padded to the same number of keys."""
 
-    Args:
-        rows: [num_seqs] int64, their rows in the step's tensors; a slice where they are neighbours.
-        slots: [num_seqs * num_keys] int64, what they read; a sequence with fewer keys repeats its last one.
-        mask: [num_seqs, 1, 1, num_keys] float32, 0 or -inf; None = nothing is masked.
-        num_seqs: how many they are.
-    """
-
+    # [num_seqs] int64, their rows in the step's tensors; a slice where they are neighbours.
     rows: Tensor | slice
+    # [num_seqs * num_keys] int64, what they read; a sequence with fewer keys repeats its last one.
     slots: Tensor
-    mask: Tensor | None
-    num_seqs: int
+    mask: Tensor | None  # [num_seqs, 1, 1, num_keys] float32, 0 or -inf; None = nothing is masked
+    num_seqs: int  # how many they are
 
     def attend(self, step: _Step) -> None:
         num_kv_heads, head_dim = step.keys.shape[1:]
@@ -61,30 +56,20 @@ class _Decodes:
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Tile:
-    """Some queries of a chunk, and the span of the chunk's gathered keys that they may see.
+    """Some queries of a chunk, and the span of the chunk's gathered keys that they may see."""
 
-    Args:
-        rows: their rows in the step's tensors.
-        keys: the span of keys, counted from the first gathered one.
-        mask: [num_queries, num_keys] float32, 0 or -inf; None = plainly causal, as many keys as queries.
-    """
-
-    rows: slice
-    keys: slice
+    rows: slice  # their rows in the step's tensors
+    keys: slice  # the span of keys, counted from the first gathered one
+    # [num_queries, num_keys] float32, 0 or -inf; None = plainly causal, as many keys as queries.
     mask: Tensor | None
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Chunk:
-    """Several queries of one sequence.
+    """Several queries of one sequence."""
 
-    Args:
-        slots: [num_keys] int64, all that the chunk reads.
-        tiles: its queries.
-    """
-
-    slots: Tensor
-    tiles: tuple[_Tile, ...]
+    slots: Tensor  # [num_keys] int64, all that the chunk reads
+    tiles: tuple[_Tile, ...]  # its queries
 
     def attend(self, step: _Step) -> None:
         num_kv_heads, head_dim = step.keys.shape[1:]
@@ -103,17 +88,11 @@ class _Chunk:
 
 @attrs.frozen(eq=False)
 class GatherPlan:
-    """Slots and masks of one step's attention, for one block size and one sliding window.
+    """Slots and masks of one step's attention, for one block size and one sliding window."""
 
-    Args:
-        parts: groups of decodes, and chunks.
-        num_rows: rows of the step's tensors that belong to a sequence.
-        max_keys: slots that a part gathers at most.
-    """
-
-    parts: tuple[_Decodes | _Chunk, ...]
-    num_rows: int
-    max_keys: int
+    parts: tuple[_Decodes | _Chunk, ...]  # groups of decodes, and chunks
+    num_rows: int  # rows of the step's tensors that belong to a sequence
+    max_keys: int  # slots that a part gathers at most
     _scratch: dict[tuple[torch.dtype, int, int], tuple[Tensor, Tensor]] = attrs.field(
         factory=dict, init=False
     )
@@ -167,25 +146,15 @@ def gathered_attention(
 
 @attrs.frozen(eq=False)
 class _Step:
-    """One call's tensors, as each part of the plan needs them.
+    """One call's tensors, as each part of the plan needs them."""
 
-    Args:
-        query: [num_tokens, num_heads, head_dim].
-        keys: [num_slots, num_kv_heads, head_dim].
-        values: the same.
-        result: like `query`.
-        plan: holds the scratch memory.
-        scale: factor of the scores.
-        soft_cap: bound of the scores, or None.
-    """
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    result: Tensor
-    plan: GatherPlan
-    scale: float
-    soft_cap: float | None
+    query: Tensor  # [num_tokens, num_heads, head_dim]
+    keys: Tensor  # [num_slots, num_kv_heads, head_dim]
+    values: Tensor  # the same
+    result: Tensor  # like `query`
+    plan: GatherPlan  # holds the scratch memory
+    scale: float  # factor of the scores
+    soft_cap: float | None  # bound of the scores, or None
 
     def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the keys and values in `slots`, each [num_slots, num_kv_heads, head_dim] float32.
@@ -208,7 +177,7 @@ class _Step:
     def attention(
         self, query: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False
     ) -> Tensor:
-        """Dense attention over the last two dimensions, [..., num_queries, head_dim]."""
+        # dense, over the last two dimensions, [..., num_queries, head_dim]
         if self.soft_cap is None:
             return functional.scaled_dot_product_attention(
                 query, k, v, attn_mask=mask, is_causal=causal, scale=self.scale
@@ -286,7 +255,7 @@ class _Planner:
         return _Chunk(slots=self._slots(sequence, first_key, seq_len), tiles=tiles)
 
     def _slots(self, sequence: int, first_key: int, end_key: int) -> Tensor:
-        """[end_key - first_key] int64: where one sequence's keys lie."""
+        # [end_key - first_key] int64: slots of one sequence's keys
         first_block, end_block = first_key // self.block_size, -(-end_key // self.block_size)
         blocks = self.block_tables[sequence, first_block:end_block].long()
         slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size)).flatten()
@@ -294,7 +263,7 @@ class _Planner:
         return slots[first_key - skipped : end_key - skipped]
 
     def _padded_slots(self, singles: list[_Single]) -> Tensor:
-        """[num_seqs, largest num_keys] int64: where their keys lie; the last one is repeated."""
+        # [num_seqs, largest num_keys] int64: slots of their keys, padded with the last one
         if len(singles) == 1:
             return self._slots(singles[0].sequence, singles[0].first_key, singles[0].end_key)[None]
         facts = torch.tensor([(single.sequence, single.first_key, single.end_key - 1) for single in singles])
@@ -305,7 +274,6 @@ class _Planner:
         return blocks.long() * self.block_size + positions % self.block_size
 
     def _tile(self, row_of_position_0: int, start: int, end: int, first_gathered: int) -> _Tile:
-        """Return the tile of the queries at positions `start` to `end`."""
         first_key = self.first_key(start)
         plainly_causal = first_key == start and (
             self.sliding_window is None or end - start <= self.sliding_window
@@ -325,13 +293,13 @@ def _rows(group: list[_Single]) -> Tensor | slice:
 
 
 def _padding_mask(num_keys: list[int]) -> Tensor:
-    """[num_seqs, 1, 1, num_keys[0]] float32: 0 for a sequence's keys, -inf past them."""
+    # [num_seqs, 1, 1, num_keys[0]] float32: 0 for a sequence's keys, -inf past them
     past_end = torch.arange(num_keys[0]) >= torch.tensor(num_keys)[:, None]
     return torch.zeros(past_end.shape).masked_fill_(past_end, float("-inf"))[:, None, None]
 
 
 def _causal_mask(start: int, end: int, first_key: int, end_key: int, sliding_window: int | None) -> Tensor:
-    """[end - start, end_key - first_key] float32: 0 where the query sees the key, -inf elsewhere."""
+    # [end - start, end_key - first_key] float32: 0 where the query sees the key, -inf elsewhere
     position = torch.arange(start, end)[:, None]
     key_position = torch.arange(first_key, end_key)
     hidden = key_position > position

@@ -264,27 +264,17 @@ def paged_attention_triton(
 
 @attrs.frozen
 class _Tiling:
-    """Division of one launch into programs.
+    """Division of one launch into programs."""
 
-    Args:
-        num_tiles: tiles of queries, over all sequences.
-        rows: rows of a tile, a power of two: `queries` times the query heads of a KV head, and some idle ones.
-        queries: queries of a tile.
-        keys: keys of one turn of the loop.
-        padded_dim: head_dim, up to the next power of two that `tl.dot` takes.
-        segment_tokens: keys of one program at most.
-        num_segments: programs that share a tile of queries; 1 = no split.
-        decodes_only: every sequence has exactly one query, so that tile i is sequence i.
-    """
-
-    num_tiles: int
+    num_tiles: int  # tiles of queries, over all sequences
+    # Rows of a tile, a power of two: `queries` times the query heads of a KV head, and some idle ones.
     rows: int
-    queries: int
-    keys: int
-    padded_dim: int
-    segment_tokens: int
-    num_segments: int
-    decodes_only: bool
+    queries: int  # queries of a tile
+    keys: int  # keys of one turn of the loop
+    padded_dim: int  # head_dim, up to the next power of two that `tl.dot` takes
+    segment_tokens: int  # keys of one program at most
+    num_segments: int  # programs that share a tile of queries; 1 = no split
+    decodes_only: bool  # every sequence has exactly one query, so that tile i is sequence i
 
     @classmethod
     def of(

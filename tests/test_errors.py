@@ -1,4 +1,4 @@
-"""Who reads a message should know which field is wrong, what the rule is, and what came."""
+"""An error message names the field, the rule and the value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from triolet.errors import (
 GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the request is wrong": (InvalidRequest,),
     "the set-up is wrong": (ConfigError, ModelError),
-    "the engine can not serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
+    "the engine cannot serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
     "the program that calls us is wrong": (StreamMisused, WrongTrioRun),
     "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),

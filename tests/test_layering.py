@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source; and that the pure parts load where Trio and torch are barred."""
+"""Allowed imports between packages, read from the source; the pure parts load without Trio and torch."""
 
 from __future__ import annotations
 

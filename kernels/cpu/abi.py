@@ -1,8 +1,8 @@
 """Structs that Python and the C++ kernels share: the ctypes mirror of each, and the check that both sides agree.
 
-A struct crosses the border as an address, so nothing but its layout says what a byte means: a field that only one side
-has moves every field after it, and the kernels would read pointers out of numbers. abi.cpp therefore describes each
-struct as the compiler has laid it out, and `check_layouts` compares that with the mirrors when a library is loaded.
+A struct is passed by address: a field that only one side has would shift every field after it, and the kernels would
+read numbers as pointers. abi.cpp therefore describes each struct as the compiler lays it out, and `check_layouts`
+compares that with the mirrors when a library is loaded.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "AttentionCall": AttentionCall,
     "Draw": DrawStruct,
 }
-"""Every struct that crosses the border, by its name in C++."""
+"""Every struct that is shared with C++, by its name there."""
 
 
 def check_layouts(library: ctypes.CDLL) -> None:
@@ -137,10 +137,7 @@ def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 def _described(library: ctypes.CDLL) -> dict[str, tuple[int, list[Field]]]:
-    """Size and fields of each struct, as `triolet_struct_layouts` prints them.
-
-    A line is `Struct size` or, for each of its fields in their order, `Struct.field offset size`.
-    """
+    # lines of `triolet_struct_layouts`: `Struct size`, then `Struct.field offset size` for each field in order
     library.triolet_struct_layouts.restype = ctypes.c_char_p
     structs: dict[str, tuple[int, list[Field]]] = {}
     for line in library.triolet_struct_layouts().decode().splitlines():

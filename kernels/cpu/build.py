@@ -46,13 +46,9 @@ class BuildError(Exception):
 
 @attrs.frozen
 class Toolchain:
-    """A C++ compiler.
+    """A C++ compiler."""
 
-    Args:
-        compiler: path of g++ or clang++.
-    """
-
-    compiler: Path
+    compiler: Path  # path of g++ or clang++
 
     @classmethod
     def find(cls) -> Toolchain:
@@ -165,7 +161,7 @@ def _shipped_name(target: Target) -> str:
 
 
 def _sources_hash(facts: str = "") -> str:
-    """24 hexadecimal digits that change with the sources, or with the facts."""
+    # 24 hexadecimal digits that change with the sources, or with the facts
     digest = hashlib.sha256(facts.encode())
     for source in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
         name = source.relative_to(SOURCES).as_posix()
@@ -186,7 +182,7 @@ def _compile_into(library: Path, target: Target, toolchain: Toolchain) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; it ends with the process that holds it."""
+    # flock: the system releases it when the process ends, also by a crash
     try:
         import fcntl
     except ImportError as error:

@@ -28,17 +28,11 @@ SWITCH = "TRIOLET_CPU_KERNELS"
 
 @attrs.frozen(eq=False)
 class Kernels:
-    """Loaded library of kernels.
+    """Loaded library of kernels."""
 
-    Args:
-        cpp: the functions. Calls into it release the GIL.
-        target: the kind of CPU that they use.
-        path: of the library.
-    """
-
-    cpp: ctypes.CDLL
-    target: Target
-    path: Path
+    cpp: ctypes.CDLL  # the functions. Calls into it release the GIL.
+    target: Target  # the kind of CPU that they use
+    path: Path  # of the library
 
 
 @functools.cache
@@ -70,7 +64,7 @@ def load(target: Target, path: Path) -> Kernels:
     """Load a library and make it ready.
 
     Raises:
-        OSError: it cannot be loaded, or the system does not lend AMX's registers to this process.
+        OSError: it cannot be loaded, or the system does not let this process use AMX.
         InvariantViolated: its structs are not those that abi.py mirrors.
     """
     cpp = ctypes.CDLL(str(path))

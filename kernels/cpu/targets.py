@@ -16,20 +16,14 @@ import attrs
 
 @attrs.frozen
 class Target:
-    """A kind of CPU.
+    """A kind of CPU."""
 
-    Args:
-        name: what `TRIOLET_CPU_KERNELS` calls it.
-        library: name of the library that is compiled for it; two targets may differ in what they use of one.
-        flags: of g++ and clang++.
-        features: what the CPU has to have, in the words of /proc/cpuinfo.
-        tiles: whether the library uses Intel's AMX; the system has to allow it, see `triolet_use_amx`.
-    """
-
-    name: str
+    name: str  # what `TRIOLET_CPU_KERNELS` calls it
+    # Name of the library that is compiled for it; two targets may differ in what they use of one.
     library: str
-    flags: tuple[str, ...]
-    features: frozenset[str] = frozenset()
+    flags: tuple[str, ...]  # of g++ and clang++
+    features: frozenset[str] = frozenset()  # what the CPU has to have, in the words of /proc/cpuinfo
+    # Whether the library uses Intel's AMX; the system has to allow it, see `triolet_use_amx`.
     tiles: bool = False
 
 

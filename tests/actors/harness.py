@@ -61,7 +61,7 @@ def model_info(num_blocks: int, block_size: int) -> ModelInfo:
 
 
 def unexpected(result: StepResult) -> None:
-    """Who is told results of runs, where there are none."""
+    """Receiver of the results of runs, where there are none."""
     raise AssertionError(f"{result} is not the last of its plan")
 
 

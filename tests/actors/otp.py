@@ -56,7 +56,7 @@ class Reference:
         assert self.start(list(self.restarts)) is None
 
     def start(self, names: Sequence[str]) -> str | None:
-        """Returns who failed to start."""
+        """Return the child that failed to start."""
         for name in names:
             if self.failing[name]:
                 self.failing[name] -= 1

@@ -126,7 +126,7 @@ async def test_past_the_roots_patience_every_stream_gets_the_real_cause(autojump
         with pytest.raises(EngineDead):
             await engine.complete([1], SamplingParams(max_tokens=1))
         assert engine.statistics().num_requests_live == 0
-    # Six for the engine's supervisor; the others can not even compute their first token, and the root allows three.
+    # Six for the engine's supervisor; the others cannot even compute their first token, and the root allows three.
     assert executor.num_lives == 6 + 3
 
 

@@ -1,4 +1,4 @@
-"""An engine is well while steps finish or nobody waits, and otherwise it says for whom they wait."""
+"""An engine is healthy while steps finish or no request waits; otherwise it names what the requests wait for."""
 
 from __future__ import annotations
 

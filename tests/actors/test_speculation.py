@@ -1,4 +1,4 @@
-"""Several tokens of a request in one step: whoever reads, leaves, or lives through a crash notices nothing of it."""
+"""Several tokens of a request in one step: a client that reads, leaves or outlives a crash sees no difference."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def test_min_tokens_keep_a_form_going_that_could_end(folder: Path) -> None
     async with opened(folder, runner="inline") as engine:
         output = await engine.complete([1, 2, 3], params(form, min_tokens=7, max_tokens=9))
         assert re.fullmatch("a{7,9}", output.text)
-        # A form that has ended can not go on, whatever is asked.
+        # A form that has ended cannot go on, whatever is asked.
         output = await engine.complete([1], params(StructuredOutputsParams(choice=["ab"]), min_tokens=7))
         assert first(output) == ("ab", FinishReason.STOP)
 

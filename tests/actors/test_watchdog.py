@@ -1,4 +1,4 @@
-"""Who does nothing for ever is ended and started again; who dies of one request each time fails that one alone."""
+"""A process that hangs is killed and restarted; a request that crashes it each time fails alone."""
 
 from __future__ import annotations
 

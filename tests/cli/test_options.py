@@ -1,4 +1,4 @@
-"""Flags, environment and defaults, and who wins."""
+"""Flags, environment and defaults, and their precedence."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Stage:
         self.scheduler.check()
 
     def step(self, **tokens: int) -> list[Share]:
-        """One whole step; returns who computed what."""
+        """Run one whole step; return the requests that it computed."""
         plan = self.begin()
         if plan is not None:
             self.end(plan, tokens)

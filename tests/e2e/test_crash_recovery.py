@@ -1,4 +1,4 @@
-"""A real model in a process that is killed with -9, again and again: nobody who reads its answers can tell."""
+"""A real model in a process that is killed with -9, again and again: its answers show no sign of it."""
 
 from __future__ import annotations
 

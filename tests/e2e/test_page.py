@@ -1,4 +1,4 @@
-"""The page at `/` in a browser: what somebody does with it who has just started the server."""
+"""The page at `/` in a browser: the first steps of a user who has just started the server."""
 
 from __future__ import annotations
 

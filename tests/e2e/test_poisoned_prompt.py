@@ -1,4 +1,4 @@
-"""A real model, and one prompt among sixteen that its runner can not survive."""
+"""A real model, and one prompt among sixteen that its runner cannot survive."""
 
 from __future__ import annotations
 

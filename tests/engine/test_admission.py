@@ -1,4 +1,4 @@
-"""Who is let in: under which id, up to which bound, and that nothing is held for whoever is not."""
+"""Admission: under which id, up to which limit, and that nothing is held for a rejected request."""
 
 from __future__ import annotations
 

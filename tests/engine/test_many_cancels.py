@@ -89,7 +89,7 @@ class Client:
         return self.random.choice([0, STEP_S, 10 * STEP_S, 30 * STEP_S]) * self.random.random()
 
     def check(self, stream: TokenStream, output: RequestOutput) -> None:
-        """Whatever comes is the beginning of the right answer; all of it, if nobody ended it before."""
+        """Whatever comes is the beginning of the right answer; all of it, if it was not ended before."""
         params = stream._submission.params
         assert params is not None and params.seed is not None and params.max_tokens is not None
         expected = answer_of(output.prompt_token_ids, params.seed, params.max_tokens)

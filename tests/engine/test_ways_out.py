@@ -1,4 +1,4 @@
-"""Every way out of a stream gives everything back, wherever in its life the request is, and nobody else notices.
+"""Every way out of a stream gives everything back, wherever in its life the request is, and no other request notices.
 
 A scene puts the request into one of four states among neighbours, and afterwards looks at blocks, tasks and the
 neighbours' tokens.

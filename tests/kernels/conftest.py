@@ -1,4 +1,4 @@
-"""What kernel tests rely on: the same numbers each time, and memory that shows when nobody wrote to it."""
+"""Fixtures of the kernel tests: fixed random seeds, and NaN in memory that no kernel has written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_memory_is_nan() -> Iterator[None]:
-    """Let `torch.empty` give NaN, so that an element that a kernel forgot can not pass for a right one."""
+    """Let `torch.empty` give NaN, so that an element that a kernel did not write cannot pass for a right one."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Steps that the runner begins and somebody else computes: which they are, and that they give what `execute` gives."""
+"""Steps that the runner begins in the background: which plans they take, and that they give what `execute` gives."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_native_loading_imports_neither_transformers_nor_the_hub(llama: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-# ------------------------------------------------------------------------------- what can not be loaded
+# ------------------------------------------------------------------------------- what cannot be loaded
 
 
 def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:

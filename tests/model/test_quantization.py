@@ -1,5 +1,5 @@
-"""Weights as bytes and as halves of bytes: as near to the model as these can be, the same on every CPU, and refused
-where they can not be.
+"""Int8 and int4 weights: as near to the model as they can be, the same on every CPU, and refused where they cannot
+be used.
 """
 
 from __future__ import annotations

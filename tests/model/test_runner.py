@@ -78,7 +78,7 @@ def expected_answer(
     output: Sequence[int] = (),
     ending: Iterable[int] = (),
 ) -> list[int]:
-    """What the whole sequence gives when there is no runner, no cache and nobody else."""
+    """Return the result of the whole sequence without runner, cache and other requests."""
     state = SamplingRow(
         params=params,
         seed=seed,

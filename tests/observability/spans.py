@@ -1,4 +1,4 @@
-"""A trace that somebody else has begun, and what the tests of tracing ask of the spans that come out."""
+"""A trace that a caller has begun, and what the tests of tracing ask of the spans that come out."""
 
 from __future__ import annotations
 

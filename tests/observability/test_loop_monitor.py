@@ -1,4 +1,4 @@
-"""Who keeps the event loop from the others is measured, and the engine itself does not."""
+"""Blocking of the event loop is measured, and the engine itself does not block it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from triolet.core.request.request import FinishReason, Request
 
 @attrs.define(eq=False)
 class Answer:
-    """What has been heard of it, held against the answer of a run with nobody else in it.
+    """What has been heard of it, compared with the answer of a run of this request alone.
 
     Args:
         world: judges.
@@ -68,7 +68,7 @@ class Answer:
             self._expect(kind is not RequestOutputKind.FINAL_ONLY, "an output came before the last one")
             num_tokens = len(self._token_ids)
             if self.world.fired["tokenizer.decode"] and num_tokens == len(expected.token_ids):
-                return  # the text of a token that ends the answer is hidden, also if the rest can not be decoded
+                return  # the text of a token that ends the answer is hidden, also if the rest cannot be decoded
             self._expect_text(expected.text_of(num_tokens, is_flushed=False))
 
     def _judge_ending(self, expected: Expected, ended: Ended) -> None:

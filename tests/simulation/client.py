@@ -86,7 +86,7 @@ class Client:
         self.world.endings.unpark_all()
 
     async def abort_later(self, engine: Engine) -> None:
-        """Somebody else aborts it."""
+        """Abort it from another task."""
         assert self.ask.abort_after_s is not None
         await trio.sleep_until(self.ask.at_s + self.ask.abort_after_s)
         self.world.note(f"abort {self.ask.request_id}")

@@ -39,7 +39,7 @@ def simulate(story: Story | int) -> World:
 
 
 class _Watcher(trio.abc.Instrument):
-    """Writes down who runs when, and cancels at the checkpoints that were drawn."""
+    """Record the order of the tasks, and cancel at the checkpoints that were drawn."""
 
     def __init__(self, world: World) -> None:
         self.world = world

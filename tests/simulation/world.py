@@ -161,7 +161,7 @@ class World:
             raise make_error(kind, point)
 
     async def maybe_hang(self, point: str) -> None:
-        """A point is reached at which somebody may do nothing for a while."""
+        """Reach a point at which a task may pause."""
         if self.is_due(point):
             self.hung_s += self.longest_hang_s
             await trio.sleep(self.story.hang_s)

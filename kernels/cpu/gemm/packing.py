@@ -28,27 +28,17 @@ _PACKED_DTYPES = {**DTYPES, torch.int8: 3}
 
 @attrs.frozen(eq=False)
 class CppLinear:
-    """Packed weights of a linear layer, with bias, scales and offsets in the same order.
+    """Packed weights of a linear layer, with bias, scales and offsets in the same order."""
 
-    Args:
-        weights: packed.
-        bias: float32, or None.
-        num_out: outputs.
-        num_in: inputs.
-        scales: float32, of weights that are bytes; None for others.
-        zero_point_offsets: int32, of int8 weights: 128 times the sum of each output's weights.
-        bits: of a weight; 0 = those of the model's dtype; 32 = float32 in blocks.
-        gated: the first half of the outputs are gates of the second half.
-    """
-
-    weights: Tensor
-    bias: Tensor | None
-    num_out: int
-    num_in: int
-    scales: Tensor | None = None
+    weights: Tensor  # packed
+    bias: Tensor | None  # float32, or None
+    num_out: int  # outputs
+    num_in: int  # inputs
+    scales: Tensor | None = None  # float32, of weights that are bytes; None for others
+    # Int32, of int8 weights: 128 times the sum of each output's weights.
     zero_point_offsets: Tensor | None = None
-    bits: int = 0
-    gated: bool = False
+    bits: int = 0  # of a weight; 0 = those of the model's dtype; 32 = float32 in blocks
+    gated: bool = False  # the first half of the outputs are gates of the second half
 
     @property
     def num_bytes(self) -> int:
@@ -72,15 +62,10 @@ class CppLinear:
 
 @attrs.frozen(eq=False)
 class CppArgmaxFilter:
-    """Int8 copy of a linear layer with error bounds: finds the outputs that can be its argmax.
+    """Int8 copy of a linear layer with error bounds: finds the outputs that can be its argmax."""
 
-    Args:
-        weights: of the layer, as bytes.
-        bounds: float32, packed: how far off an estimate from the bytes can be, for a row of length 1.
-    """
-
-    weights: CppLinear
-    bounds: Tensor
+    weights: CppLinear  # of the layer, as bytes
+    bounds: Tensor  # float32, packed: how far off an estimate from the bytes can be, for a row of length 1
 
     @property
     def num_bytes(self) -> int:
@@ -120,7 +105,7 @@ def pack_bf16x3(
     """Pack float32 in blocks for BF16x3 splitting where AMX can be used; otherwise the same as `pack_linear`.
 
     Args:
-        library: the kernels, which know whether there are.
+        library: the kernels.
         weight: [num_out, num_in] float32 or bfloat16, contiguous; `num_in` even for bfloat16.
         bias: [num_out].
         gated: the first half of the outputs are gates of the second half.
@@ -161,7 +146,7 @@ def pack_int8(
     """
     _check_weight(weight, bias, gated=gated)
     if weight.shape[1] % 4:
-        raise KernelShapeError("fours of inputs", weight=tuple(weight.shape))
+        raise KernelShapeError("groups of 4 inputs", weight=tuple(weight.shape))
     return _pack_rounded_int8(library, *_round(weight), bias, gated=gated)
 
 
@@ -175,7 +160,7 @@ def _pack_rounded_int8(
         num_out,
         num_in,
         _pack_column(library, scales, gated=gated),
-        # packing moves bits and does not look at them
+        # packing only moves 4-byte elements, so int32 is packed as float32
         _pack(
             library, (128 * rounded.sum(dim=1, dtype=torch.int32)).view(torch.float32)[:, None], gated=gated
         ),
@@ -185,7 +170,7 @@ def _pack_rounded_int8(
 
 
 def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round to int8, symmetric per output; return the numbers and the scales."""
+    # symmetric int8, one scale per output: float32 scales [num_out]
     rounded = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for part in _parts(len(weight)):
@@ -218,17 +203,15 @@ def pack_argmax_filter(library: ctypes.CDLL, weight: Tensor) -> CppArgmaxFilter 
 
 
 def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
-    """Bound the error of each output's estimate for a row of length 1.
-
-    The parts: what rounding took from the weights; what is left of a row that was rounded twice, no number of which is
-    more than half a step of the second kind, or 1 / (4 * 127**2) of the largest; and what float32 sums can be off.
-    """
+    """Bound the error of each output's estimate for a row of L2 norm 1."""
     num_out, num_in = weight.shape
     lost, lengths = torch.empty(num_out), torch.empty(num_out)
     for part in _parts(num_out):
         wide = weight[part].float()
         lengths[part] = wide.norm(dim=1)
         lost[part] = (wide - rounded[part] * scales[part, None]).norm(dim=1)
+    # A row that is quantised twice keeps an error of half a step of the second scale: 1 / (4 * 127**2) of its largest
+    # number for each input. `of_sums` bounds the rounding of the float32 sums.
     of_row = num_in**0.5 / (4 * 127**2) * 1.01
     of_sums = (num_in + 64) * 2.0**-23
     bounds: Tensor = 1.001 * (lost + (lengths + lost) * (of_row + of_sums))
@@ -282,14 +265,14 @@ def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
         weight: [num_out, num_in] float32.
 
     Returns:
-        Whole numbers from -8 to 7, float32, [num_out, num_in]; and sizes, bfloat16, [num_out, num_in / GROUP]. The
-        number of largest size is -8 at first, so that all 16 steps are of use; then, for the steps that this gives,
-        the size with the least squares of errors.
+        Whole numbers from -8 to 7, float32, [num_out, num_in]; and scales, bfloat16, [num_out, num_in / GROUP].
     Source: llama.cpp's Q4_0, ggml-quants.c, for the first half.
     """
     groups = weight.unflatten(1, (-1, GROUP))
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    # the largest number becomes -8, so that all 16 steps are used
     steps = _steps(groups, (largest / -8).bfloat16().float())
+    # then the scale with the least squared error for these steps
     sizes = (
         (groups * steps).sum(2, keepdim=True) / steps.square().sum(2, keepdim=True).clamp(min=1)
     ).bfloat16()
@@ -302,7 +285,7 @@ def _steps(groups: Tensor, size: Tensor) -> Tensor:
 
 
 def _parts(num_out: int) -> Iterator[slice]:
-    """Rows that are converted together; a whole vocabulary in float32 would be the most memory that loading takes."""
+    # a head or embedding converted to float32 at once would be the peak of the memory that loading takes
     return (slice(first, first + ROWS_AT_ONCE) for first in range(0, num_out, ROWS_AT_ONCE))
 
 
@@ -318,7 +301,7 @@ def _check_weight(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
 
 
 def _pack_column(library: ctypes.CDLL, column: Tensor | None, *, gated: bool) -> Tensor | None:
-    """One number per output, packed like a weight with one input; float32."""
+    # one float32 per output, packed like a weight with one input
     return None if column is None else _pack(library, column.float().contiguous()[:, None], gated=gated)
 
 
@@ -337,12 +320,12 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
 
 
 def _sizes(num_out: int, num_in: int, *, gated: bool) -> tuple[ctypes.c_int32, ...]:
-    """Return the arguments of every packing function: the weight's sizes and the number of threads."""
+    # arguments that all packing functions have in common
     return tuple(map(ctypes.c_int32, (num_out, num_in, gated, torch.get_num_threads())))
 
 
 def _huge_page_tensor(count: int, dtype: torch.dtype) -> Tensor:
-    """[count], in large pages where the system has them: a step reads every weight, and every page, once."""
+    # large pages: a step reads every weight once, so with pages of 4 KiB most accesses would miss the TLB
     pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)

@@ -80,7 +80,8 @@ class Row:
         return PromptShare(self.epoch, start + 1, token_ids, self.num_prompt_logprobs)
 
     def advance(self, planned: PlanRow) -> None:
-        """Take note of what a step computes of it; the draft is written where its tokens will be if they come true."""
+        """Record a step's part of this row."""
+        # draft tokens are written where they will be if they are accepted
         self.num_computed_tokens, self.mask = planned.start + planned.num_tokens, planned.mask
         if draft := planned.draft_token_ids:
             self._make_room(len(draft))
@@ -124,24 +125,17 @@ class Row:
 
 @attrs.frozen(eq=False)
 class StepInput:
-    """A plan as tensors.
+    """Tensors of a plan."""
 
-    Args:
-        token_ids: [num_tokens] int64.
-        positions: [num_tokens] int64.
-        attention: where the sequences and their blocks are.
-        logits_indices: [num_logits] int64: the tokens after which something is sampled, then those of prompts after
-            which the next one is looked up.
-        sampled: the rows that the first of these belong to: each once, and once more for every token of its draft.
-        prompted: what the others are for.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    attention: AttentionMetadata
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    attention: AttentionMetadata  # where the sequences and their blocks are
+    # [num_logits] int64: the tokens after which something is sampled, then those of prompts after which the
+    # next one is looked up.
     logits_indices: Tensor
+    # The rows that the first of these belong to: each once, and once more for every token of its draft.
     sampled: tuple[Row, ...]
-    prompted: tuple[PromptShare, ...] = ()
+    prompted: tuple[PromptShare, ...] = ()  # what the others are for
 
     def forward_batch(self, cache: tuple[LayerCache, ...]) -> ForwardBatch:
         """Return the model's part of it, for a step over this cache."""
@@ -274,9 +268,7 @@ class RowTable:
             )
 
     def _advance(self, planned: PlanRow, further: int) -> Row:
-        """Check one row's share against the table, and note that it is computed and what blocks it got: enough for
-        `further` tokens that may follow in a run.
-        """
+        # check one row's share against the table, then record its progress and blocks, enough for `further` tokens
         row = self._rows[self._checked(planned.row_id)]
         if row is None:
             raise InvariantViolated(f"row {planned.row_id} must have been started; got {planned}")
@@ -372,10 +364,7 @@ class RowTable:
         )
 
     def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:
-        """Build the input of a plain decode step, the most frequent kind, from tensors that are mostly kept.
-
-        Block tables are long enough for `further` tokens.
-        """
+        # the most frequent step: only the tensors that change are written; block tables cover `further` more tokens
         if rows != self._decoding.rows:  # compared by identity
             self._decoding = self._decoding_of(plan_rows, rows)
         known, size = self._decoding, self._block_size

@@ -22,23 +22,14 @@ class LayerCacheSpec:
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
-    """Facts about a loaded model that the engine, the sampler and the KV cache are built from.
+    """Facts about a loaded model that the engine, the sampler and the KV cache are built from."""
 
-    Args:
-        architecture: name from the folder's config.json, such as `LlamaForCausalLM`.
-        backend: `native` or `transformers`.
-        vocab_size: rows of the output head; token ids are below it.
-        max_position: longest sequence that the position encoding covers, tokens.
-        cache_layers: one entry per attention layer, in order.
-        dtype: of weights, activations and KV.
-    """
-
-    architecture: str
-    backend: str
-    vocab_size: int
-    max_position: int
-    cache_layers: tuple[LayerCacheSpec, ...]
-    dtype: torch.dtype
+    architecture: str  # name from the folder's config.json, such as `LlamaForCausalLM`
+    backend: str  # `native` or `transformers`
+    vocab_size: int  # rows of the output head; token ids are below it
+    max_position: int  # longest sequence that the position encoding covers, tokens
+    cache_layers: tuple[LayerCacheSpec, ...]  # one entry per attention layer, in order
+    dtype: torch.dtype  # of weights, activations and KV
 
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of keys and values of one token, all layers together."""
@@ -56,21 +47,14 @@ class LayerCache:
 
 @attrs.frozen(eq=False, kw_only=True)
 class ForwardBatch:
-    """Input of one forward pass, on the model's device.
+    """Input of one forward pass, on the model's device."""
 
-    Args:
-        token_ids: [num_tokens] int64, the chunks of all sequences end to end.
-        positions: [num_tokens] int64, each token's index in its sequence.
-        cache: one entry per attention layer; written in place at `attention.slot_mapping`.
-        attention: each sequence's chunk and blocks.
-        logits_indices: [num_logits] int64, the tokens after which logits are wanted.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
+    token_ids: Tensor  # [num_tokens] int64, the chunks of all sequences end to end
+    positions: Tensor  # [num_tokens] int64, each token's index in its sequence
+    # One entry per attention layer; written in place at `attention.slot_mapping`.
     cache: tuple[LayerCache, ...]
-    attention: AttentionMetadata
-    logits_indices: Tensor
+    attention: AttentionMetadata  # each sequence's chunk and blocks
+    logits_indices: Tensor  # [num_logits] int64, the tokens after which logits are wanted
 
 
 class CausalModel(Protocol):
@@ -111,11 +95,11 @@ class CausalModel(Protocol):
 
 @runtime_checkable
 class GreedyModel(CausalModel, Protocol):
-    """A model that can choose the likeliest tokens itself, which is less work than to write down all logits."""
+    """Model that computes the argmax of the logits itself, without storing all logits."""
 
     def wake(self) -> None:
-        """Announce a step, so that threads may wake up while its input is prepared."""
-        ...
+        """Announce a step."""
+        ...  # worker threads wake up while the caller prepares the input
 
     def forward_greedy(self, batch: ForwardBatch) -> tuple[list[float], list[int]]:
         """Compute one step; for each row of logits return the largest logit and the first token that has it.
@@ -127,17 +111,11 @@ class GreedyModel(CausalModel, Protocol):
 
 @attrs.frozen
 class GreedyStep:
-    """Result of one step of a `GreedyRun`.
+    """Result of one step of a `GreedyRun`."""
 
-    Args:
-        max_logits: the largest logit of each row; NaN if any logit is.
-        token_ids: the first token that has it.
-        elapsed_s: duration of the step, seconds.
-    """
-
-    max_logits: list[float]
-    token_ids: list[int]
-    elapsed_s: float
+    max_logits: list[float]  # the largest logit of each row; NaN if any logit is
+    token_ids: list[int]  # the first token that has it
+    elapsed_s: float  # duration of the step, seconds
 
 
 class GreedyRun(Protocol):
@@ -159,7 +137,7 @@ class GreedyRun(Protocol):
 
 @runtime_checkable
 class BackgroundModel(GreedyModel, Protocol):
-    """A greedy model that can compute steps while its caller goes on."""
+    """Greedy model that computes steps in the background."""
 
     def begin_greedy(self, batch: ForwardBatch, *, num_steps: int, done_fd: int) -> GreedyRun:
         """Begin one or several `forward_greedy` steps; each sequence has one token, and goes on with the one it gets.
@@ -177,5 +155,5 @@ class BackgroundModel(GreedyModel, Protocol):
         ...
 
     def prepare(self) -> None:
-        """Announce a `begin_greedy`, so that threads may wake up while its input is prepared."""
-        ...
+        """Announce a `begin_greedy`."""
+        ...  # as `GreedyModel.wake`

@@ -31,16 +31,11 @@ _logger = logging.getLogger(__name__)
 
 @attrs.frozen(eq=False, kw_only=True)
 class LoadedFolder:
-    """A model that is ready to run.
-
-    Args:
-        folder: where its files, tokenizer included, lie on this machine.
-        generation_defaults: how its makers want it to be sampled.
-    """
+    """A model that is ready to run."""
 
     model: CausalModel
-    folder: Path
-    generation_defaults: GenerationDefaults
+    folder: Path  # where its files, tokenizer included, lie on this machine
+    generation_defaults: GenerationDefaults  # how its makers want it to be sampled
 
 
 def load_model(

@@ -1,7 +1,7 @@
 """The model runner: a `StepPlan` in, a `StepResult` out.
 
-It decides nothing. It keeps the table of rows (`batch`), calls the model, samples, and remembers what it sampled. After
-an exception its table may hold half a step: `reset()` it, and start the requests again.
+It makes no decisions: it keeps the table of rows, calls the model, samples, and stores the sampled tokens. After an
+exception the table may hold half a step: call `reset()` and start the requests again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class ModelRunner:
         self._batch = SamplingBatch((), model.spec.vocab_size, device)
 
     def reset(self) -> None:
-        """Forget every row. The KV cache stays as it is: no block is read before it was written again."""
+        """Forget every row."""
+        # the KV cache needs no clearing: no block is read before it is written again
         self._table.clear()
         self._batch_for(())
         self.rest()
@@ -96,14 +97,13 @@ class ModelRunner:
         Args:
             plan: follows the result of the one before.
         Returns:
-            What was sampled; or, if memory ran out, only that. Nothing was noted then, and what was written into the KV
-            cache will be written again.
+            The sampled tokens; or, if memory ran out, only that fact.
         Raises:
             InvariantViolated: the plan contradicts the table of rows.
         """
         began_s = time.perf_counter()
         if self._greedy is not None:
-            self._greedy.wake()
+            self._greedy.wake()  # the worker threads wake up while the input is prepared
         step = self._take(plan)
         problem = None
         try:
@@ -115,7 +115,9 @@ class ModelRunner:
             self.rest()
         if problem is not None:  # the error is gone by now, and with it the tensors that its traceback held
             give_back(self._device)
-            self._table.take_back(plan)
+            self._table.take_back(
+                plan
+            )  # as if the step had not begun: what is in the KV cache is written again
             return StepResult(plan.step_id, (), out_of_memory=problem)
         tokens, failures = self.note(step.sampled, samples)
         elapsed_s = time.perf_counter() - began_s
@@ -123,7 +125,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, done_fd: int) -> BackgroundRun | None:
-        """Begin a plan in the model's own thread, if all its rows are greedy decodes.
+        """Begin a plan in the model's background thread, if all its rows are greedy decodes.
 
         Args:
             plan: see `execute`; also a run.
@@ -137,7 +139,7 @@ class ModelRunner:
         rows = self._table.decoded(plan)
         if self._background is None or not rows or not self._batch_for(rows).is_greedy:
             return None
-        self._background.prepare()
+        self._background.prepare()  # the thread wakes up while the input is prepared
         step = self._take(plan)
         batch = step.forward_batch(self._cache)
         run = self._background.begin_greedy(batch, num_steps=plan.num_steps, done_fd=done_fd)
@@ -198,7 +200,7 @@ class ModelRunner:
         return tuple(tokens), tuple(failures)
 
     def _batch_for(self, rows: tuple[Row, ...]) -> SamplingBatch:
-        """Return the sampling tensors of these rows; the last step's, if it sampled the same rows, each once."""
+        # the last step's tensors if the rows are the same; a row that is repeated (draft tokens) changes in each step
         if rows != self._batch_rows or len(set(rows)) < len(rows):  # rows are compared by identity
             self._batch = SamplingBatch(
                 list(_in_turn(rows)),
@@ -211,7 +213,7 @@ class ModelRunner:
 
 
 class BackgroundRun:
-    """Plan that a model computes in a thread of its own.
+    """Plan that a model computes in a background thread.
 
     Args:
         runner: owner of the rows.
@@ -236,10 +238,11 @@ class BackgroundRun:
         return [self._result(step, is_newest=step is steps[-1]) for step in steps]
 
     def _result(self, step: GreedyStep, *, is_newest: bool) -> StepResult:
-        if not self._is_first:
+        if not self._is_first:  # the plan has advanced the rows for the first step
             for row in self._rows:
                 row.go_on()
         tokens, failures = self._runner.note(self._rows, greedy_samples(step.max_logits, step.token_ids))
+        # the first step of a run includes the time to prepare the input, as that of `execute` does
         elapsed_s = step.elapsed_s + (self._prepared_s if self._is_first else 0.0)
         self._is_first = False
         is_last = is_newest and self._run.is_over
@@ -256,7 +259,7 @@ class BackgroundRun:
 
 
 def _in_turn(rows: tuple[Row, ...]) -> Iterator[SamplingRow]:
-    """Yield the sampler's rows; a row that is repeated has one more draft token each time."""
+    # a row is repeated for each of its draft tokens: the n-th time, n of them count as accepted
     for _, same in groupby(rows, key=id):
         for num_guessed, row in enumerate(same):
             yield row.sampling_after(num_guessed)

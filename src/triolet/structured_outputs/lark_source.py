@@ -64,7 +64,7 @@ def _json_options(params: StructuredOutputsParams) -> JsonCompileOptions:
 
 
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
-    if not isinstance(schema, dict):  # true and false are schemas, too; options can not be written into them
+    if not isinstance(schema, dict):  # true and false are schemas, too; options cannot be written into them
         schema = {"anyOf": [schema]}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_json_options(params))
 

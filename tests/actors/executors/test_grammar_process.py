@@ -61,7 +61,7 @@ def own_originals() -> list[int]:
 
 
 async def comes_true(condition: Callable[[], bool]) -> None:
-    """Wait for what the system does; it tells nobody."""
+    """Wait for what the system does without a notification."""
     with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Who makes the runner crash is found by halves, and whoever did nothing is never blamed."""
+"""A request that makes the runner crash is found by bisection, and no other request is failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for several steps: who gets one, what comes of it, and what ends it."""
+"""Plans for several steps: when they are made, what they give, and what ends them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who takes whose row under `priority` and `fair`, and what clients are counted for."""
+"""Preemption under `priority` and `fair`, and the accounts of clients."""
 
 from __future__ import annotations
 

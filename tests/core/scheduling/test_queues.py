@@ -1,4 +1,4 @@
-"""Who is where, and that place, row and blocks change hands together."""
+"""Contents of the request queues: queue, row and blocks of a request change together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_ROWS = 2
 
 
 class Hall:
-    """Lanes with everything that they need, and nobody who plans."""
+    """Request queues with everything that they need, without a planner."""
 
     def __init__(self) -> None:
         config = make_config(max_num_seqs=NUM_ROWS)

@@ -86,7 +86,7 @@ def test_named_tokens_come_instead_of_the_likeliest() -> None:
 
 @pytest.mark.parametrize("mode", LOGPROBS_MODES)
 def test_who_asks_changes_nothing_for_who_does_not(mode: str) -> None:
-    """In a batch of all kinds of rows, tokens are those of a batch in which nobody asks."""
+    """In a batch of all kinds of rows, tokens are those of a batch without log-probabilities."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0, "logit_bias": {3: 9.0}},

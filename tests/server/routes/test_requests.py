@@ -1,4 +1,4 @@
-"""`GET /v1/requests`: what waits and runs, for whom it concerns."""
+"""`GET /v1/requests`: the waiting and running requests."""
 
 from __future__ import annotations
 

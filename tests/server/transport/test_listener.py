@@ -33,7 +33,7 @@ UPGRADE = (
 
 
 class Server:
-    """A front whose app and WebSocket say what they see."""
+    """A listener whose app and WebSocket say what they see."""
 
     def __init__(self, front: Listener, port: int, cancelled: list[str]) -> None:
         self.front, self.port, self.cancelled = front, port, cancelled

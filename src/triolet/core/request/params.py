@@ -84,7 +84,7 @@ class SamplingParams:
     top_p: float = attrs.field(
         default=1.0,
         metadata=described(
-            "Keep the smallest set of most likely tokens whose probabilities reach this sum; above 0, at most 1.",
+            "Keep the smallest set of most likely tokens with at least this total probability; above 0, at most 1.",
             per_row=True,
             control=PageControl(label="Top p", kind="range", minimum=0.05, maximum=1, step=0.05),
         ),

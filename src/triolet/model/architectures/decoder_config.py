@@ -24,36 +24,30 @@ class TensorNames:
 
     Several names for one tensor are joined along the output dimension. A name comes without its `.weight` or `.bias`;
     `{expert}` is filled in.
-
-    Args:
-        prefix: what all names but the head's begin with; some checkpoints leave it out.
-        layer: what a layer's names begin with, after the prefix; `{layer}` is filled in.
-        post_attention_norm: norm of the attention's output, before it is added (Gemma 2 and 3).
-        post_mlp_norm: norm of the feed-forward's output, before it is added (Gemma 2 and 3).
-        transposed: linear weights lie as [in, out] (GPT-2's Conv1D).
-        ignored: endings of names that hold no weights, such as masks that old versions stored.
     """
 
-    prefix: str = "model."
+    prefix: str = "model."  # what all names but the head's begin with; some checkpoints leave it out
     embedding: str = "embed_tokens"
     positions: str | None = None
     final_norm: str = "norm"
     head: str = "lm_head"
+    # What a layer's names begin with, after the prefix; `{layer}` is filled in.
     layer: str = "layers.{layer}."
     attention_norm: str = "input_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     attention_out: str = "self_attn.o_proj"
-    post_attention_norm: str = ""
+    post_attention_norm: str = ""  # norm of the attention's output, before it is added (Gemma 2 and 3)
     mlp_norm: str = "post_attention_layernorm"
     mlp_in: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     mlp_out: str = "mlp.down_proj"
-    post_mlp_norm: str = ""
+    post_mlp_norm: str = ""  # norm of the feed-forward's output, before it is added (Gemma 2 and 3)
     router: str = "mlp.gate"
     expert_in: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_out: str = "mlp.experts.{expert}.down_proj"
-    transposed: bool = False
+    transposed: bool = False  # linear weights lie as [in, out] (GPT-2's Conv1D)
+    # Endings of names that hold no weights, such as masks that old versions stored.
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 
@@ -68,50 +62,27 @@ class NormConfig:
 
 @attrs.frozen(kw_only=True)
 class MoeConfig:
-    """A feed-forward block of which each token uses `experts_per_token` of `num_experts`.
-
-    Args:
-        normalize: the chosen experts' probabilities are scaled to a sum of one.
-    """
+    """A feed-forward block of which each token uses `experts_per_token` of `num_experts`."""
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    normalize: bool
+    normalize: bool  # the chosen experts' probabilities are scaled to a sum of one
 
 
 @attrs.frozen(kw_only=True)
 class LayerConfig:
-    """Part of the configuration that may differ from layer to layer.
+    """Part of the configuration that may differ from layer to layer."""
 
-    Args:
-        attention_scale: scores are multiplied by it.
-        sliding_window: how many tokens a token sees, itself included; None for all.
-        rope: None where positions are learned vectors.
-        moe: None for a dense feed-forward block.
-    """
-
-    attention_scale: float
-    sliding_window: int | None = None
-    rope: Rope | None = None
-    moe: MoeConfig | None = None
+    attention_scale: float  # scores are multiplied by it
+    sliding_window: int | None = None  # how many tokens a token sees, itself included; None for all
+    rope: Rope | None = None  # None where positions are learned vectors
+    moe: MoeConfig | None = None  # None for a dense feed-forward block
 
 
 @attrs.frozen(kw_only=True)
 class DecoderConfig:
-    """One model of the native decoder.
-
-    Args:
-        max_position: longest sequence that the position encoding covers, tokens.
-        activation: `silu`, `gelu_tanh`, `gelu` or `relu`.
-        gated: the feed-forward block multiplies its activation with a second projection.
-        qk_norm: queries and keys are normalised per head.
-        embedding_scale: embeddings are multiplied by it.
-        attention_soft_cap: attention scores are squeezed into this range by a tanh.
-        logit_soft_cap: logits are squeezed into this range by a tanh.
-        tied_head: the head uses the embedding's weights if the checkpoint brings none of its own.
-        runs_on_cpu_decoder: the C++ decoder computes this family; set in the table of families.
-    """
+    """One model of the native decoder."""
 
     architecture: str
     vocab_size: int
@@ -120,21 +91,21 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position: int
+    max_position: int  # longest sequence that the position encoding covers, tokens
     layers: tuple[LayerConfig, ...]
     norm: NormConfig
-    activation: str
+    activation: str  # `silu`, `gelu_tanh`, `gelu` or `relu`
     names: TensorNames
-    gated: bool = True
+    gated: bool = True  # the feed-forward block multiplies its activation with a second projection
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    embedding_scale: float | None = None
-    attention_soft_cap: float | None = None
-    logit_soft_cap: float | None = None
-    tied_head: bool = False
-    runs_on_cpu_decoder: bool = False
+    qk_norm: bool = False  # queries and keys are normalised per head
+    embedding_scale: float | None = None  # embeddings are multiplied by it
+    attention_soft_cap: float | None = None  # attention scores are squeezed into this range by a tanh
+    logit_soft_cap: float | None = None  # logits are squeezed into this range by a tanh
+    tied_head: bool = False  # the head uses the embedding's weights if the checkpoint brings none of its own
+    runs_on_cpu_decoder: bool = False  # the C++ decoder computes this family; set in the table of families
 
 
 def read_config(folder: Path) -> dict[str, Any]:

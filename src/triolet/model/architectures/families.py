@@ -343,15 +343,12 @@ def _qwen3_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
 
 @attrs.frozen
 class Family:
-    """One architecture that the native decoder knows.
+    """One architecture that the native decoder knows."""
 
-    Args:
-        parse: reads its config.json; the second argument is `max_model_len`.
-        runs_on_cpu_decoder: the C++ decoder has been tested with this family. Without it a CPU runs the torch decoder:
-            a family may compute something that no field of `DecoderConfig` names yet.
-    """
-
+    # Reads its config.json; the second argument is `max_model_len`.
     parse: Callable[[Fields, int | None], DecoderConfig]
+    # The C++ decoder has been tested with this family. Without it a CPU runs the torch decoder: a family may
+    # compute something that no field of `DecoderConfig` names yet.
     runs_on_cpu_decoder: bool = False
 
 

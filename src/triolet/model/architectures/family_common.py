@@ -31,11 +31,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 @attrs.frozen(kw_only=True)
 class Defaults:
-    """Values that transformers' config class of a family fills in.
-
-    Args:
-        has_partial_rotary: `partial_rotary_factor` is honoured.
-    """
+    """Values that transformers' config class of a family fills in."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -50,7 +46,7 @@ class Defaults:
     rope_theta: float = 10_000.0
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
-    has_partial_rotary: bool = False
+    has_partial_rotary: bool = False  # `partial_rotary_factor` is honoured
 
 
 def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:

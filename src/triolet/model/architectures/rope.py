@@ -19,15 +19,11 @@ from triolet.model.folder.json_fields import Fields
 
 @attrs.frozen
 class Rope:
-    """How queries and keys turn with their position.
+    """How queries and keys turn with their position."""
 
-    Args:
-        frequencies: radians per token, one for each pair of rotated dimensions; float32 values.
-        magnitude: what cosines and sines are multiplied by.
-    """
-
+    # Radians per token, one for each pair of rotated dimensions; float32 values.
     frequencies: tuple[float, ...]
-    magnitude: float = 1.0
+    magnitude: float = 1.0  # what cosines and sines are multiplied by
 
     @property
     def rotary_dim(self) -> int:
@@ -37,25 +33,17 @@ class Rope:
 
 @attrs.frozen(kw_only=True)
 class RopeContext:
-    """What a scaling rule needs to know of the model around it.
+    """What a scaling rule needs to know of the model around it."""
 
-    Args:
-        rotary_dim: leading dimensions of a head that turn, even.
-        theta: base of the geometric series of wavelengths.
-        max_position: `max_position_embeddings` of the config, tokens.
-        original_max_position: length the model was first trained with, tokens.
-        long_context: sequences longer than `original_max_position` are wanted.
-    """
-
-    rotary_dim: int
-    theta: float
-    max_position: int
-    original_max_position: int
-    long_context: bool = False
+    rotary_dim: int  # leading dimensions of a head that turn, even
+    theta: float  # base of the geometric series of wavelengths
+    max_position: int  # `max_position_embeddings` of the config, tokens
+    original_max_position: int  # length the model was first trained with, tokens
+    long_context: bool = False  # sequences longer than `original_max_position` are wanted
 
 
 def _plain_frequencies(context: RopeContext) -> Tensor:
-    """[rotary_dim / 2] float32. Source: RoFormer, arXiv 2104.09864."""
+    # [rotary_dim / 2] float32; source: RoFormer, arXiv 2104.09864
     exponents = torch.arange(0, context.rotary_dim, 2, dtype=torch.float32) / context.rotary_dim
     return 1.0 / (context.theta**exponents)
 
@@ -69,16 +57,14 @@ def _linear(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
 
 
 def _dynamic(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
-    """Dynamic NTK scaling changes nothing up to `max_position`, and past it we do not go.
-
-    Past it the base grows with the length, so that keys already in the cache would be turned wrongly.
-    """
+    # Dynamic NTK changes nothing up to `max_position`. Beyond it the base grows with the length, and keys that are in
+    # the cache already would have the wrong rotation, so the engine refuses longer sequences.
     _factor(parameters)
     return _plain_frequencies(context), 1.0
 
 
 def _llama3(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
-    """Slow down long wavelengths, keep short ones, blend between. Source: Llama 3.1 model code."""
+    # slow down long wavelengths, keep short ones, blend between; source: Llama 3.1 model code
     factor = _factor(parameters)
     low, high = parameters.number("low_freq_factor", 1.0), parameters.number("high_freq_factor", 4.0)
     if high <= low:
@@ -90,7 +76,7 @@ def _llama3(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
 
 
 def _yarn(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
-    """Interpolate slow dimensions, extrapolate fast ones. Source: YaRN, arXiv 2309.00071."""
+    # interpolate slow dimensions, extrapolate fast ones; source: YaRN, arXiv 2309.00071
     factor = _factor(parameters)
     bounds = [
         context.rotary_dim
@@ -120,7 +106,7 @@ def _yarn_magnitude(parameters: Fields, factor: float) -> float:
 
 
 def _longrope(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
-    """One divisor per dimension, out of a list for short or for long contexts. Source: LongRoPE, arXiv 2402.13753."""
+    # one divisor per dimension, from a list for short or for long contexts; source: LongRoPE, arXiv 2402.13753
     name = "long_factor" if context.long_context else "short_factor"
     divisors = parameters.numbers(name)
     if len(divisors) != context.rotary_dim // 2 or not all(divisor > 0 for divisor in divisors):

@@ -21,15 +21,11 @@ Shape = tuple[int, ...]
 
 @attrs.frozen
 class TensorPlan:
-    """One tensor of the decoder.
+    """One tensor of the decoder."""
 
-    Args:
-        sources: name and stored shape of each tensor of the checkpoint; joined along the output dimension.
-        transposed: the sources lie as [in, out].
-    """
-
+    # Name and stored shape of each tensor of the checkpoint; joined along the output dimension.
     sources: tuple[tuple[str, Shape], ...]
-    transposed: bool = False
+    transposed: bool = False  # the sources lie as [in, out]
 
 
 @attrs.define

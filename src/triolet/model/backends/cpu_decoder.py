@@ -52,7 +52,7 @@ class Found:
 
     Args:
         count: tokens of a step.
-        peaks: [steps, count], the largest logits.
+        max_logits: [steps, count], the largest logits.
         argmax: [steps, count], the tokens that have them.
         elapsed_s: [steps], seconds.
     """
@@ -235,7 +235,7 @@ class CpuDecoder:
         return self._background
 
     def _step(self, batch: ForwardBatch, **outputs: int) -> StepStruct:
-        """Address a batch, whose tensors must be contiguous, on the CPU, and of the dtypes given there."""
+        """Fill in the struct of a batch; its tensors must be contiguous CPU tensors of the dtypes of `ForwardBatch`."""
         attention = batch.attention
         keys, values = self._addresses_of(batch.cache)
         step = StepStruct(

@@ -21,15 +21,10 @@ from triolet.model.architectures.weight_map import WeightReader
 
 @attrs.frozen(eq=False)
 class LinearWeights:
-    """Weights of one linear layer, y = x @ weight.T + bias, as they were read.
+    """Weights of one linear layer, y = x @ weight.T + bias, as they were read."""
 
-    Args:
-        weight: [num_out, num_in], contiguous, in the model's dtype.
-        bias: [num_out], or None.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
+    weight: Tensor  # [num_out, num_in], contiguous, in the model's dtype
+    bias: Tensor | None = None  # [num_out], or None
 
 
 class Pack(Protocol):
@@ -42,17 +37,11 @@ class Pack(Protocol):
 
 @attrs.frozen(kw_only=True)
 class QuantMethod:
-    """Storage format of a model's linear layers: which tensors a layer has, and how they are packed.
+    """Storage format of a model's linear layers: which tensors a layer has, and how they are packed."""
 
-    Args:
-        inputs_multiple: `num_in` of every layer must be a multiple of it.
-        pack: packs a layer of the decoder.
-        pack_head: packs the head.
-    """
-
-    inputs_multiple: int
-    pack: Pack
-    pack_head: Pack
+    inputs_multiple: int  # `num_in` of every layer must be a multiple of it
+    pack: Pack  # packs a layer of the decoder
+    pack_head: Pack  # packs the head
 
     def read(self, weights: WeightReader, name: str) -> LinearWeights:
         """Read the tensors of the layer `name`, such as `layers.0.qkv`."""

@@ -3,9 +3,6 @@
 Queries, keys and values come from one merged projection, and so do gate and up; there is one residual
 stream, and its additions are part of the norms; keys and values live in the paged cache. What sets families
 apart is in the data: a norm that is absent, a bias that is None, a window, a soft cap.
-
-Layers are plain callables, not `torch.nn.Module`s: they are never trained or moved, and at small batches the
-module's call overhead would be a good part of a step.
 """
 
 from __future__ import annotations
@@ -29,6 +26,9 @@ from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.quant_method import UNQUANTIZED, LinearWeights
 from triolet.model.interface import ForwardBatch, LayerCache, LayerCacheSpec, ModelSpec
 
+# Layers are plain callables, not `torch.nn.Module`s: they are never trained or moved, and at small batches the overhead
+# of a module's call would be a good part of a step.
+
 
 @attrs.frozen(eq=False, slots=True)
 class Linear:
@@ -38,7 +38,7 @@ class Linear:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        # [..., in] -> [..., out]
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -53,7 +53,7 @@ class PackedLinear:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, in] to [num_tokens, out]."""
+        # [num_tokens, in] -> [num_tokens, out]
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y
 
@@ -86,7 +86,6 @@ class Norm:
     config: NormConfig
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
         if self.config.centered:
             return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.config.eps)
         return rms_norm(x, self.weight, self.config.eps, weight_offset=self.config.weight_offset)
@@ -105,17 +104,13 @@ class Norm:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Attention:
-    """Causal attention over the paged cache, with grouped queries.
-
-    Args:
-        cos_sin: this layer's rotary table; None where positions are learned vectors.
-    """
+    """Causal attention over the paged cache, with grouped queries."""
 
     qkv: Linear | PackedLinear
     out: Linear | PackedLinear
     query_norm: Norm | None
     key_norm: Norm | None
-    cos_sin: Tensor | None
+    cos_sin: Tensor | None  # this layer's rotary table; None where positions are learned vectors
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -126,7 +121,7 @@ class Attention:
     def __call__(
         self, x: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
     ) -> Tensor:
-        """[num_tokens, hidden] to [num_tokens, hidden]."""
+        # [num_tokens, hidden] -> [num_tokens, hidden]
         heads = self.qkv(x).view(len(x), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.query_norm is not None and self.key_norm is not None:
@@ -156,7 +151,7 @@ class FeedForward:
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden] to [num_tokens, hidden]."""
+        # [num_tokens, hidden] -> [num_tokens, hidden]
         return self.project_out(self.activation(self.project_in(x)))
 
 
@@ -364,20 +359,15 @@ def _activation(name: str, *, gated: bool) -> Activation:
 class MixtureOfExperts:
     """Mixture of experts: a router picks a few feed-forward blocks for each token; the output is their weighted sum.
 
-    Args:
-        router: [num_tokens, hidden] to [num_tokens, num_experts].
-        experts: [any number of tokens, hidden] to the same.
-        config: how many are picked, and whether their weights add up to one.
-
     Source: Mixtral of Experts, arXiv 2401.04088; Qwen3 technical report, arXiv 2505.09388.
     """
 
-    router: Callable[[Tensor], Tensor]
-    experts: tuple[Callable[[Tensor], Tensor], ...]
-    config: MoeConfig
+    router: Callable[[Tensor], Tensor]  # [num_tokens, hidden] to [num_tokens, num_experts]
+    experts: tuple[Callable[[Tensor], Tensor], ...]  # [any number of tokens, hidden] to the same
+    config: MoeConfig  # how many are picked, and whether their weights add up to one
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden] to [num_tokens, hidden]."""
+        # [num_tokens, hidden] -> [num_tokens, hidden]
         shares, chosen = self._route(x)
         top_k = self.config.experts_per_token
         by_expert = chosen.flatten().argsort(stable=True)  # [num_tokens * top_k] places, expert after expert
@@ -400,15 +390,10 @@ class MixtureOfExperts:
 
 @attrs.frozen(eq=False)
 class DecoderFacts:
-    """Facts that both native decoders derive from a config before they read a weight.
+    """Facts that both native decoders derive from a config before they read a weight."""
 
-    Args:
-        spec: facts that the engine is built from.
-        rope_tables: cosines and sines, one table for all layers that rotate alike.
-    """
-
-    spec: ModelSpec
-    rope_tables: dict[Rope, Tensor]
+    spec: ModelSpec  # facts that the engine is built from
+    rope_tables: dict[Rope, Tensor]  # cosines and sines, one table for all layers that rotate alike
 
 
 def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: int | None) -> DecoderFacts:

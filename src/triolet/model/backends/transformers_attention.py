@@ -55,17 +55,11 @@ _HARMLESS_OPTIONS: Final = frozenset(
 
 @attrs.frozen(eq=False)
 class PagedStep:
-    """One step's cache and block tables, on their way through the model's keyword arguments.
+    """One step's cache and block tables, on their way through the model's keyword arguments."""
 
-    Args:
-        cache: one entry per attention layer.
-        metadata: where each sequence's chunk and blocks are.
-        layer_of: each attention module's index in `cache`.
-    """
-
-    cache: tuple[LayerCache, ...]
-    metadata: AttentionMetadata
-    layer_of: Mapping[nn.Module, int]
+    cache: tuple[LayerCache, ...]  # one entry per attention layer
+    metadata: AttentionMetadata  # where each sequence's chunk and blocks are
+    layer_of: Mapping[nn.Module, int]  # each attention module's index in `cache`
 
 
 @attrs.frozen(eq=False)
@@ -77,21 +71,13 @@ class MaskRule:
 
 @attrs.frozen(eq=False)
 class TransformersAttentionCall:
-    """Arguments of one layer's call of its attention function.
+    """Arguments of one layer's call of its attention function."""
 
-    Args:
-        query: [1, num_heads, num_tokens, head_dim].
-        key: [1, num_kv_heads, num_tokens, head_dim].
-        value: [1, num_kv_heads, num_tokens, value_dim].
-        mask: the mask it was given; a `MaskRule` if it came from transformers' own mask functions.
-        options: every other keyword argument.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: object
-    options: Mapping[str, Any]
+    query: Tensor  # [1, num_heads, num_tokens, head_dim]
+    key: Tensor  # [1, num_kv_heads, num_tokens, head_dim]
+    value: Tensor  # [1, num_kv_heads, num_tokens, value_dim]
+    mask: object  # the mask it was given; a `MaskRule` if it came from transformers' own mask functions
+    options: Mapping[str, Any]  # every other keyword argument
 
     @property
     def sliding_window(self) -> int | None:
@@ -163,7 +149,7 @@ def _paged_attention(
 
 
 def _rows(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """[1, heads, num_tokens, dim] -> [num_tokens, heads, width]; zeros beyond `dim` change no dot product."""
+    # [1, heads, num_tokens, dim] -> [num_tokens, heads, width]; zeros beyond `dim` change no dot product
     rows = states[0].transpose(0, 1).to(dtype)
     if rows.shape[-1] < width:
         rows = nn.functional.pad(rows, (0, width - rows.shape[-1]))

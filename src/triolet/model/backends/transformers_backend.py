@@ -35,17 +35,11 @@ _KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention", "d
 
 @attrs.frozen(eq=False)
 class TransformersModel:
-    """A transformers model behind the runner's interface (`CausalModel`).
+    """A transformers model behind the runner's interface (`CausalModel`)."""
 
-    Args:
-        spec: what the engine needs to know of it.
-        model: the model, in evaluation mode, with paged attention set.
-        layer_of: each attention module's index in the cache.
-    """
-
-    spec: ModelSpec
-    model: PreTrainedModel
-    layer_of: Mapping[nn.Module, int]
+    spec: ModelSpec  # what the engine needs to know of it
+    model: PreTrainedModel  # the model, in evaluation mode, with paged attention set
+    layer_of: Mapping[nn.Module, int]  # each attention module's index in the cache
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:

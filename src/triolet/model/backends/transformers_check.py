@@ -104,7 +104,7 @@ def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> fl
 
 
 def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tensor:
-    """One sequence from its start, [num_tokens] -> [num_tokens, vocab_size]."""
+    # one sequence from its start, [num_tokens] -> [num_tokens, vocab_size]
     with _failures_as_unsupported(model), torch.inference_mode():
         logits: Tensor = model(input_ids=tokens[None], use_cache=False, **options).logits[0]
     return logits
@@ -139,7 +139,7 @@ def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Te
 def _metadata(
     chunks: tuple[tuple[int, int, int], ...], device: torch.device
 ) -> tuple[Tensor, AttentionMetadata]:
-    """Positions and metadata of a step whose chunks are (row of `_BLOCK_TABLES`, first position, end)."""
+    # positions and metadata of a step; a chunk is (row of `_BLOCK_TABLES`, first position, end)
     lengths = [end - start for _, start, end in chunks]
     places = [(row, position) for row, start, end in chunks for position in range(start, end)]
     slots = [_BLOCK_TABLES[row][p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for row, p in places]

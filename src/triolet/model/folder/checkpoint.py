@@ -1,8 +1,4 @@
-"""The safetensors files of a model folder: which tensors there are, and reading them one at a time.
-
-Tensors are read, not mapped: pages of a mapped file count as memory for as long as the file is open, so that a model
-that is packed while it is loaded would take twice its size.
-"""
+"""Safetensors files of a model folder: their tensors, read one at a time."""
 
 from __future__ import annotations
 
@@ -27,21 +23,13 @@ _LENGTH_BYTES = 8  # of the number that a file begins with: the length of its he
 
 @attrs.frozen
 class StoredTensor:
-    """One tensor of a checkpoint, not read yet.
+    """One tensor of a checkpoint, not read yet."""
 
-    Args:
-        shape: as stored.
-        dtype: in safetensors' words, such as `BF16`.
-        num_bytes: what it takes on disk.
-        path: of its file.
-        begin: where it begins there, bytes.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
-    path: Path
-    begin: int
+    shape: tuple[int, ...]  # as stored
+    dtype: str  # in safetensors' words, such as `BF16`
+    num_bytes: int  # what it takes on disk
+    path: Path  # of its file
+    begin: int  # where it begins there, bytes
 
 
 @attrs.frozen(eq=False)

@@ -44,16 +44,11 @@ class Fields:
 
     A field that is absent takes the default. So does a null, except where an `optional_*` method is asked:
     there null means "none", which need not be the default.
-
-    Args:
-        path: the file, for error messages.
-        values: the object.
-        prefix: where in the file the object lies, such as `rope_parameters.`; for error messages.
     """
 
-    path: Path
-    values: Mapping[str, Any]
-    prefix: str = ""
+    path: Path  # the file, for error messages
+    values: Mapping[str, Any]  # the object
+    prefix: str = ""  # where in the file the object lies, such as `rope_parameters.`; for error messages
 
     def __contains__(self, name: str) -> bool:
         return name in self.values

@@ -19,7 +19,7 @@ from triolet.errors import ConfigError
 from triolet.model.interface import LayerCache, ModelSpec
 
 CUDA_SHARE = 0.9  # of what is free once the weights are there; the rest is for activations (vLLM's default)
-CPU_SHARE = 0.25  # of available memory: unlike a GPU's, it is shared with everybody else on the machine
+CPU_SHARE = 0.25  # of available memory: unlike a GPU's, it is shared with every other process of the machine
 LARGE_PAGE_BYTES = 2 * 2**20
 MAX_FIRST_PAGES_BYTES = 32 * 2**20  # of all tensors together: what a single token may take
 CPU_DEFAULT_BYTES = 4 * 2**30  # vLLM's VLLM_CPU_KVCACHE_SPACE default
@@ -40,8 +40,7 @@ def kv_block_count(
 ) -> int:
     """Decide the number of KV blocks.
 
-    An explicit number wins, then an explicit size. Otherwise it is what `max_num_seqs` sequences of `max_model_len`
-    tokens could need at most, cut to a share of the memory that is free now.
+    An explicit number wins, then an explicit size.
 
     Args:
         spec: the loaded model.
@@ -67,6 +66,7 @@ def kv_block_count(
                 kv_cache_bytes,
             )
         return kv_cache_bytes // block_bytes
+    # by default the most that the sequences could need, limited to a share of the memory that is free now
     needed = max_num_seqs * math.ceil(max_model_len / block_size)
     return max(1, min(needed, _default_bytes(device) // block_bytes))
 
@@ -74,10 +74,7 @@ def kv_block_count(
 def allocate_kv_cache(
     spec: ModelSpec, *, num_blocks: int, block_size: int, device: torch.device
 ) -> tuple[LayerCache, ...]:
-    """Make the tensors, all zeros.
-
-    Zeros and not whatever the memory held: an attention that pads its reads multiplies what it reads there by a weight
-    of 0, and 0 times NaN is NaN.
+    """Allocate the tensors, all zeros.
 
     Args:
         spec: the loaded model.
@@ -91,6 +88,7 @@ def allocate_kv_cache(
     small_bytes = LARGE_PAGE_BYTES if first_pages_bytes > MAX_FIRST_PAGES_BYTES else 0
 
     def zeros(num_kv_heads: int, head_dim: int) -> Tensor:
+        # Zeros, not uninitialised memory: attention multiplies padded reads by a weight of 0, and 0 times NaN is NaN.
         return _zeros((num_blocks, block_size, num_kv_heads, head_dim), spec.dtype, device, small_bytes)
 
     try:
@@ -137,16 +135,15 @@ def _default_bytes(device: torch.device) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, small_bytes: int = 0) -> Tensor:
-    """Return a tensor of zeros; its first `small_bytes` bytes are not in large pages."""
     if device.type != "cpu" or sys.platform == "win32":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The kernel hands out zero pages when they are first touched, so a cache that is never full never takes its whole
-    # size, and is there at once: torch.zeros writes it all, which takes seconds for 4 GiB.
+    # Anonymous pages are zero and allocated at the first access: a cache that is never full never takes its whole size.
+    # torch.zeros would write it all, which takes seconds for 4 GiB.
     size = math.prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A step that decodes reads every block of every sequence, each somewhere else: with pages of 4 KiB most of
-        # the time goes into finding them. But of a model with many layers, one token would take one large page of each.
+        # A decode step reads every block of every sequence, scattered: with pages of 4 KiB most of the time goes into
+        # TLB misses. But with many layers one token would take a large page of each, so the first bytes use small ones.
         if small_bytes:
             pages.madvise(mmap.MADV_NOHUGEPAGE, 0, min(small_bytes, size))
         if size > small_bytes:

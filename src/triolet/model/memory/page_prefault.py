@@ -1,13 +1,9 @@
 """Touch the pages of a KV cache before they are needed.
 
-A cache in main memory takes pages from the system as it grows: one that is never full never takes its whole size. But
-a page of two megabytes has to be cleared first, and a step that comes upon new ones, in every layer at once, waits for
-all of them. So a thread touches the pages of the next blocks: as many again as are used, so that a model that is asked
-little stays small, and few of them while steps are computed. Blocks are first used in the order of their ids: the
-highest one so far says what comes next.
-
-The thread has no low priority: it would be kept from the processor just while it holds the interpreter's lock, or the
-kernel's for the process's memory, and keep everybody else waiting.
+The system allocates and clears pages at the first access. A page of two megabytes takes long to clear, and a step
+that reaches new blocks reaches new pages in every layer at once. So a thread touches the pages of the next blocks: as
+many as are used already, so that the cache of an idle model stays small, and few of them while steps are computed.
+Blocks are first used in the order of their ids, so the highest id so far tells what comes next.
 """
 
 from __future__ import annotations
@@ -53,6 +49,8 @@ class PagePrefault:
     ) -> None:
         self._pages = _Pages(tensors, min_bytes, max_bytes, quiet_s)
         self._highest = -1
+        # Normal priority: a thread of low priority would be preempted while it holds the GIL or the kernel's lock of
+        # the process's memory map, and every other thread would wait for it.
         thread = threading.Thread(target=self._pages.work, name="triolet-kv-pages", daemon=True)
         thread.start()
         self._end = weakref.finalize(self, _end, self._pages, thread)

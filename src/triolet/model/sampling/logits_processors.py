@@ -99,17 +99,11 @@ class LogitEdits:
 
 @attrs.frozen(eq=False)
 class Penalties:
-    """Repetition, frequency and presence penalties of the rows that ask for one.
+    """Repetition, frequency and presence penalties of the rows that ask for one."""
 
-    Args:
-        rows: index of each in the logits.
-        counts: what each has said so far.
-        coefficients: [num_penalised_rows, 3] float32: repetition, frequency, presence.
-    """
-
-    rows: tuple[int, ...]
-    counts: tuple[TokenCounts, ...]
-    coefficients: Tensor
+    rows: tuple[int, ...]  # index of each in the logits
+    counts: tuple[TokenCounts, ...]  # what each has said so far
+    coefficients: Tensor  # [num_penalised_rows, 3] float32: repetition, frequency, presence
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, SamplingRow]], device: torch.device) -> Penalties | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triolet.core.step_plan import PromptLogprobs, TokenLogprobs
 
-ALL = -1
+ALL = -1  # as num_top: every token of the vocabulary
 
 
 def token_logprobs(
@@ -47,36 +47,28 @@ def _tops(logprobs: Tensor, num_top: Sequence[int]) -> list[tuple[list[int], lis
     return [(token_ids[:count], values[:count]) for token_ids, values, count in rows]
 
 
-ROWS_AT_ONCE = 64
-"""Positions that are normalised together: in float32 and a long vocabulary they take some 40 MB."""
+ROWS_AT_ONCE = 64  # prompt positions normalised together: about 40 MB in float32 with a large vocabulary
 
 
 @attrs.frozen(eq=False)
 class PromptShare:
-    """Positions of one prompt whose logits a step computes.
+    """Positions of one prompt with logits in this step."""
 
-    Args:
-        epoch: of the request's stay.
-        start: position of the first token that is looked up; the logits are those after the token before it.
-        token_ids: [num_positions] int64, the tokens that stand there.
-        num_top: likeliest tokens to name at each position; -1 for all.
-    """
-
-    epoch: int
+    epoch: int  # of the request's stay
+    # Position of the first token that is looked up; the logits are those after the token before it.
     start: int
-    token_ids: Tensor
-    num_top: int
+    token_ids: Tensor  # [num_positions] int64, the tokens that stand there
+    num_top: int  # likeliest tokens to name at each position; -1 for all
 
 
 def prompt_logprobs(shares: Sequence[PromptShare], logits: Tensor) -> tuple[PromptLogprobs, ...]:
     """Compute the log-probabilities of prompt tokens, from the model's own distribution in every `logprobs_mode`.
 
-    A long prompt is computed in chunks, so a step gives a share of its positions; the journal joins the shares.
-
     Args:
         shares: in the order of their logits.
         logits: [num_positions of all shares, vocab_size] of any floating dtype.
     """
+    # a long prompt is computed in chunks: a step gives some of its positions, and the journal joins them
     parts = logits.split([len(share.token_ids) for share in shares])
     return tuple(
         PromptLogprobs(share.epoch, share.start, tuple(_positions(share, part)))

@@ -1,13 +1,8 @@
 """Sampling noise as a pure function of (seed, position, token id).
 
-There is no generator and no state: a token drawn again, after a preemption, a crash or in another batch, meets the
-same noise. The numbers come from a tree of SplitMix64 streams: the request's seed starts a stream, whose first output
-starts another; that one's output at the answer position starts the position's stream, and this one's output at the
-token id is the 64 random bits. Jumping to any place of a SplitMix64 stream costs one multiplication and one mix, so
-noise may be had for a few token ids alone.
-
-Integer arithmetic is exact, hence the bits and the uniform numbers are the same on every device; the logarithm that
-makes them exponential may differ in its last bit.
+There is no generator and no state: a token that is drawn again, after a preemption, a crash or in another batch, gets
+the same noise. The bits come from a tree of SplitMix64 streams: seed -> answer -> position -> token id. The output of a
+stream at any index costs one multiplication and one mix, so noise can be computed for a few token ids only.
 
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64 with the mixing
 constants of Stafford's variant 13; it passes BigCrush).
@@ -22,7 +17,7 @@ from torch import Tensor
 
 
 def _signed(bits: int) -> int:
-    """Return the int64 with these 64 bits: torch has no uint64 arithmetic, and products wrap around all the same."""
+    # torch has no uint64 arithmetic; int64 products wrap around to the same bits
     return bits - 2**64 if bits >= 2**63 else bits
 
 
@@ -33,12 +28,11 @@ BELOW_ONE: Final = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
 def _xor_shift_(bits: Tensor, distance: int) -> Tensor:
-    """`bits ^= bits >>> distance`, in place; >> on int64 repeats the sign, which the mask takes away again."""
+    # >> on int64 copies the sign bit; the mask removes it, which makes this the unsigned shift of SplitMix64
     return bits.bitwise_xor_((bits >> distance).bitwise_and_((1 << (64 - distance)) - 1))
 
 
 def _mix_(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser, in place."""
     _xor_shift_(bits, 30).mul_(FIRST_MIX)
     _xor_shift_(bits, 27).mul_(SECOND_MIX)
     return _xor_shift_(bits, 31)
@@ -87,12 +81,11 @@ def random_bits(streams: Tensor, token_ids: Tensor) -> Tensor:
 def uniform_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
     """Generate uniform numbers in the open interval (0, 1); arguments as for `random_bits`.
 
-    63 bits become one float32, so small numbers keep all their digits, down to 2**-63: exponential noise near 0 decides
-    whether an unlikely token wins, and 24 bits would never let through, or twice too often, what has a chance of 1e-8.
-
     Returns:
         [n, m] float32.
     """
+    # All 63 bits go into the float32: small numbers keep a full mantissa down to 2**-63. Noise near 0 decides whether
+    # an unlikely token wins; with 24 bits a token of probability 1e-8 would be drawn never, or twice too often.
     positive = (random_bits(streams, token_ids) >> 1).bitwise_and_(2**63 - 1).bitwise_or_(1)
     return positive.to(torch.float32).mul_(2.0**-63).clamp_(max=BELOW_ONE)
 
@@ -101,8 +94,6 @@ def exponential_noise(streams: Tensor, token_ids: Tensor) -> Tensor:
     """Generate exponential numbers of mean 1, in (0, 17); arguments as for `random_bits`.
 
     The token with the largest `probability / noise` is a draw from the probabilities.
-
-    Returns:
-        [n, m] float32.
     """
+    # the bits are equal on every device, the logarithm may differ in its last bit
     return uniform_noise(streams, token_ids).neg_().log1p_().neg_()

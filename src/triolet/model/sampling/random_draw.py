@@ -67,7 +67,7 @@ class CpuDraws:
 def make_cpu_draws(
     params: Sequence[SamplingParams], answers: Tensor, vocab_size: int, device: torch.device
 ) -> CpuDraws | None:
-    """Prepare draws for rows whose logits are on this device; None where torch has to draw."""
+    """Prepare draws on this device; None if torch must draw."""
     cpp = library() if device.type == "cpu" else None
     return None if cpp is None else CpuDraws(cpp, params, answers, vocab_size)
 
@@ -77,31 +77,22 @@ BLOCK_ENTRIES = 2**17  # of full rows handled at a time on a CPU: a few arrays o
 
 @attrs.frozen(eq=False, kw_only=True)
 class RandomDraw:
-    """Rows that get a drawn token, with their parameters on the device.
+    """Rows that get a drawn token, with their parameters on the device."""
 
-    Args:
-        temperature: [num_rows, 1] float32, positive.
-        log_min_p: [num_rows, 1] float32, -inf where there is no min_p; None if no row has one.
-        answers: [num_rows] int64, where the noise of each answer begins; on the CPU, where positions come from.
-        open_rows: [num_open] int64, rows with neither top_k nor top_p: they meet the noise of the whole vocabulary.
-        limited_rows: [num_limited] int64, the others.
-        limits: of the limited rows.
-        vocabulary: [vocab_size] int64, all token ids.
-        on_cpu: draws them, where it can.
-    """
-
-    temperature: Tensor
-    log_min_p: Tensor | None
+    temperature: Tensor  # [num_rows, 1] float32, positive
+    log_min_p: Tensor | None  # [num_rows, 1] float32, -inf where there is no min_p; None if no row has one
+    # [num_rows] int64, where the noise of each answer begins; on the CPU, where positions come from.
     answers: Tensor
+    # [num_open] int64, rows with neither top_k nor top_p: they meet the noise of the whole vocabulary.
     open_rows: Tensor
-    limited_rows: Tensor
-    limits: TopKTopP
-    vocabulary: Tensor
-    on_cpu: CpuDraws | None
+    limited_rows: Tensor  # [num_limited] int64, the others
+    limits: TopKTopP  # of the limited rows
+    vocabulary: Tensor  # [vocab_size] int64, all token ids
+    on_cpu: CpuDraws | None  # draws them, where it can
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> RandomDraw:
-        """For rows none of which is greedy."""
+        """Build the draw of rows that are not greedy."""
         params = [row.params for row in rows]
         limited = [i for i, p in enumerate(params) if is_limited(p, vocab_size)]
         opened = [i for i, p in enumerate(params) if not is_limited(p, vocab_size)]
@@ -131,12 +122,12 @@ class RandomDraw:
 
         Args:
             logits: [num_rows, vocab_size] float32, or what `draws_from` takes; overwritten.
-            peaks: [num_rows] float32, the largest of each row. A row whose peak is not finite gives any token.
+            max_logits: [num_rows] float32, the largest of each row; if it is not finite, the row gives any token.
             positions: one per row, index in the answer of the token to be drawn.
         Returns:
             [num_rows] int64.
         """
-        if self.on_cpu is not None and can_choose(logits):
+        if self.on_cpu is not None and can_choose(logits):  # by dtype and layout: the same way in every batch
             return self.on_cpu.draw(logits, max_logits, positions)
         scaled, max_logits = self._scale_(logits, max_logits)
         streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
@@ -162,7 +153,7 @@ class RandomDraw:
 
         Args:
             logits: [num_rows, vocab_size] float32; stay as they are.
-            peaks: [num_rows] float32, the largest of each row.
+            max_logits: [num_rows] float32, the largest of each row.
         Returns:
             [num_rows, vocab_size] float32.
         """
@@ -171,6 +162,7 @@ class RandomDraw:
             scaled[limited] = keep_within(self.limits, scaled[limited], max_logits[limited])
         return scaled
 
+    # Draw for rows without top_k and top_p: every token of the vocabulary gets noise.
     def _draw_open(self, scaled: Tensor, max_logits: Tensor, streams: Tensor) -> Tensor:
         drawn = []
         for block in _row_blocks(scaled):
@@ -181,7 +173,7 @@ class RandomDraw:
 
 
 def _row_blocks(scaled: Tensor) -> Iterator[slice]:
-    """Yield the rows in blocks with scratch arrays that fit a CPU's cache; all at once on a GPU."""
+    # on a CPU the noise and weights of a block stay in the cache; a GPU is faster with all rows at once
     num_rows, vocab_size = scaled.shape
     step = num_rows if scaled.is_cuda else max(1, BLOCK_ENTRIES // vocab_size)
     return (slice(first, first + step) for first in range(0, num_rows, step))

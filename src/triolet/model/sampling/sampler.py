@@ -36,17 +36,11 @@ NOTHING_ALLOWED = "no token is left to choose from: all are masked"
 
 @attrs.frozen
 class Samples:
-    """Tokens, failures and log-probabilities of a batch; indices are those of the rows.
+    """Tokens, failures and log-probabilities of a batch; indices are those of the rows."""
 
-    Args:
-        token_ids: one per row; without meaning for a row that failed.
-        failures: why a row got no token.
-        logprobs: for the rows that asked and did not fail.
-    """
-
-    token_ids: list[int]
-    failures: dict[int, str]
-    logprobs: dict[int, TokenLogprobs]
+    token_ids: list[int]  # one per row; without meaning for a row that failed
+    failures: dict[int, str]  # why a row got no token
+    logprobs: dict[int, TokenLogprobs]  # for the rows that asked and did not fail
 
 
 NO_SAMPLES = Samples([], {}, {})
@@ -56,7 +50,7 @@ def greedy_samples(max_logits: Sequence[float], token_ids: list[int]) -> Samples
     """Build the samples of greedy rows.
 
     Args:
-        peaks: each row's largest logit; NaN is larger than everything.
+        max_logits: each row's largest logit; NaN is larger than everything.
         token_ids: the tokens that have them.
     """
     return Samples(token_ids, _failures(max_logits), {})
@@ -65,8 +59,6 @@ def greedy_samples(max_logits: Sequence[float], token_ids: list[int]) -> Samples
 class SamplingBatch:
     """Rows that are sampled together, with everything about them that stays the same from step to step.
 
-    Making one costs more than using it, so it is kept while the rows are the same.
-
     Args:
         rows: in the order of the logits.
         vocab_size: width of the logits.
@@ -74,6 +66,7 @@ class SamplingBatch:
         logprobs_mode: what log-probabilities are told of; see `EngineConfig`.
     """
 
+    # Building a batch costs more than one step's sampling: the runner keeps it while the rows are the same.
     def __init__(
         self,
         rows: Sequence[SamplingRow],
@@ -113,7 +106,7 @@ class SamplingBatch:
         Args:
             logits: [num_rows, vocab_size] of any floating dtype; may be overwritten.
         Returns:
-            Tokens, failures and log-probabilities; the rows are not told (see `SamplingRow.append`).
+            Tokens, failures and log-probabilities; the rows' histories are not changed (see `SamplingRow.append`).
         """
         max_logits, tokens = row_argmax(logits)  # NaN is larger than everything
         told = self._raw(logits)
@@ -133,7 +126,7 @@ class SamplingBatch:
         return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
 
     def _draw_as_is(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Do the same as `_work` without its copy, for rows without edits."""
+        # the same as `_work` without its float32 copy; None if the rows have edits or torch must draw
         work = _take(logits, self._worked_index)
         if self._random is None or self._edits is not None or self._is_processed:
             return None
@@ -146,7 +139,7 @@ class SamplingBatch:
         return [len(row.output_token_ids) for row in self._random_rows]
 
     def _work(self, logits: Tensor, told: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Largest logit after the edits and chosen token of the rows that need work."""
+        # largest logit after the edits, and chosen token, of the rows with edits or random sampling
         work = _take(logits, self._worked_index).to(torch.float32)
         if self._edits is not None:
             self._edits.apply_(work)
@@ -159,14 +152,14 @@ class SamplingBatch:
         return max_logits, tokens
 
     def _raw(self, logits: Tensor) -> Tensor | None:
-        """Copy the raw logits or log-probabilities of the rows that want them."""
+        # a copy, because the edits are applied to the logits in place
         if not self._with_logprobs:
             return None
         raw = logits.index_select(0, self._logprobs_index).to(torch.float32)
         return raw if self._is_processed or not self._is_normalised else raw.log_softmax(dim=1)
 
     def _processed(self, work: Tensor, max_logits: Tensor) -> Tensor:
-        """Copy the logits after all edits, limits and temperature."""
+        # a copy: the draw still needs the logits before temperature
         processed = work.clone()
         if self._random is not None:
             drawn = self._drawn_index
@@ -201,5 +194,5 @@ def _problem(max_logit: float) -> str:
 
 
 def _take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Select rows, given in rising order; without a copy if they are all."""
+    # rows are in ascending order: as many as the tensor has are all of them, and need no copy
     return tensor if len(rows) == len(tensor) else tensor[rows]

@@ -14,14 +14,12 @@ from triolet.core.request.params import SamplingParams
 class TokenCounts:
     """Distinct tokens of prompt and answer and their counts in the answer, for the penalties.
 
-    A list of those tokens, not a count for every token there is: a request has a few thousand, a vocabulary up to a
-    quarter of a million.
-
     Args:
         prompt_token_ids: the prompt; its tokens are listed with a count of 0.
         output_token_ids: the answer so far.
     """
 
+    # A sparse list: a request has a few thousand distinct tokens, a vocabulary up to a quarter of a million.
     __slots__ = ("_counts", "_places", "_token_ids")
 
     def __init__(self, prompt_token_ids: Iterable[int], output_token_ids: Iterable[int]) -> None:

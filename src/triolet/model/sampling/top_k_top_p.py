@@ -1,10 +1,8 @@
 """Draw within top_k and top_p.
 
-A vocabulary is long, and what top_k and top_p leave of it is short. So a row is not sorted: its likeliest few tokens
-are taken out, and it is seen whether they hold all that is kept. If not, the row tries again with more of them, at last
-with all. Noise is made for those tokens alone.
-
-Of equally likely tokens a top_p keeps those with lower ids, whatever the number that was taken out.
+A row is not sorted: top_k and top_p keep few tokens of a large vocabulary. The most likely tokens are taken as
+candidates; if they do not include every token that is kept, the row is repeated with more candidates, at last with all.
+Of equally likely tokens top_p keeps those with lower ids, whatever the number of candidates.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from triolet.model.sampling.logits_processors import NEVER
 from triolet.model.sampling.noise import exponential_noise
 
 # Probabilities are rounded, so a sum that is mathematically top_p may come out a little below it; close enough counts.
-# 1e-6 is above the error of float32 logits of ordinary size and below what anybody means by a top_p.
+# 1e-6 is above the error of float32 logits of ordinary size and below any useful difference of top_p.
 TOP_P_TOLERANCE = 1e-6
 NO_TOP_P = 2.0  # a share that is never reached
 FIRST_WIDTH, SECOND_WIDTH = 128, 2048  # most nuclei have fewer than 100 tokens
@@ -28,19 +26,12 @@ FIRST_WIDTH, SECOND_WIDTH = 128, 2048  # most nuclei have fewer than 100 tokens
 
 @attrs.frozen(eq=False, kw_only=True)
 class TopKTopP:
-    """The top_k and top_p of some rows, each of which has one of them at least.
+    """The top_k and top_p of some rows, each of which has one of them at least."""
 
-    Args:
-        top_k: [num_rows, 1] int64; the vocabulary's size where there is none.
-        top_p: [num_rows, 1] float64; `NO_TOP_P` where there is none.
-        max_top_k: the largest top_k there is, 0 if none.
-        needs_totals: whether some row has a top_p and no top_k.
-    """
-
-    top_k: Tensor
-    top_p: Tensor
-    max_top_k: int
-    needs_totals: bool
+    top_k: Tensor  # [num_rows, 1] int64; the vocabulary's size where there is none
+    top_p: Tensor  # [num_rows, 1] float64; `NO_TOP_P` where there is none
+    max_top_k: int  # the largest top_k there is, 0 if none
+    needs_totals: bool  # whether some row has a top_p and no top_k
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> TopKTopP:
@@ -77,12 +68,12 @@ def draw_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor, streams: T
     Args:
         limits: of each row.
         logits: [num_rows, vocab_size] float32, after temperature.
-        peaks: [num_rows, 1] float32, each row's largest logit. A row whose peak is not finite gives any token.
+        max_logits: [num_rows, 1] float32, each row's largest logit; if it is not finite, the row gives any token.
         streams: [num_rows] int64, where each row's noise begins.
     Returns:
         [num_rows] int64.
     """
-    if limits.needs_totals:
+    if limits.needs_totals:  # the candidates of a top_p alone do not give the sum over the vocabulary
         totals = (logits - max_logits).exp_().sum(dim=1, keepdim=True).double()
     else:
         totals = torch.zeros_like(limits.top_p)
@@ -96,7 +87,7 @@ def keep_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor) -> Tensor:
     Args:
         limits: of each row.
         logits: [num_rows, vocab_size] float32, after temperature.
-        peaks: [num_rows, 1] float32, each row's largest logit.
+        max_logits: [num_rows, 1] float32, each row's largest logit.
     """
     totals = (logits - max_logits).exp_().sum(dim=1, keepdim=True).double()
     rows = _Rows(logits, max_logits, torch.zeros_like(logits[:, 0]), limits.top_k, limits.top_p, totals)
@@ -107,14 +98,14 @@ def keep_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor) -> Tensor:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Rows that wait for a token; `totals` is the sum of exp(logit - max_logit), used where there is no top_k."""
+    """Rows without a token yet."""
 
     logits: Tensor
     max_logits: Tensor
     streams: Tensor
     top_k: Tensor
     top_p: Tensor
-    totals: Tensor
+    totals: Tensor  # [num_rows, 1] float64, sum of exp(logit - max_logit); used only without top_k
 
     def take(self, rows: Tensor) -> _Rows:
         return _Rows(
@@ -133,14 +124,16 @@ def _draw(rows: _Rows, widths: Sequence[int]) -> Tensor:
     weights, settled = _weigh(rows, logits)
     best = weights.div_(exponential_noise(rows.streams, token_ids)).max(dim=1, keepdim=True).indices
     tokens = token_ids.gather(1, best)[:, 0]
-    if wider and not settled.all():
+    if (
+        wider and not settled.all()
+    ):  # noise depends on the token id only: the repetition draws from the same numbers
         rest = ~settled
         tokens[rest] = _draw(rows.take(rest), wider)
     return tokens
 
 
 def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Largest logits of each row in falling order, equal ones by rising token id, and their ids; [num_rows, width]."""
+    # logits and token ids, [num_rows, width], in descending order; equal logits by ascending token id
     if width == logits.shape[1]:
         ordered = torch.sort(logits, dim=1, descending=True, stable=True)
         return ordered.values, ordered.indices

@@ -87,16 +87,12 @@ LONG_TEXT_CHARS = 4096  # takes some 5 ms to encode
 
 @attrs.frozen(eq=False)
 class TextTokenizer:
-    """One model's tokenizer and chat template.
+    """One model's tokenizer and chat template."""
 
-    Args:
-        backend: does the work; its calls may run in any thread.
-        chat_template: None for a model without one; the error if the template cannot be compiled.
-        template_tokens: special tokens by the names that templates know them by, such as `bos_token`.
-    """
-
-    backend: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer  # does the work; its calls may run in any thread
+    # None for a model without one; the error if the template cannot be compiled.
     chat_template: ChatTemplate | ChatTemplateError | None
+    # Special tokens by the names that templates know them by, such as `bos_token`.
     template_tokens: Mapping[str, str] = attrs.field(factory=dict)
     _pieces: Mapping[bool, Piece] = attrs.field(init=False)
 
@@ -108,7 +104,7 @@ class TextTokenizer:
         """Encode a text, with or without the special tokens that the model wants around a prompt."""
         if len(text) < LONG_TEXT_CHARS:
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
-        else:  # `encode` holds the interpreter's lock for its whole length, and would stop everybody's tokens
+        else:  # `encode` holds the GIL for its whole length and would delay the tokens of all requests
             [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
