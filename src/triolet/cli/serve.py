@@ -28,7 +28,7 @@ from triolet.cli.failures import INTERRUPTED, TERMINATED
 from triolet.cli.loading import opened
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
-from triolet.core.recovery.supervision import Strategy
+from triolet.core.recovery.supervision import Restart, Strategy
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import freeze_gc
 from triolet.errors import EngineUnhealthy
@@ -116,7 +116,8 @@ class Server:
 
         supervisor = Supervisor(
             "gateway_sup",
-            [ChildSpec(name="front", start=front)],
+            # Transient: the listener returns when the drain has stopped it, which is no failure.
+            [ChildSpec(name="front", start=front, restart=Restart.TRANSIENT)],
             strategy=Strategy.ONE_FOR_ONE,
             max_restarts=10,
             period_s=10.0,

@@ -6,8 +6,9 @@ server failed, because its text may contain paths and addresses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
@@ -21,6 +22,8 @@ from triolet.errors import (
     UnsupportedFeature,
     shown,
 )
+
+RESTART_S: Final = 5.0  # about the time until the next server has started
 
 _PROMPT_NAMES = {
     ApiFamily.CHAT: "messages",
@@ -73,9 +76,21 @@ class WireError(TrioletError):
         """Return the `error` object of a body or an event."""
         return {"type": self.type, "code": self.code, "message": self.message, "param": self.param}
 
+    @property
+    def retry_after(self) -> int | None:
+        """Value of the Retry-After header, in whole seconds; None if another attempt makes no sense."""
+        seconds = self.retry_after_s
+        if seconds is None and self.status == 503:
+            seconds = RESTART_S
+        return None if seconds is None else max(math.ceil(seconds), 1)
+
+    def streamed_body(self) -> dict[str, Any]:
+        """Return the `error` object where no header can follow; `retry_after` stands for the header."""
+        return self.body() if self.retry_after is None else {**self.body(), "retry_after": self.retry_after}
+
     def event(self, stream_id: str | None = None) -> dict[str, Any]:
         """Return the `error` event of a WebSocket."""
-        event: dict[str, Any] = {"type": "error", "status": self.status, "error": self.body()}
+        event: dict[str, Any] = {"type": "error", "status": self.status, "error": self.streamed_body()}
         if stream_id is not None:
             event["stream_id"] = stream_id
         return event

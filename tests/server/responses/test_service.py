@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from wsproto.events import BytesMessage, CloseConnection
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from tests.protocol.make import assert_valid
 from tests.protocol.talk import endings
 from tests.server.responses.websocket_client import (
+    PATH,
     ChatTokenizer,
     Client,
     connected,
@@ -222,6 +223,48 @@ async def test_a_key_and_an_allowed_origin_open_the_door() -> None:
             assert endings(await client.until_ended()) == [":response.incomplete"]
             async with connected(gateway, authorization="Bearer other"):
                 assert gateway.num_connections == 2
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["openai-insecure-api-key.secret"], "openai-insecure-api-key.secret"),
+        (["openai-insecure-api-key.secret", "x"], "x"),
+        (["openai-beta.realtime-v1", "openai-insecure-api-key.secret", "realtime"], "realtime"),
+    ],
+)
+async def test_one_of_the_offered_subprotocols_is_chosen_and_a_key_only_where_there_is_no_other(
+    offered: list[str], chosen: str
+) -> None:
+    async with (
+        chatting_engine() as engine,
+        open_gateway(engine, GatewayConfig(api_keys=("secret",))) as gateway,
+    ):
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            client = Client(ours)
+            request = Request(host="localhost", target=PATH, subprotocols=offered)
+            await ours.send_all(client.protocol.send(request))
+            [accepted] = await client._receive()
+            assert isinstance(accepted, AcceptConnection) and accepted.subprotocol == chosen
+            await trio.aclose_forcefully(ours)
+
+
+async def test_an_error_event_says_when_to_try_again_in_a_field(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(api_keys=("secret",), max_active_per_key=1)
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway, authorization="Bearer secret") as client:
+            for lane in "ab":
+                await client.create(stream_id=lane)
+            events = await client.until_ended(2)
+            [refused] = [event for event in events if event["type"] == "error"]
+            assert (refused["status"], refused["error"]["retry_after"]) == (429, 1)
+            await client.create(model="another")
+            [unknown] = await client.until_ended()
+            assert (unknown["status"], "retry_after" in unknown["error"]) == (404, False)
 
 
 async def test_a_key_has_only_so_many_responses_at_the_same_time(

@@ -86,6 +86,9 @@ def an_app(cancelled: list[str]) -> Starlette:
     async def hello(request: Request) -> Response:
         return PlainTextResponse("hello")
 
+    async def seen(request: Request) -> Response:
+        return PlainTextResponse(f"{request.headers['host']} {request.url.path}?{request.url.query}")
+
     async def length(request: Request) -> Response:
         return PlainTextResponse(f"{len(await request.body())} bytes")
 
@@ -106,6 +109,7 @@ def an_app(cancelled: list[str]) -> Starlette:
     return Starlette(
         routes=[
             Route("/", hello),
+            Route("/seen", seen),
             Route("/length", length, methods=["POST"]),
             Route("/wait", wait),
             Route("/flood", flood),
@@ -195,6 +199,10 @@ async def test_a_client_that_goes_cancels_its_request_whatever_it_has_sent_behin
         (b"POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST /length HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", b"431"),
+        (b"GET http://a@b/ HTTP/1.1\r\nHost: a\r\n\r\n", b"400"),
+        (b"GET http:///x HTTP/1.1\r\nHost: a\r\n\r\n", b"400"),
     ],
 )
 async def test_what_is_no_http_is_answered_and_closed(sent: bytes, status: bytes) -> None:
@@ -203,6 +211,31 @@ async def test_what_is_no_http_is_answered_and_closed(sent: bytes, status: bytes
         assert answer.startswith(b"HTTP/1.1 " + status)
         assert b'"error":{' in answer
         assert server.front.num_connections <= 1
+
+
+async def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_read() -> None:
+    smuggled = b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with listening() as server:
+        for lengths in (
+            b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+            b"transfer-encoding: chunked\r\ncontent-length: 5",
+        ):
+            head = b"POST /length HTTP/1.1\r\nHost: a\r\n" + lengths + b"\r\n\r\n"
+            answer = await server.ask(head + b"0\r\n\r\n" + smuggled)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("authority", [b"http://b:80", b"HTTP://b:80", b"https://b:80"])
+async def test_an_absolute_target_is_its_path_and_its_host_replaces_the_header(authority: bytes) -> None:
+    async with listening() as server:
+        for target, answer in ((b"/seen?x=1", b"b:80 /seen?x=1"), (b"", b"hello"), (b"?x=/y", b"hello")):
+            stream = await server.connect()
+            async with stream:
+                await stream.send_all(b"GET " + authority + target + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert (await read(stream, answer)).startswith(b"HTTP/1.1 200")
+        answered = await server.ask(UPGRADE.replace(b"/v1", authority + b"/v1"))
+        assert answered.startswith(b"WS GET /v1/responses HTTP/1.1") and b"Host: b:80" in answered
 
 
 async def test_a_head_must_come_in_time_however_slowly_it_drips() -> None:

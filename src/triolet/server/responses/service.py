@@ -372,8 +372,8 @@ class ResponsesService:
             owner = self._admit(handshake)
         except WireError as error:
             headers = {"Content-Type": "application/json"}
-            if error.status in (429, 503):
-                headers["Retry-After"] = "1"
+            if error.retry_after is not None:
+                headers["Retry-After"] = str(error.retry_after)
             await handshake.reject(error.status, headers, encode({"error": error.body()}).encode())
             return None
         await handshake.accept()

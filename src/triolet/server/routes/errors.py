@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,19 +14,14 @@ from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import GenerationRequest
 
-RETRY_AFTER_S = 5.0  # of a server that shuts down: about the time until the next one has started
-
 log = logging.getLogger("triolet.http")
 
 
 def error_response(error: WireError) -> Response:
     """Return the response for an error."""
     headers = {}
-    retry_after_s = error.retry_after_s
-    if retry_after_s is None and error.status == 503:
-        retry_after_s = RETRY_AFTER_S
-    if retry_after_s is not None:
-        headers["retry-after"] = str(max(math.ceil(retry_after_s), 1))
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse({"error": error.body()}, error.status, headers)

@@ -95,7 +95,7 @@ class EventStream(Response):
             error = of_exception(failure)
             if error.status == 500:
                 log_failure(Request(scope), failure)
-            await events.send({"error": error.body()})
+            await events.send({"error": error.streamed_body()})
 
     async def _try_to_write(self, events: EventSender) -> Exception | None:
         try:

@@ -16,6 +16,7 @@ hypercorn parses HTTP/1.1 and calls the ASGI app. Five things differ from hyperc
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -247,10 +248,11 @@ class _Http11(H11Protocol):
         """Ignore h2c upgrades: an HTTP/2 stream would bypass the checks made for HTTP/1.1."""
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if request.http_version not in (b"1.0", b"1.1"):
-            await self._send_error_response(505)
+        if (status := _refusal(request)) is not None:
+            await self._send_error_response(status)
             await self.send(Closed())
             return
+        request = _with_origin_form(request)
         path = request.target.partition(b"?")[0].decode("ascii")
         if _asks_for_websocket(request) and self._is_upgrade(request.method.decode("ascii"), path):
             raise _WebSocketUpgrade(_head(request) + self.connection.trailing_data[0])
@@ -291,9 +293,51 @@ class _Http11(H11Protocol):
 
 _UNREADABLE = {
     400: (b"invalid_http", b"This is not a valid HTTP request."),
+    414: (b"target_too_long", b"The head of the request must be at most %d bytes." % MAX_HEAD_BYTES),
     505: (b"http_version_not_supported", b"The server speaks HTTP/1.1."),
     431: (b"head_too_large", b"The head of the request must be at most %d bytes." % MAX_HEAD_BYTES),
 }
+
+
+def _refusal(request: h11.Request) -> int | None:
+    """Return the status for a request that is not served although h11 can parse it; None if it is served."""
+    if request.http_version not in (b"1.0", b"1.1"):
+        return 505
+    # h11 limits only a head that is still incomplete: one that came in a single piece passes it.
+    if len(request.target) > MAX_HEAD_BYTES:
+        return 414
+    if len(_head(request)) > MAX_HEAD_BYTES:
+        return 431
+    names = {name for name, _ in request.headers}
+    # A proxy in front may go by the other one of the two lengths, and take the rest of the body for a request of
+    # another client (RFC 9112, 6.3).
+    if {b"content-length", b"transfer-encoding"} <= names:
+        return 400
+    scheme, separator, _ = request.target.partition(b"://")
+    if separator and scheme.lower() in (b"http", b"https") and not _ABSOLUTE.fullmatch(request.target):
+        return 400
+    return None
+
+
+# Without the user part, which no request of HTTP may have (RFC 9110, 4.2.4).
+_ABSOLUTE = re.compile(rb"https?://([^/?@]+)(/[^?]*)?(\?.*)?", re.IGNORECASE)
+
+
+def _with_origin_form(request: h11.Request) -> h11.Request:
+    """Return a request whose target is a path; the host of an absolute target replaces the Host header.
+
+    Source: RFC 9112, 3.2.2.
+    """
+    if (absolute := _ABSOLUTE.fullmatch(request.target)) is None:
+        return request
+    host, path, query = absolute.groups(default=b"")
+    others = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=(path or b"/") + query,
+        headers=[(b"Host", host), *others],
+        http_version=request.http_version,
+    )
 
 
 def _asks_for_websocket(request: h11.Request) -> bool:

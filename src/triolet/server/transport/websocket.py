@@ -105,8 +105,10 @@ class Handshake:
 
     async def accept(self) -> None:
         """Accept the upgrade."""
-        # A browser closes the connection if no subprotocol is chosen. One with a key is never echoed.
-        chosen = next((name for name in self._protocols if not name.startswith(KEY_PROTOCOL)), None)
+        # Browsers and npm's `ws` close the connection if none of the offered subprotocols is chosen. One with a key is
+        # echoed only if there is no other: a proxy may log the headers of the answer.
+        others = [name for name in self._protocols if not name.startswith(KEY_PROTOCOL)]
+        chosen = "realtime" if "realtime" in others else next(iter((*others, *self._protocols)), None)
         await self._request.accept(subprotocol=chosen)
 
     async def reject(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
