@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,47 +150,57 @@ HELLO = {"model": MODEL, "input": "Hi", "max_output_tokens": 4}
 CREATE = {"type": "response.create", **HELLO}
 
 
+TOO_LONG_FOR_A_MESSAGE = {"unknown keys", "logit_bias", "messages of 60 MB", "a text of 60 MB"}
+"""Bodies of more than the 4 MiB that a WebSocket message may have."""
+
+
 def numbered(count: int, item: str) -> bytes:
     """Return `count` items, with their numbers in place of N, separated by commas."""
     return ",".join(item.replace("N", str(number)) for number in range(count)).encode()
 
 
-def bodies() -> dict[str, bytes]:
-    """Return bodies that are long, wide or deep."""
+def bodies() -> dict[str, Callable[[], bytes]]:
+    """Return what makes bodies that are long, wide or deep: all of them together take seconds and 300 MiB."""
     start = json.dumps({**HELLO, "messages": CHAT["messages"]}).encode()[:-1] + b","
     mib = 2**20
     return {
-        "unknown keys": start + numbered(4_000_000, '"N":1') + b"}",
-        "few unknown keys": start + numbered(2000, '"N":1') + b"}",
-        "logit_bias": start + b'"logit_bias":{' + numbered(2_000_000, '"N":1') + b"}}",
-        "short logit_bias": start + b'"logit_bias":{' + numbered(2000, '"N":1') + b"}}",
-        "messages of 60 MB": b'{"model":"x","messages":['
-        + numbered(1_000_000, json.dumps({"role": "user"}))
-        + b"]}",
-        "a text of 60 MB": b'{"input":"' + b"x" * 60 * mib + b'"}',
-        "a text of 4 MB": start + b'"user":"' + b"x" * (4 * mib - 200) + b'"}',
-        "newlines of 4 MB": start + b'"user":"' + b"\\n" * (2 * mib - 200) + b'"}',
-        "escapes of 4 MB": start + b'"user":"' + b"\\u0041" * (4 * mib // 6 - 200) + b'"}',
-        "emoji of 4 MB": start + b'"user":"' + "😀".encode() * (mib - 200) + b'"}',
-        "quotes of 4 MB": b'{"input":' + b'"' * (4 * mib - 100),
-        "backslashes of 4 MB": b'{"input":"' + b"\\" * (4 * mib - 100),
-        "token ids": start + b'"prompt":[' + numbered(250_000, "1") + b"]}",
-        "floats": start + b'"prompt":[' + numbered(250_000, "1.25e3") + b"]}",
-        "strings": start + b'"stop":[' + numbered(200_000, '"N"') + b"]}",
-        "lists": start + b'"a":[' + numbered(200_000, "[]") + b"]}",
-        "objects": start + b'"a":[' + numbered(200_000, "{}") + b"]}",
-        "deep lists": start + b'"a":' + b"[" * (4 * mib - 200),
-        "deep objects": b'{"a":' * 800_000,
-        "spaces": b'{"a":' + b" " * (4 * mib - 100) + b"1}",
-        "a long number": b'{"a":' + b"1" * (4 * mib - 100) + b"}",
-        "metadata": start + b'"metadata":{"a":"' + b"x" * 3 * mib + b'"}}',
-        "long metadata keys": start + b'"metadata":{"' + b"x" * 3 * mib + b'":"a"}}',
-        "long identifiers": start + b'"user":"' + b"x" * mib + b'","prompt_cache_key":"' + b"y" * mib + b'"}',
-        "many tools": start
-        + b'"tools":['
-        + numbered(2000, '{"type":"function","name":"fN","parameters":{"type":"object"}}')
-        + b"]}",
-        "many messages": start + b'"input":[' + numbered(2000, '{"role":"user","content":"x"}') + b"]}",
+        "unknown keys": lambda: start + numbered(4_000_000, '"N":1') + b"}",
+        "few unknown keys": lambda: start + numbered(2000, '"N":1') + b"}",
+        "logit_bias": lambda: start + b'"logit_bias":{' + numbered(2_000_000, '"N":1') + b"}}",
+        "short logit_bias": lambda: start + b'"logit_bias":{' + numbered(2000, '"N":1') + b"}}",
+        "messages of 60 MB": lambda: (
+            b'{"model":"x","messages":[' + numbered(1_000_000, json.dumps({"role": "user"})) + b"]}"
+        ),
+        "a text of 60 MB": lambda: b'{"input":"' + b"x" * 60 * mib + b'"}',
+        "a text of 4 MB": lambda: start + b'"user":"' + b"x" * (4 * mib - 200) + b'"}',
+        "newlines of 4 MB": lambda: start + b'"user":"' + b"\\n" * (2 * mib - 200) + b'"}',
+        "escapes of 4 MB": lambda: start + b'"user":"' + b"\\u0041" * (4 * mib // 6 - 200) + b'"}',
+        "emoji of 4 MB": lambda: start + b'"user":"' + "😀".encode() * (mib - 200) + b'"}',
+        "quotes of 4 MB": lambda: b'{"input":' + b'"' * (4 * mib - 100),
+        "backslashes of 4 MB": lambda: b'{"input":"' + b"\\" * (4 * mib - 100),
+        "token ids": lambda: start + b'"prompt":[' + numbered(250_000, "1") + b"]}",
+        "floats": lambda: start + b'"prompt":[' + numbered(250_000, "1.25e3") + b"]}",
+        "strings": lambda: start + b'"stop":[' + numbered(200_000, '"N"') + b"]}",
+        "lists": lambda: start + b'"a":[' + numbered(200_000, "[]") + b"]}",
+        "objects": lambda: start + b'"a":[' + numbered(200_000, "{}") + b"]}",
+        "deep lists": lambda: start + b'"a":' + b"[" * (4 * mib - 200),
+        "deep objects": lambda: b'{"a":' * 800_000,
+        "spaces": lambda: b'{"a":' + b" " * (4 * mib - 100) + b"1}",
+        "a long number": lambda: b'{"a":' + b"1" * (4 * mib - 100) + b"}",
+        "metadata": lambda: start + b'"metadata":{"a":"' + b"x" * 3 * mib + b'"}}',
+        "long metadata keys": lambda: start + b'"metadata":{"' + b"x" * 3 * mib + b'":"a"}}',
+        "long identifiers": lambda: (
+            start + b'"user":"' + b"x" * mib + b'","prompt_cache_key":"' + b"y" * mib + b'"}'
+        ),
+        "many tools": lambda: (
+            start
+            + b'"tools":['
+            + numbered(2000, '{"type":"function","name":"fN","parameters":{"type":"object"}}')
+            + b"]}"
+        ),
+        "many messages": lambda: (
+            start + b'"input":[' + numbered(2000, '{"role":"user","content":"x"}') + b"]}"
+        ),
     }
 
 
@@ -257,11 +268,16 @@ def slow_websockets(client: Client, count: int) -> None:
 def attacks() -> dict[str, Attack]:
     """Return all attacks by name."""
 
-    def post(path: str, body: bytes | Any) -> Attack:
-        return lambda client: (client.request("POST", path, body), None)[1]
+    def post(path: str, body: Callable[[], bytes] | bytes | Any) -> Attack:
+        made = cache(body) if callable(body) else lambda: body
+        return lambda client: (client.request("POST", path, made()), None)[1]
 
     def frames(data: bytes) -> Attack:
         return lambda client: client.send_frames(data)
+
+    def message(body: Callable[[], bytes]) -> Attack:
+        made = cache(lambda: frame(b'{"type":"response.create",' + body()[1:]))
+        return lambda client: client.send_frames(made())
 
     found: dict[str, Attack] = {"nothing": lambda client: time.sleep(0.2)}
     opened = frame(b"", fin=False)
@@ -286,10 +302,10 @@ def attacks() -> dict[str, Attack]:
         found[f"frames: {name}"] = frames(
             (opened if "fragments" in name else b"") + piece * (100_000 // len(piece) + 5000)
         )
-    for name, raw in bodies().items():
-        found[f"body: {name}"] = post("/v1/chat/completions" if "message" in name else "/v1/responses", raw)
-        if len(raw) < 2**22:
-            found[f"message: {name}"] = frames(frame(b'{"type":"response.create",' + raw[1:]))
+    for name, body in bodies().items():
+        found[f"body: {name}"] = post("/v1/chat/completions" if "message" in name else "/v1/responses", body)
+        if name not in TOO_LONG_FOR_A_MESSAGE:
+            found[f"message: {name}"] = message(body)
     for name, form in grammars().items():
         found[f"grammar: {name}"] = post("/v1/responses", {**HELLO, "structured_outputs": form})
 

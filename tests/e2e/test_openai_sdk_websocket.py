@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from agents import Agent, OpenAIProvider, RunConfig, Runner, set_tracing_disabled
 from openai import AsyncOpenAI, OpenAI
 from openai.lib.responses_websocket import (
     AsyncResponsesWebSocketSession,
@@ -273,6 +272,9 @@ def test_the_asynchronous_client_does_the_same(server: Server) -> None:
 
 
 def test_the_agents_sdk_runs_over_the_websocket(server: Server) -> None:
+    # Takes seconds to import, which only this test has to spend.
+    from agents import Agent, OpenAIProvider, RunConfig, Runner, set_tracing_disabled
+
     async def story() -> tuple[str, str, list[str]]:
         async with async_client(server) as client:
             provider = OpenAIProvider(openai_client=client, use_responses=True, use_responses_websocket=True)

@@ -120,7 +120,11 @@ def test_what_depends_on_the_model_is_refused_at_the_request(
 
 
 def test_as_many_logprobs_as_named_tokens_are_one_wish() -> None:
-    SamplingParams(logprobs=2, logprob_token_ids=[1, 2]).check_vocabulary(1000)
+    params = SamplingParams(logprobs=2, logprob_token_ids=[1, 2])
+    params.check_vocabulary(1000)
+    assert (params.logprobs, plain(params.logprob_token_ids)) == (2, [1, 2])
+    with pytest.raises(InvalidParams, match="logprobs must equal len"):
+        SamplingParams(logprobs=3, logprob_token_ids=[1, 2]).check_vocabulary(1000)
 
 
 @pytest.mark.parametrize(
