@@ -54,6 +54,13 @@ class GatewayConfig(Configuration):
     api_keys: tuple[str, ...] = option(
         "API keys, separated by commas; without any, the engine's.", default=(), rule=texts(), is_secret=True
     )
+    priority_keys: tuple[str, ...] = option(
+        # where there are keys, each could otherwise put its requests before those of all others
+        "Further API keys, separated by commas, whose requests may have a priority below 0.",
+        default=(),
+        rule=texts(),
+        is_secret=True,
+    )
     allowed_origins: tuple[str, ...] = option(
         # without this check, every web page that a user visits could use the server on the user's own machine
         "Origins of web pages that may connect, beside the server's own; * allows all.",

@@ -223,7 +223,8 @@ class Engine:
             lora: not offered yet.
             cache_salt: prefixes are shared only between requests of the same salt.
             trace_headers: `traceparent` and `tracestate` of the request's trace; by default the caller's span.
-            owner: name that `requests` filters by. A server sets it to its key, where `client` comes from the request.
+            owner: name that `requests` filters by. It takes the place of `client` in admission and fairness: a server
+                sets it to the name of the key, where `client` comes from the request.
         Raises:
             InvalidRequest: a wrong argument. Checks that need the model or the engine's state are made when the stream
                 is entered, which raises `InvalidRequest`, `Overloaded`, `EngineClosed` or `EngineDead`.

@@ -44,7 +44,7 @@ class Submission:
 
     Args:
         trace_headers: headers of the request's trace.
-        owner: name that `Engine.requests` filters by.
+        owner: name that `Engine.requests` filters by, and that admission and fairness count by before `client`.
         outputs: outputs of the answers, by index, once they are in the journal.
         answers: collector that the reader takes outputs from, once there are any.
         reader: cell in which the reader waits.
@@ -73,6 +73,11 @@ class Submission:
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     saved: SavedRequest | None = None
     began_s: float = 0.0
+
+    @property
+    def account(self) -> str | None:
+        """Name under which admission counts the request; see `Request.account`."""
+        return self.client if self.owner is None else self.owner
 
     @property
     def is_live(self) -> bool:
@@ -216,6 +221,7 @@ class RequestPreparation:
             queue_deadline_s=queue_deadline_s,
             priority=submission.priority,
             client=submission.client,
+            owner=submission.owner,
             cache_salt=submission.cache_salt,
             trace_headers=submission.trace_headers,
         )

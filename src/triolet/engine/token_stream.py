@@ -174,7 +174,7 @@ class RequestTable:
         was_admitted = submission.saved is not None
         num_places = submission.num_places(params.n)
         admission.reserve(
-            trio.current_time(), num_places, client=submission.client, was_admitted=was_admitted
+            trio.current_time(), num_places, client=submission.account, was_admitted=was_admitted
         )
         self.submissions[request_id], submission.began_s = submission, trio.current_time()
         self._resumed.discard(request_id)
@@ -183,12 +183,12 @@ class RequestTable:
                 requests = await self._preparation.resolve(submission, params)
             self._availability.check_open()
             if not was_admitted:
-                admission.check_tokens(trio.current_time(), submission.client)
+                admission.check_tokens(trio.current_time(), submission.account)
         except BaseException:
             del self.submissions[request_id]
             raise
         finally:
-            admission.give_back(num_places, submission.client)
+            admission.give_back(num_places, submission.account)
         # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
         self._open(submission, requests)
         if submission.was_aborted:

@@ -26,6 +26,7 @@ class Access:
     Args:
         listens_on: the address that it listens on.
         api_keys: bearer keys; without any, every client is accepted.
+        priority_keys: those of them whose requests may have a priority below 0; without keys every request may.
         allowed_origins: of web pages that may connect, besides the server's own; `*` means any.
         allowed_hosts: names accepted in the Host header; `*` means any. Default: this machine's names, if there are no
             keys and the server listens on this machine only, otherwise any.
@@ -33,6 +34,7 @@ class Access:
 
     listens_on: str = "127.0.0.1"
     api_keys: tuple[str, ...] = ()
+    priority_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
 
@@ -56,7 +58,27 @@ class Access:
                 status=401,
                 type="authentication_error",
             )
-        return hashlib.sha256(given).hexdigest()[:16]
+        return owner_name(given)
+
+    def check_priority(self, owner: str | None, priority: int) -> None:
+        """Check the priority of a request.
+
+        Args:
+            owner: name of its key, from `owner`.
+            priority: lower runs first.
+        Raises:
+            WireError: 403, the priority is better than the default, and the key has no permission for it.
+        """
+        permitted = {owner_name(key.encode()) for key in self.priority_keys}
+        if priority >= 0 or not self.api_keys or owner in permitted:
+            return
+        raise WireError(
+            "This API key may not set a priority below 0 (--priority-keys).",
+            code="priority_not_allowed",
+            status=403,
+            type="permission_error",
+            param="priority",
+        )
 
     def check_host(self, host: str | None) -> None:
         """Check the Host header.
@@ -108,6 +130,11 @@ class Access:
                 status=403,
                 type="permission_error",
             )
+
+
+def owner_name(key: bytes) -> str:
+    """Return the name of a key, a hash of it."""
+    return hashlib.sha256(key).hexdigest()[:16]
 
 
 def _name_of(host: str | None) -> str:

@@ -278,6 +278,23 @@ async def test_a_key_has_only_so_many_responses_at_the_same_time(
             assert sorted(endings(await client.until_ended(2))) == ["a:response.incomplete", "b:error"]
 
 
+async def test_a_turn_of_a_key_without_permission_for_its_priority_ends_with_an_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(api_keys=("plain",), priority_keys=("first",))
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway, authorization="Bearer plain") as client:
+            await client.create(priority=-1)
+            await client.create(priority=1)
+            events = await client.until_ended(2)
+            assert events[0]["error"]["code"] == "priority_not_allowed"
+            assert (events[0]["status"], events[0]["error"]["param"]) == (403, "priority")
+            assert endings(events) == [":error", ":response.incomplete"]
+        async with connected(gateway, authorization="Bearer first") as client:
+            await client.create(priority=-1)
+            assert endings(await client.until_ended()) == [":response.incomplete"]
+
+
 async def test_a_handshake_that_never_ends_is_ended(autojump_clock: trio.testing.MockClock) -> None:
     async with chatting_engine() as engine, open_gateway(engine) as gateway:
         ours, theirs = trio.testing.memory_stream_pair()

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, serving
 from triolet.config.server import GatewayConfig
+from triolet.protocol.access import owner_name
 
 CHAT = "/v1/chat/completions"
 
@@ -198,3 +201,71 @@ async def test_a_wrong_method_is_said_to_be_one(method: str, path: str) -> None:
         answer = await scene.call(method, path).run()
     assert answer.error[:2] == (405, "method_not_allowed")
     assert "allow" in answer.headers
+
+
+async def test_eight_names_under_one_key_get_together_one_keys_share(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one, two = ({"Authorization": f"Bearer {key}"} for key in KEYS.api_keys)
+    asked = {"model": MODEL, "max_tokens": 400, "ignore_eos": True}
+    async with (
+        serving(
+            FakeExecutor(num_blocks=2048, block_size=4), config=KEYS, policy="fair", max_num_seqs=4
+        ) as scene,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(8):
+            named = {**asked, "prompt": "A" * 10, "client": f"name-{number}"}
+            nursery.start_soon(scene.call("POST", "/v1/completions", named, headers=one).run)
+            lonely = {**asked, "prompt": "B" * 10}
+            nursery.start_soon(scene.call("POST", "/v1/completions", lonely, headers=two).run)
+        await trio.sleep(200 * STEP_S)
+        num_tokens = [
+            sum(request.num_output_tokens for request in scene.engine.requests(owner_name(key.encode())))
+            for key in KEYS.api_keys
+        ]
+        assert min(num_tokens) > 100
+        assert max(num_tokens) < 1.3 * min(num_tokens)
+        assert {request.client for request in scene.engine.requests()} >= {f"name-{n}" for n in range(8)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_eight_names_under_one_key_leave_another_key_its_part_of_the_queue(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    one, two = ({"Authorization": f"Bearer {key}"} for key in KEYS.api_keys)
+    long = {"model": MODEL, "prompt": "A", "max_tokens": 40}
+    async with (
+        serving(config=KEYS, policy="fair", max_num_seqs=2, max_queued_requests=14) as scene,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(16):
+            named = {**long, "client": f"name-{number % 8}"}
+            nursery.start_soon(scene.call("POST", "/v1/completions", named, headers=one).run)
+        await wait_all_tasks_blocked()
+        assert len(scene.engine.requests()) < 16
+        assert (await scene.post("/v1/completions", {**long, "max_tokens": 1}, headers=two)).status == 200
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": HELLO["messages"], "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "A", "max_tokens": 1}),
+        ("/v1/responses", {"input": "A", "max_output_tokens": 1}),
+    ],
+)
+async def test_a_key_needs_permission_for_a_priority_before_all_others(
+    path: str, fields: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    config = GatewayConfig(api_keys=("plain",), priority_keys=("first",))
+    plain, first = ({"Authorization": f"Bearer {key}"} for key in ("plain", "first"))
+    body = {"model": MODEL, **fields}
+    async with serving(config=config) as scene:
+        refused = await scene.post(path, {**body, "priority": -1}, headers=plain)
+        assert refused.error == (403, "priority_not_allowed", "priority")
+        assert (await scene.post(path, {**body, "priority": 1}, headers=plain)).status == 200
+        assert (await scene.post(path, {**body, "priority": -1}, headers=first)).status == 200
+    async with serving() as scene:
+        assert (await scene.post(path, {**body, "priority": -1})).status == 200

@@ -74,7 +74,8 @@ class Request:
         num_answers: to the prompt, this one included.
         stream_interval: tokens from one output of the stream to the next.
         constraint: grammar and reasoning rules of the answer.
-        client: name under which admission and fairness count the request.
+        client: name of the client that the request belongs to.
+        owner: name of the server's key, if there is one.
         task: kind of result.
         cache_namespace: requests share cached blocks only within one.
         trace_headers: names and values of the trace context headers.
@@ -98,12 +99,19 @@ class Request:
     stream_interval: int = 1
     constraint: Constraint | None = None
     client: str | None = None
+    owner: str | None = None
     task: RequestTask = RequestTask.GENERATE
     cache_namespace: CacheNamespace = DEFAULT_NAMESPACE
     trace_headers: TraceHeaders = ()
     arrival_s: float = 0.0
     deadline_s: float = float("inf")
     queue_deadline_s: float = float("inf")
+
+    @property
+    def account(self) -> str | None:
+        """Name under which admission and fairness count the request: that of the key, or of the client without one."""
+        # A server takes `client` from the request, so that it must not decide on a key's share.
+        return self.client if self.owner is None else self.owner
 
     @property
     def ending_token_ids(self) -> frozenset[int]:

@@ -261,6 +261,7 @@ class RequestBuilder:
         queue_deadline_s: float = NEVER,
         priority: int = 0,
         client: str | None = None,
+        owner: str | None = None,
         cache_salt: str | None = None,
         trace_headers: TraceHeaders = (),
     ) -> tuple[Request, ...]:
@@ -287,6 +288,7 @@ class RequestBuilder:
             stream_interval=max(params.stream_interval or 1, self.config.stream_interval),
             constraint=constraint,
             client=client,
+            owner=owner,
             cache_namespace=CacheNamespace(salt=cache_salt),
             trace_headers=trace_headers,
             arrival_s=arrival_s,

@@ -113,7 +113,7 @@ class Admission:
         Args:
             now_s: monotonic seconds.
             num_places: answers.
-            client: owner of the request.
+            client: account of the request.
             was_admitted: by another engine before, so that its waiting tokens are not checked again.
         Raises:
             Overloaded: too few places are free, or the free ones are reserved for other clients.
@@ -156,16 +156,16 @@ class Admission:
         return self._divided(self.max_live_requests, client)
 
     def _divided(self, number: int, client: str | None) -> int:
-        clients = {entry.request.client for entry in self.journal} | self._reserved.keys() | {client}
+        clients = {entry.request.account for entry in self.journal} | self._reserved.keys() | {client}
         return number // (len(clients) + 1)
 
     def _places(self, client: str | None) -> int:
-        num_live = sum(entry.request.client == client for entry in self.journal)
+        num_live = sum(entry.request.account == client for entry in self.journal)
         return num_live + self._reserved[client]
 
     def _queued_tokens(self, client: str | None) -> int:
         waiting = (entry.request for entry in self.journal if entry.scheduled_s is None)
-        return sum(len(request.prompt_token_ids) for request in waiting if request.client == client)
+        return sum(len(request.prompt_token_ids) for request in waiting if request.account == client)
 
     def give_back(self, num_places: int = 1, client: str | None = None) -> None:
         """Return reserved places: the request is in the journal now, or was refused."""

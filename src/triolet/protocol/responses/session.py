@@ -36,6 +36,7 @@ import attrs
 
 from triolet.core.request.params import SamplingParams
 from triolet.core.tools import ToolPlan
+from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import (
@@ -239,6 +240,7 @@ class ResponsesContext:
     """Settings and shared state of a server that its sessions need.
 
     Args:
+        access: rules of the server.
         models: names of the model; responses carry the first one.
         defaults: the model's default sampling parameters.
         store: of responses that outlive their connection.
@@ -258,6 +260,7 @@ class ResponsesContext:
     defaults: SamplingParams
     store: ResponseStore
     new_id: NewId
+    access: Access = attrs.field(factory=Access)
     find_resumable: Callable[[str, str | None], ResponseBuilder | None] = lambda response_id, owner: None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -522,6 +525,7 @@ class Session:
             return
         request, params = turn.request, turn.params
         assert request is not None and params is not None, "a turn without an error has a request"
+        self._context.access.check_priority(self._owner, request.priority)
         stores = (self._local, self._context.store)
         before = previous_messages(request.previous_response_id, self._owner, *stores)
         turn.answer = self._context.answer(request, params, before, now)

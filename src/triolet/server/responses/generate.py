@@ -133,6 +133,7 @@ def responses_context(
     """
     return ResponsesContext(
         models=_names(engine),
+        access=access_to(engine, config),
         defaults=engine.default_sampling_params(),
         store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         new_id=new_id,
@@ -166,7 +167,8 @@ def access_to(engine: Engine, config: GatewayConfig) -> Access:
     """Return the access rules of a server for this engine."""
     return Access(
         listens_on=config.host,
-        api_keys=config.api_keys or engine.config.api_keys,
+        api_keys=(*(config.api_keys or engine.config.api_keys), *config.priority_keys),
+        priority_keys=config.priority_keys,
         allowed_origins=config.allowed_origins,
         allowed_hosts=config.allowed_hosts,
     )

@@ -75,7 +75,12 @@ class AppContext:
         return nullcontext() if self.gateway is None else self.gateway.acquire_slot(owner)
 
     def arguments(self, request: Request, body: GenerationRequest) -> dict[str, Any]:
-        """Return the arguments of `Engine.generate` beside prompt and parameters."""
+        """Return the arguments of `Engine.generate` beside prompt and parameters.
+
+        Raises:
+            WireError: the key may not set this priority, or the deadline is invalid.
+        """
+        self.access.check_priority(owner_of(request), body.priority)
         return {
             "priority": body.priority,
             "client": body.client or owner_of(request),

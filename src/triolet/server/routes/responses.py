@@ -40,6 +40,7 @@ async def responses(request: Request) -> Response:
         raise unsupported("resumable", "resumable is not supported without a gateway")
     if (deadline_s := deadline_of(request, body.timeout)) is not None:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
+    context.access.check_priority(owner, body.priority)
     body = body.traced_by(pick_trace_headers(request.headers))
     params = context.responses_context.params(body)
     before = previous_messages(body.previous_response_id, owner, context.responses_context.store)

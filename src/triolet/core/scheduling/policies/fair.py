@@ -330,4 +330,4 @@ class FairQueue(WaitingQueue):
 
 def client_of(sequence: Sequence) -> Client:
     """Return the client that the tokens of a request are counted for."""
-    return sequence.entry.request.client
+    return sequence.entry.request.account
