@@ -87,9 +87,7 @@ class FakeModel:
         for row in plan.rows:
             self._write(row)
         sampled = [one for planned in plan.rows if planned.sample for one in self._sample(planned)]
-        tokens = tuple(token for token in sampled if isinstance(token, SampledToken))
-        failures = tuple(failure for failure in sampled if isinstance(failure, RowFailure))
-        return StepResult(plan.step_id, tokens, failures)
+        return StepResult(plan.step_id, tuple(sampled))
 
     def _write(self, planned: PlanRow) -> None:
         row = self.rows[planned.row_id]

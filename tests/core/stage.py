@@ -9,7 +9,15 @@ from tests.core.make import make_request
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.params import SamplingParams
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
-from triolet.core.step_plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import (
+    PlanRow,
+    RowFailure,
+    RowResult,
+    RowStart,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 
 BLOCK_SIZE = 4
 NOTHING: Mapping[str, int] = {}
@@ -85,16 +93,16 @@ class Stage:
         self, plan: StepPlan, tokens: Mapping[str, int] = NOTHING, *, failing: Sequence[str] = ()
     ) -> StepResult:
         """What the model makes of a plan: the token ids that the test says, or 9."""
-        sampled, failures = [], []
+        results: list[RowResult] = []
         for row in plan.rows:
             start = self.rows[row.row_id]
             if row.sample and start.request_id in failing:
-                failures.append(RowFailure(start.request_id, start.epoch, "planted"))
+                results.append(RowFailure(start.request_id, start.epoch, "planted"))
             elif row.sample:
                 position = row.start + row.num_tokens - len(start.prompt_token_ids)
                 token_id = tokens.get(start.request_id, 9)
-                sampled.append(SampledToken(start.request_id, start.epoch, position, token_id))
-        return StepResult(plan.step_id, tuple(sampled), tuple(failures))
+                results.append(SampledToken(start.request_id, start.epoch, position, token_id))
+        return StepResult(plan.step_id, tuple(results))
 
     def end(
         self, plan: StepPlan, tokens: Mapping[str, int] = NOTHING, *, failing: Sequence[str] = ()

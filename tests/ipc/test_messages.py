@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -18,7 +19,17 @@ from tests.ipc import values
 from tests.source_tree import SRC
 from triolet import SamplingParams
 from triolet.config.engine import EngineConfig
-from triolet.core.step_plan import PlanRow, RowStart, SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import (
+    PlanRow,
+    PromptLogprobs,
+    RowFailure,
+    RowResult,
+    RowStart,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from triolet.errors import FrameError
 from triolet.ipc.messages import (
     CONVERTER,
@@ -89,7 +100,7 @@ def test_messages_go_one_way_only() -> None:
 
 
 ROW = [0, 0, 1, [], True, None, []]
-TOKEN = ["r", 1, 0, 5, None]
+TOKEN = [0, ["r", 1, 0, 5, None]]
 
 
 @pytest.mark.parametrize(
@@ -111,17 +122,24 @@ TOKEN = ["r", 1, 0, 5, None]
         ("requests", ["StepPlan", [7, [], [], [ROW], "1"]]),  # a text for a number of steps
         ("requests", ["StepPlan", {"step_id": 7}]),
         ("requests", ["StepPlan"]),
-        ("requests", ["StepResult", [7, [], [], 0.0, None, [], True]]),
+        ("requests", ["StepResult", [7, [], 0.0, None, True]]),
         ("requests", ["object", []]),
         ("requests", [1, [7, [], [], [], 1]]),
         ("requests", [[], [7, [], [], [], 1]]),
         ("requests", {"StepPlan": [7, [], [], [], 1]}),
         ("requests", []),
         ("requests", None),
-        ("replies", ["StepResult", [7, [["r", 1, 0, "5", None]], [], 0.1, None, [], True]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], "0.1", None, [], True]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], None, None, [], True]]),
-        ("replies", ["StepResult", [7, [TOKEN], [], 1, None, [], 1]]),  # an int for a bool
+        ("replies", ["StepResult", [7, [[0, ["r", 1, 0, "5", None]]], 0.1, None, True]]),
+        ("replies", ["StepResult", [7, [TOKEN], "0.1", None, True]]),
+        ("replies", ["StepResult", [7, [TOKEN], None, None, True]]),
+        ("replies", ["StepResult", [7, [TOKEN], 1, None, 1]]),  # an int for a bool
+        ("replies", ["StepResult", [7, [TOKEN[1]], 1, None, True]]),  # no tag
+        ("replies", ["StepResult", [7, [[*TOKEN, 1]], 1, None, True]]),  # more than tag and fields
+        ("replies", ["StepResult", [7, [[1, TOKEN[1]]], 1, None, True]]),  # the tag of another variant
+        ("replies", ["StepResult", [7, [[3, TOKEN[1]]], 1, None, True]]),  # a tag of none
+        ("replies", ["StepResult", [7, [[-3, TOKEN[1]]], 1, None, True]]),  # an index from the end for a tag
+        ("replies", ["StepResult", [7, [[False, TOKEN[1]]], 1, None, True]]),  # a bool for a tag
+        ("replies", ["StepResult", [7, [["SampledToken", TOKEN[1]]], 1, None, True]]),  # a name for a tag
         ("requests", ["Halt", [1]]),
         ("replies", ["Failure", ["kind", "message", {"got": {}}]]),
         ("replies", ["Failure", ["kind", "message", {"got": [1]}]]),
@@ -138,8 +156,53 @@ def test_the_bodies_of_the_test_above_are_wrong_in_one_place_only() -> None:
     assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW], 1]]) == StepPlan(
         7, (), (), (PlanRow(0, 0, 1, (), sample=True),)
     )
-    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], [], 1, None, [], True]]) == StepResult(
-        7, (SampledToken("r", 1, 0, 5),), (), 1.0
+    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], 1, None, True]]) == StepResult(
+        7, (SampledToken("r", 1, 0, 5),), 1.0
+    )
+
+
+TOP = TokenLogprobs((5, 6), (-0.1, -float("inf")), 1)
+VARIANTS: list[RowResult] = [
+    SampledToken("r", 1, 0, 5),
+    SampledToken("r", 1, 1, 5, TOP),
+    PromptLogprobs(1, 1, (TOP, TOP)),
+    RowFailure("s", 2, "NaN"),
+]
+
+
+@pytest.mark.parametrize("rows", [*([one] for one in VARIANTS), VARIANTS, VARIANTS[::-1] * 2], ids=len)
+def test_each_variant_of_a_row_result_arrives_as_its_own_class_and_in_its_place(
+    rows: list[RowResult],
+) -> None:
+    arrived = through(REPLIES, StepResult(7, tuple(rows)))
+    assert isinstance(arrived, StepResult)
+    assert [type(row) for row in arrived.rows] == [type(row) for row in rows]
+    assert arrived.rows == tuple(rows)
+
+
+@given(st.floats())
+def test_a_log_probability_keeps_its_bits(number: float) -> None:
+    token = SampledToken("r", 1, 0, 5, TokenLogprobs((5,), (number,), 1))
+    arrived = through(REPLIES, StepResult(7, (token,)))
+    assert isinstance(arrived, StepResult)
+    [row] = arrived.rows
+    assert isinstance(row, SampledToken)
+    assert row.logprobs is not None
+    assert struct.pack("d", row.logprobs.logprobs[0]) == struct.pack("d", number)
+
+
+@pytest.mark.parametrize("tag", [3, -1, False, "SampledToken", None])
+def test_an_unknown_tag_is_refused_by_name(tag: object) -> None:
+    with pytest.raises(FrameError, match="a tag must be a whole number from 0 to 2; got "):
+        unpack(REPLIES, ["StepResult", [7, [[tag, TOKEN[1]]], 1, None, True]])
+
+
+def test_the_layout_covers_the_order_of_the_variants_that_the_tags_count() -> None:
+    def message(rows: Any) -> type:
+        return attrs.make_class("Whole", {"rows": attrs.field(type=rows)})
+
+    assert layout(message(tuple[SampledToken | RowFailure, ...])) != layout(
+        message(tuple[RowFailure | SampledToken, ...])
     )
 
 

@@ -144,16 +144,8 @@ logprobs = st.builds(TokenLogprobs, token_lists, lists(numbers), naturals)
 sampled_tokens = st.builds(SampledToken, any_text, naturals, naturals, token_ids, maybe() | logprobs)
 row_failures = st.builds(RowFailure, any_text, naturals, any_text)
 prompt_logprobs = st.builds(PromptLogprobs, naturals, naturals, lists(logprobs))
-results = st.builds(
-    StepResult,
-    naturals,
-    lists(sampled_tokens),
-    lists(row_failures),
-    numbers,
-    maybe() | any_text,
-    lists(prompt_logprobs),
-    st.booleans(),
-)
+row_results = sampled_tokens | prompt_logprobs | row_failures
+results = st.builds(StepResult, naturals, lists(row_results), numbers, maybe() | any_text, st.booleans())
 arguments = maybe() | any_text | st.integers(-(2**63), 2**63 - 1) | numbers | st.booleans() | lists(any_text)
 failures = st.builds(Failure, any_text, any_text, st.dictionaries(any_text, arguments, max_size=MANY))
 

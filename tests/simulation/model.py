@@ -131,13 +131,13 @@ class FaultyExecutor(FakeExecutor):
         raise RunnerDied("took too long", -9)
 
     def _told_again(self, plan: StepPlan, result: StepResult) -> StepResult:
-        tokens = result.tokens
+        rows = result.rows
         if self.world.is_due("runner.repeats_itself"):
-            tokens += tokens
+            rows = (*rows, *result.tokens)
         if self.world.is_due("runner.repeats_the_past"):
-            tokens = (*self._told, *tokens)
+            rows = (*self._told, *rows)
         self._told = [*self._told, *result.tokens][-MAX_REMEMBERED:]
-        return attrs.evolve(result, tokens=tokens, elapsed_s=self._elapsed_s(plan))
+        return attrs.evolve(result, rows=rows, elapsed_s=self._elapsed_s(plan))
 
     def _elapsed_s(self, plan: StepPlan) -> float:
         """What the step says it took, with some noise; the scheduler only compares such numbers with each other."""

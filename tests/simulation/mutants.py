@@ -106,7 +106,8 @@ def _no_epoch_check(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
         epochs = {s.entry.request.request_id: s.entry.epoch for s in self._queues.live.values()}
         tokens = tuple(attrs.evolve(t, epoch=epochs.get(t.request_id, t.epoch)) for t in result.tokens)
-        apply(self, attrs.evolve(result, tokens=tokens), now_s)
+        others = tuple(row for row in result.rows if not isinstance(row, SampledToken))
+        apply(self, attrs.evolve(result, rows=(*tokens, *others)), now_s)
 
     patch.setattr(Scheduler, "apply", mutated)
 

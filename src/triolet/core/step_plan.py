@@ -167,28 +167,40 @@ class RowFailure:
     reason: str
 
 
+RowResult = SampledToken | PromptLogprobs | RowFailure
+"""One result of a row in a step: a row may have none, one or several, of any of these kinds."""
+
+
 @attrs.frozen
 class StepResult:
     """Result of a step.
 
     Args:
         step_id: of the plan.
-        tokens: one per row with `sample` that did not fail, and one for each token of its draft that was right.
-        failures: rows that failed alone.
+        rows: a `SampledToken` per row with `sample` that did not fail, and one for each token of its draft that was
+            right; a `RowFailure` for a row that failed alone; `PromptLogprobs` of the rows whose requests asked for
+            them. The tokens of a row are in the order of their positions.
         elapsed_s: time the runner took, seconds.
         out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the
             runner is as it was, except that it knows the plan's rows and blocks.
-        prompt_logprobs: of the rows whose requests asked for them.
         is_last: whether the plan is done; else it is a run, and there is more to come.
     """
 
     step_id: int
-    tokens: tuple[SampledToken, ...]
-    failures: tuple[RowFailure, ...] = ()
+    rows: tuple[RowResult, ...]
     elapsed_s: float = 0.0
     out_of_memory: str | None = None
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     is_last: bool = True
+
+    @property
+    def tokens(self) -> tuple[SampledToken, ...]:
+        """The sampled tokens, in their order."""
+        return tuple([row for row in self.rows if isinstance(row, SampledToken)])
+
+    @property
+    def failures(self) -> tuple[RowFailure, ...]:
+        """The rows that failed alone, in their order."""
+        return tuple([row for row in self.rows if isinstance(row, RowFailure)])
 
 
 class StepRunner(Protocol):

@@ -26,12 +26,14 @@ Values
 Values become lists, and lists values again: exact types, exact lengths, and nothing coerced. A value is the list of its
 fields in order, without their names: the rows of a step are most of what is sent, and names would be most of their
 bytes and time. The layout, a checksum over names, types and order, is what both ends agree on instead. What a class
-demands of its fields it demands here, too.
+demands of its fields it demands here, too. A value of one of several classes is [tag, fields]: the tag is the index of
+its class in the union, which the layout covers as well.
 """
 
 from __future__ import annotations
 
 import struct
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -171,9 +173,50 @@ def _unstructure_fields(kind: Any) -> Callable[[Any], Any]:
     if len(types) < 2:  # attrgetter gives no tuple for one name
         return lambda value: [hook(getattr(value, name)) for hook, name in zip(hooks, types, strict=True)]
     values = attrgetter(*types)
-    if all(hook is identity for hook in hooks):
+    others = [(index, hook) for index, hook in enumerate(hooks) if hook is not identity]
+    if not others:
         return values
-    return lambda value: [hook(one) for hook, one in zip(hooks, values(value), strict=True)]
+
+    def unstructure(value: Any) -> list[Any]:
+        fields = list(values(value))
+        for index, hook in others:
+            fields[index] = hook(fields[index])
+        return fields
+
+    return unstructure
+
+
+# ------------------------------------------------------------------ a value of one of several classes
+
+
+def _is_variants(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType) and all(map(attrs.has, get_args(kind)))
+
+
+def _structure_variants(kind: Any) -> Structure:
+    """Return the hook that makes an instance of one class of a union from its tag and the list of its fields."""
+    variants = [(CONVERTER.get_structure_hook(variant), variant) for variant in get_args(kind)]
+
+    def structure(value: Any, _: Any) -> Any:
+        tag, fields = _list(value)
+        if type(tag) is not int or not 0 <= tag < len(variants):
+            raise ValueError(f"a tag must be a whole number from 0 to {len(variants) - 1}; got {shown(tag)}")
+        hook, variant = variants[tag]
+        return hook(fields, variant)
+
+    return structure
+
+
+def _unstructure_variants(kind: Any) -> Callable[[Any], Any]:
+    variants = {
+        variant: (tag, CONVERTER.get_unstructure_hook(variant)) for tag, variant in enumerate(get_args(kind))
+    }
+
+    def unstructure(value: Any) -> tuple[int, Any]:
+        tag, hook = variants[type(value)]
+        return tag, hook(value)
+
+    return unstructure
 
 
 for _kind in _PLAIN:
@@ -187,6 +230,8 @@ CONVERTER.register_structure_hook_func(lambda kind: kind == Argument, _argument)
 CONVERTER.register_unstructure_hook_func(lambda kind: kind == Argument, lambda value: value)
 CONVERTER.register_structure_hook_factory(attrs.has, _structure_fields)
 CONVERTER.register_unstructure_hook_factory(attrs.has, _unstructure_fields)
+CONVERTER.register_structure_hook_factory(_is_variants, _structure_variants)
+CONVERTER.register_unstructure_hook_factory(_is_variants, _unstructure_variants)
 
 
 def layout_of(kinds: tuple[type, ...]) -> int:

@@ -119,9 +119,8 @@ class ModelRunner:
                 plan
             )  # as if the step had not begun: what is in the KV cache is written again
             return StepResult(plan.step_id, (), out_of_memory=problem)
-        tokens, failures = self.note(step.sampled, samples)
-        elapsed_s = time.perf_counter() - began_s
-        return StepResult(plan.step_id, tokens, failures, elapsed_s, prompt_logprobs=prompts)
+        rows = (*self.note(step.sampled, samples), *prompts)
+        return StepResult(plan.step_id, rows, time.perf_counter() - began_s)
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, done_fd: int) -> BackgroundRun | None:
@@ -173,31 +172,29 @@ class ModelRunner:
         apply_bitmasks_(logits, masks)
         return batch.sample(logits) if step.sampled else NO_SAMPLES, prompts
 
-    def note(
-        self, rows: tuple[Row, ...], samples: Samples
-    ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
+    def note(self, rows: tuple[Row, ...], samples: Samples) -> list[SampledToken | RowFailure]:
         """Store the sampled tokens in their rows, and return them as results.
 
         Args:
             rows: as in `StepInput.sampled`.
             samples: theirs.
         """
-        tokens, failures = [], []
+        results: list[SampledToken | RowFailure] = []
         over: Row | None = None  # samples of a row after a rejected draft token or a failure are dropped
         for i, row in enumerate(rows):
             if row is over:
                 continue
             if i in samples.failures:
-                failures.append(RowFailure(row.request_id, row.epoch, samples.failures[i]))
+                results.append(RowFailure(row.request_id, row.epoch, samples.failures[i]))
                 over = row
                 continue
             token_id = samples.token_ids[i]
             position = len(row.sampling.output_token_ids)
-            tokens.append(
+            results.append(
                 SampledToken(row.request_id, row.epoch, position, token_id, samples.logprobs.get(i))
             )
             over = None if row.append(token_id) else row
-        return tuple(tokens), tuple(failures)
+        return results
 
     def _batch_for(self, rows: tuple[Row, ...]) -> SamplingBatch:
         # the last step's tensors if the rows are the same; a row that is repeated (draft tokens) changes in each step
@@ -241,12 +238,12 @@ class BackgroundRun:
         if not self._is_first:  # the plan has advanced the rows for the first step
             for row in self._rows:
                 row.go_on()
-        tokens, failures = self._runner.note(self._rows, greedy_samples(step.max_logits, step.token_ids))
+        rows = tuple(self._runner.note(self._rows, greedy_samples(step.max_logits, step.token_ids)))
         # the first step of a run includes the time to prepare the input, as that of `execute` does
         elapsed_s = step.elapsed_s + (self._prepared_s if self._is_first else 0.0)
         self._is_first = False
         is_last = is_newest and self._run.is_over
-        return StepResult(self._step_id, tokens, failures, elapsed_s, is_last=is_last)
+        return StepResult(self._step_id, rows, elapsed_s, is_last=is_last)
 
     @property
     def is_over(self) -> bool:

@@ -231,5 +231,5 @@ def test_what_is_left_of_a_run_begins_one_token_further_and_brings_nothing_new()
 
 def test_nothing_is_left_of_a_run_after_its_last_step_a_failure_or_for_want_of_memory() -> None:
     assert attrs.evolve(PLAN, num_steps=1).after(StepResult(7, ())) is None
-    assert PLAN.after(StepResult(7, (), (RowFailure("r", 1, "NaN"),))) is None
+    assert PLAN.after(StepResult(7, (RowFailure("r", 1, "NaN"),))) is None
     assert PLAN.after(StepResult(7, (), out_of_memory="none")) is None

@@ -29,7 +29,7 @@ from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, T
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence, commit_tokens, ending_of, largest_first
 from triolet.core.scheduling.step_planner import SpeculativeDecoding, StepPlanner
-from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.step_plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -243,24 +243,31 @@ class Scheduler:
         self.journal.stats.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
         self.recovery.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.recovery.poison_bisection.step_done(self.marks())
-        failed_epochs = {failure.epoch for failure in result.failures}
-        grown = commit_tokens(self.journal, result.tokens, self._queues.by_epoch, now_s)
+        tokens: list[SampledToken] = []
+        failures: dict[int, RowFailure] = {}
+        for row in result.rows:
+            match row:
+                case SampledToken():
+                    tokens.append(row)
+                case PromptLogprobs():
+                    if (prompted := self._queues.by_epoch.get(row.epoch)) is not None:
+                        prompted.entry.add_prompt_logprobs(row)
+                case RowFailure():
+                    failures[row.epoch] = row
+        grown = commit_tokens(self.journal, tokens, self._queues.by_epoch, now_s)
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
                 self._speculative.end_step(sequence)
-                if sequence.entry.epoch not in failed_epochs:  # the KV of a failed row may be NaN, too
+                if sequence.entry.epoch not in failures:  # the KV of a failed row may be NaN, too
                     publish_computed(self.cache, sequence)
-        for share in result.prompt_logprobs:
-            if (prompted := self._queues.by_epoch.get(share.epoch)) is not None:
-                prompted.entry.add_prompt_logprobs(share)
         for epoch, ending in grown.items():
             self._progress[self._queues.by_epoch[epoch].entry.serial] = None
             if ending is not None:
                 self._finish(self._queues.by_epoch[epoch], *ending)
             else:
                 self._fail_if_too_long(self._queues.by_epoch[epoch])
-        for failure in result.failures:
-            if (failed := self._queues.by_epoch.get(failure.epoch)) is not None:
+        for epoch, failure in failures.items():
+            if (failed := self._queues.by_epoch.get(epoch)) is not None:
                 failed.entry.failure = failure.reason
                 self._finish(failed, FinishReason.ERROR)
         self._scheduled = []
