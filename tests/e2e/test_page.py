@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -237,6 +238,167 @@ def test_the_engine_is_shown_as_it_is(page: Any) -> None:
     assert page.get_attribute("#rates .curve", "d").startswith("M")
 
 
+def test_numbers_of_a_server_that_is_away_are_said_to_be_old(browser: Any) -> None:
+    with serve() as server, opened(browser, server.url) as page:
+        send(page, "Tell me a short story")
+        page.wait_for_selector(DONE)
+        page.wait_for_selector("#ttft:not(:text-is('–'))")
+        fresh = _colour(page, "#running")
+        assert page.inner_text("#engine-note") == ""
+
+        server.process.send_signal(signal.SIGSTOP)
+        page.wait_for_selector("#engine[data-stale]")
+        assert "The server does not answer. These numbers are from " in page.inner_text("#engine-note")
+        assert _colour(page, "#running") != fresh
+        server.process.send_signal(signal.SIGCONT)
+        page.wait_for_selector("#engine:not([data-stale])")
+        assert (page.inner_text("#engine-note"), _colour(page, "#running")) == ("", fresh)
+
+        server.stop()
+        page.wait_for_selector("#engine[data-stale]")
+        old = page.inner_text("#cached")
+        assert old != "0"
+        note = page.inner_text("#engine-note")
+        page.wait_for_timeout(2500)
+        assert page.inner_text("#engine-note") == note  # the time of the numbers, not of the attempt
+        with serve("--port", str(server.port)) as other:
+            page.wait_for_selector("#engine:not([data-stale])")
+            assert (page.inner_text("#cached"), page.inner_text("#ttft")) == ("0", "–")
+            page.wait_for_selector("#connection[data-state=open]", state="attached")
+            send(page, "Tell me a short story")
+            page.wait_for_selector(f"{DONE}:nth-child(2)")
+            page.wait_for_selector("#ttft:not(:text-is('–'))")
+            cached = round(other.metrics()['kv_blocks{state="cached"}'])
+            page.wait_for_selector(f"#cached:text-is('{cached}')")
+
+
+# Colours of the border of everything that has one and can be used, and of what lies on both of its sides.
+BORDERS = """() => {
+    const isClear = (colour) => colour === "transparent" || colour.endsWith(", 0)");
+    const under = (node) => {
+        const colour = getComputedStyle(node).backgroundColor;
+        return isClear(colour) ? under(node.parentElement) : colour;
+    };
+    const found = {};
+    for (const one of document.querySelectorAll("button, textarea, .line, #target span, input:not([type=range])")) {
+        const style = getComputedStyle(one);
+        const isShown = one.checkVisibility({ opacityProperty: true }) && style.borderTopStyle === "solid";
+        if (!isShown || parseFloat(style.borderTopWidth) === 0 || isClear(style.borderTopColor)) continue;
+        found[one.id || one.name || one.className || one.textContent] =
+            [style.borderTopColor, under(one), under(one.parentElement)];
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_borders_of_controls_have_a_contrast_of_three(browser: Any, server: Server, scheme: str) -> None:
+    with opened(browser, server.url, color_scheme=scheme) as page:
+        page.click("#show-settings")
+        found = page.evaluate(BORDERS)
+        send(page, "Hello!")
+        page.wait_for_selector(DONE)
+        page.click("#fork")
+        found |= page.evaluate(BORDERS)
+        page.evaluate("document.getElementById('key').showModal()")
+        found |= page.evaluate(BORDERS)
+    assert {"Who are you?", "line", "instructions", "seed", "stop", "both", "key-value"} <= found.keys()
+    low = {
+        name: (round(_contrast(border, inside), 2), round(_contrast(border, outside), 2))
+        for name, (border, inside, outside) in found.items()
+        if min(_contrast(border, inside), _contrast(border, outside)) < 3
+    }
+    assert low == {}
+
+
+COLOUR_OF = """(name) => {
+    const probe = document.body.appendChild(document.createElement("i"));
+    probe.style.color = `var(${name})`;
+    const colour = getComputedStyle(probe).color;
+    probe.remove();
+    return colour;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_small_text_has_a_contrast_of_four_and_a_half(browser: Any, server: Server, scheme: str) -> None:
+    with opened(browser, server.url, color_scheme=scheme) as page:
+        grounds = [page.evaluate(COLOUR_OF, name) for name in ("--paper", "--raised")]
+        for name in ("--ink", "--soft", "--accent", "--warn"):
+            colour = page.evaluate(COLOUR_OF, name)
+            assert min(_contrast(colour, ground) for ground in grounds) >= 4.5, name
+
+
+# Where each character of a text is, by the element that holds it.
+LEFTS = """([selector, text]) => {
+    const walker = document.createTreeWalker(document.querySelector(selector), NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        const start = node.data.indexOf(text);
+        if (start < 0) continue;
+        return [...text].map((_, at) => {
+            const range = document.createRange();
+            range.setStart(node, start + at);
+            range.setEnd(node, start + at + 1);
+            return range.getBoundingClientRect().left;
+        });
+    }
+}"""
+OVERRIDE = "\u202e"
+
+
+def test_a_text_of_the_other_direction_turns_nothing_round_outside_of_it(
+    browser: Any, server: Server
+) -> None:
+    def lefts(selector: str, text: str) -> list[float]:
+        found: list[float] = tab.evaluate(LEFTS, [selector, text])
+        return found
+
+    def answer(socket: Any, message: str) -> None:
+        asked = json.loads(message)
+        response = {"id": "resp_1", "status": "incomplete", "usage": {"output_tokens": 3, "input_tokens": 5}}
+        text = f"abc {OVERRIDE}def\nplain\n\u05e9\u05dc\u05d5\u05dd\nlast"
+        events: tuple[dict[str, Any], ...] = (
+            {"type": "response.created", "response": {"id": "resp_1"}},
+            {"type": "response.output_text.delta", "delta": text},
+            {"type": "response.incomplete", "response": response},
+        )
+        for number, event in enumerate(events):
+            said = {**event, "sequence_number": number, "stream_id": asked["stream_id"]}
+            socket.send(json.dumps(said))
+
+    with browser.new_context(viewport={"width": 1200, "height": 800}) as window:
+        tab = window.new_page()
+        models = {"data": [{"id": f"model{OVERRIDE}name"}]}
+        tab.route("**/v1/models", lambda route: route.fulfill(json=models))
+        tab.route_web_socket(
+            "**/v1/responses", lambda socket: socket.on_message(lambda message: answer(socket, message))
+        )
+        tab.goto(server.url)
+        tab.evaluate(f"localStorage.setItem('triolet.options', '{json.dumps(dict(stop=OVERRIDE, seed=12))}')")
+        tab.reload()
+        tab.wait_for_selector("#connection[data-state=open]", state="attached")
+        send(tab, f"asked {OVERRIDE}this")
+        tab.wait_for_selector(".turn[data-state=cut]")
+        tab.click("#fork")
+
+        override = lefts(".answer", "def")
+        assert override == sorted(override, reverse=True)  # inside, the text is as it was written
+        for selector, text in (
+            ("#connection", "connected"),
+            ("[data-lane=a] h2", "seed"),
+            (".answer", "plain"),
+            (".answer", "last"),
+            (".facts .state", "cut at the limit"),
+        ):
+            positions = lefts(selector, text)
+            assert positions and positions == sorted(positions), selector
+        assert lefts("#model", "model")[0] < lefts("#connection", "c")[0]
+        # A line in Hebrew begins at the right, and those around it at the left.
+        hebrew = lefts(".answer", "\u05e9\u05dc\u05d5\u05dd")
+        assert hebrew == sorted(hebrew, reverse=True)
+        assert min(hebrew) > max(lefts(".answer", "plain") + lefts(".answer", "last"))
+
+
 def test_markup_in_a_text_stays_text(page: Any) -> None:
     send(page, "<img src=x onerror=alert(1)><b>bold</b>")
     page.wait_for_selector(".turn")
@@ -292,3 +454,22 @@ def test_nothing_sticks_out_at_any_width(
 
 def _lightness(colour: str) -> int:
     return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")[:3])
+
+
+def _colour(page: Any, selector: str) -> str:
+    colour: str = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).color")
+    return colour
+
+
+def _contrast(one: str, other: str) -> float:
+    """Contrast ratio of two opaque colours. Source: WCAG 2.2, "contrast ratio"."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    red, green, blue = (
+        part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4  # 3294.6 = 255 * 12.92
+        for part in map(int, colour.removeprefix("rgb(").removesuffix(")").split(","))
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

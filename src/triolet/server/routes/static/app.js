@@ -67,18 +67,19 @@ class LaneView {
     const close = element("button", { type: "button", className: "quiet", textContent: "close" });
     close.onclick = () => closeLane(this.lane);
     close.setAttribute("aria-label", `Close lane ${this.lane.name.toUpperCase()}`);
-    const facts = element("span", { textContent: values.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(" · ") });
+    const facts = element("span", {}, ...values.flatMap(([name, value], at) => [at ? " · " : "", `${name.replaceAll("_", " ")} `, element("bdi", { textContent: value })]));
     this.head.replaceChildren(element("b", { textContent: this.lane.name.toUpperCase() }), facts, close);
   }
 }
 
 class TurnView {
   constructor(onFork) {
-    this.asked = element("div", { className: "asked" });
-    this.thought = element("div", { className: "thought", hidden: true });
-    this.answer = element("div", { className: "answer" });
+    // Text of a model may be of either direction, or hold characters that turn it round: `dir` keeps that to the element.
+    this.asked = element("div", { className: "asked", dir: "auto" });
+    this.thought = element("div", { className: "thought", dir: "auto", hidden: true });
+    this.answer = element("div", { className: "answer", dir: "auto" });
     this.facts = element("span");
-    this.state = element("span", { className: "state" });
+    this.state = element("span", { className: "state", dir: "auto" });
     this.fork = element("button", { type: "button", className: "quiet", textContent: "fork from here", hidden: true });
     this.fork.onclick = onFork;
     const foot = element("div", { className: "facts" }, this.state, this.facts, this.fork);
@@ -322,15 +323,17 @@ async function start() {
   url.protocol = base.protocol === "https:" ? "wss:" : "ws:";
   connection = new Connection(url.href, key);
   connection.addEventListener("event", ({ detail }) => hear(detail));
+  const engineView = new EngineView(document);
   let wasLost = false;
   connection.addEventListener("state", ({ detail }) => {
     showState(detail);
+    engineView.poll(); // no need to wait a second to learn that the server has gone, or is back
     if (detail === "open" && wasLost) resume();
     wasLost = detail === "waiting";
   });
   addLane(new Lane("a", connection, options, changed));
   connection.open();
-  new EngineView(document).start();
+  engineView.start();
   find("prompt").focus();
 }
 

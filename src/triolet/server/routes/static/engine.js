@@ -1,14 +1,18 @@
 // State of the engine, read from /metrics once a second while the page is visible.
 
 const INTERVAL_MS = 1000;
+const TIMEOUT_MS = 3000; // a server that is slower than this is said to be silent
 const NUM_RATES = 60;
 const STATES = ["in_use", "cached", "free"];
 const SAMPLE = /^([\w:]+?)(?:\{(.*)\})? ([\d.eE+-]+|NaN|\+Inf)$/;
 
 export class EngineView {
-  #before = null;
+  #before = null; // the sample that the next rate counts from
+  #last = null; // the latest sample, also of a server that has gone since
+  #lastAt = null; // its time
   #rates = [];
   #timer = 0;
+  #isPolling = false;
 
   constructor(root) {
     this.find = (id) => root.getElementById(id);
@@ -17,34 +21,63 @@ export class EngineView {
 
   start() {
     this.pause();
-    this.#timer = setInterval(() => this.#poll(), INTERVAL_MS);
-    this.#poll();
+    this.#timer = setInterval(() => this.poll(), INTERVAL_MS);
+    this.poll();
   }
 
   pause() {
     clearInterval(this.#timer);
-    this.#before = null;
+    this.#breakCurve();
   }
 
-  async #poll() {
+  // One at a time: an answer that is late must not overwrite a newer one.
+  async poll() {
+    if (this.#isPolling) return;
+    this.#isPolling = true;
     try {
-      const answer = await fetch("metrics", { signal: AbortSignal.timeout(5000) });
+      const answer = await fetch("metrics", { signal: AbortSignal.timeout(TIMEOUT_MS) });
       if (!answer.ok) throw new Error(answer.statusText);
       this.#show(parse(await answer.text()), performance.now());
-      this.#setText("engine-note", "");
+      this.#setStale(false);
     } catch {
-      this.#setText("engine-note", "No news from the engine.");
-      this.#before = null;
+      this.#setStale(true);
+    } finally {
+      this.#isPolling = false;
     }
+  }
+
+  // What was shown stays readable, but nobody shall take it for what is so now.
+  #setStale(isStale) {
+    this.find("engine").toggleAttribute("data-stale", isStale);
+    const since = this.#lastAt && `These numbers are from ${this.#lastAt.toLocaleTimeString()}.`;
+    const note = isStale ? `The server does not answer. ${since ?? "There are no numbers yet."}` : "";
+    // Only a change is written: a screen reader says it once and not every second.
+    if (this.find("engine-note").textContent !== note) this.#setText("engine-note", note);
+    if (isStale) this.#breakCurve();
+  }
+
+  // A rate needs two samples in a row, and the curve has a point for every second.
+  #breakCurve() {
+    this.#before = null;
+    this.#rates = [];
   }
 
   #show(now, time) {
     const before = this.#before;
-    this.#before = { ...now, time };
+    const isRestarted = this.#last && (now.tokens < this.#last.tokens || now.firstTokens < this.#last.firstTokens);
+    this.#last = now;
+    this.#lastAt = new Date();
     this.#setText("running", now.running);
     this.#setText("waiting", now.waiting);
     this.#showBlocks(now.blocks);
-    if (!before) return;
+    if (isRestarted) this.#setText("ttft", "–");
+    if (!before || isRestarted) {
+      this.#before = { ...now, time };
+      this.#setText("rate", "–");
+      return;
+    }
+    if (time - before.time < INTERVAL_MS / 2) return; // too short for a rate
+    this.#before = { ...now, time };
     const rate = Math.max(0, (now.tokens - before.tokens) / ((time - before.time) / 1000));
     this.#rates = [...this.#rates, rate].slice(-NUM_RATES);
     this.#setText("rate", rate < 10 ? rate.toFixed(1) : Math.round(rate));

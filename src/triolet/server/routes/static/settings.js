@@ -73,6 +73,7 @@ export class Settings {
     const value = options.values[field.name];
     const output = element("output", { textContent: shown(field, value) });
     const input = element(field.kind === "text" ? "textarea" : "input", { name: field.name });
+    if (field.kind === "text" || field.kind === "line") input.dir = "auto";
     if (field.kind === "text") input.rows = 3;
     else input.type = { range: "range", number: "number", line: "text" }[field.kind];
     for (const name of ["min", "max", "step"]) if (name in field) input[name] = field[name];
