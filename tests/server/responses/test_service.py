@@ -278,6 +278,33 @@ async def test_a_key_has_only_so_many_responses_at_the_same_time(
             assert sorted(endings(await client.until_ended(2))) == ["a:response.incomplete", "b:error"]
 
 
+@pytest.mark.parametrize("resumable", [False, True])
+async def test_a_turn_gives_its_place_back_before_the_next_one_of_its_lane_starts(
+    resumable: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    config = GatewayConfig(api_keys=("secret",), max_active_per_key=1)
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway, authorization="Bearer secret") as client:
+            for _ in range(8):
+                await client.create(resumable=resumable)
+            assert endings(await client.until_ended(8)) == [":response.incomplete"] * 8
+
+
+async def test_a_cancelled_turn_gives_its_place_back_before_the_next_one_of_its_lane_starts(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(api_keys=("secret",), max_active_per_key=1)
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        async with connected(gateway, authorization="Bearer secret") as client:
+            for _ in range(8):
+                await client.create(max_output_tokens=LONG)
+            for _ in range(8):
+                await trio.sleep(3 * STEP_S)
+                await client.send({"type": "response.cancel"})
+            ended = [event for event in await client.until_ended(8) if event["type"] in ("error", *ENDED)]
+            assert [event.get("response", {}).get("status") for event in ended] == ["cancelled"] * 8
+
+
 async def test_a_turn_of_a_key_without_permission_for_its_priority_ends_with_an_error(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

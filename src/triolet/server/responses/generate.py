@@ -15,6 +15,7 @@ from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidRequest, PromptTooLong
 from triolet.protocol.access import Access
+from triolet.protocol.errors import WireError
 from triolet.protocol.json import JsonLimits
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
@@ -263,3 +264,66 @@ class ActiveResponses:
             active.emit(answer.cancel(now))
             active.scope.cancel()
         return answer
+
+
+@attrs.frozen(eq=False)
+class _Place:
+    """Place that a request of a key has taken; `answer` is its response, if it is one of the Responses protocol."""
+
+    answer: ResponseBuilder | None
+
+    @property
+    def is_free(self) -> bool:
+        # A lane starts its next turn with the last event of this one, before the task of this one has ended.
+        return self.answer is not None and self.answer.is_over
+
+
+@attrs.frozen(eq=False)
+class ActivePerKey:
+    """Active responses of each key.
+
+    Args:
+        limit: most active responses of one key; None for no limit.
+    """
+
+    limit: int | None
+    _places: dict[str, list[_Place]] = attrs.field(factory=dict, init=False)
+
+    def num_active(self, owner: str) -> int:
+        """Return how many active responses a key has."""
+        return sum(not place.is_free for place in self._places.get(owner, ()))
+
+    @contextmanager
+    def acquire(self, owner: str | None, answer: ResponseBuilder | None) -> Iterator[None]:
+        """Hold a place of a key, until the scope is left or the response is over.
+
+        Raises:
+            WireError: the key has reached its limit.
+        """
+        if owner is not None and self.limit is not None and self.num_active(owner) >= self.limit:
+            raise over_limit(f"A key can have {self.limit} responses at the same time.")
+        with self.hold(owner, answer):
+            yield
+
+    @contextmanager
+    def hold(self, owner: str | None, answer: ResponseBuilder | None) -> Iterator[None]:
+        """Hold a place of a key, whether or not it has reached its limit."""
+        if owner is None:
+            yield
+            return
+        place = _Place(answer)
+        places = self._places.setdefault(owner, [])
+        places.append(place)
+        try:
+            yield
+        finally:
+            places.remove(place)
+            if not places:
+                del self._places[owner]
+
+
+def over_limit(sentence: str) -> WireError:
+    """Return the error for a key that has reached a limit."""
+    return WireError(
+        sentence, code="rate_limit_exceeded", status=429, type="rate_limit_error", retry_after_s=1.0
+    )

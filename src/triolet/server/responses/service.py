@@ -54,12 +54,14 @@ from triolet.protocol.responses.session import (
 )
 from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.server.responses.generate import (
+    ActivePerKey,
     ActiveResponses,
     EmitEvents,
     WaitForRoom,
     access_to,
     input_budget,
     json_limits,
+    over_limit,
     responses_context,
 )
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
@@ -333,7 +335,7 @@ class ResponsesService:
         )
         self._connections: set[ResponsesConnection] = set()
         self._connections_by_key: Counter[str] = Counter()
-        self._active_by_key: Counter[str] = Counter()
+        self.active_per_key = ActivePerKey(config.max_active_per_key)
         self._is_draining = False
         self._no_connections = trio.lowlevel.ParkingLot()
 
@@ -406,7 +408,7 @@ class ResponsesService:
             raise shutting_down()
         limit = self.config.max_connections_per_key
         if owner is not None and limit is not None and self._connections_by_key[owner] >= limit:
-            raise _over_limit(f"A key can have {limit} connections.")
+            raise over_limit(f"A key can have {limit} connections.")
         return owner
 
     @contextmanager
@@ -460,7 +462,7 @@ class ResponsesService:
         emit: EmitEvents,
         wait_for_room: WaitForRoom,
     ) -> None:
-        with self.acquire_slot(owner):
+        with self.acquire_slot(owner, answer):
             await self.active.generate(self.engine, answer, messages, owner, emit, wait_for_room)
 
     def continue_restored(
@@ -481,7 +483,7 @@ class ResponsesService:
             if stream is None:
                 return
             try:
-                with _counted_in(self._active_by_key, owner):  # admitted by the previous server already
+                with self.active_per_key.hold(owner, answer):  # admitted by the previous server already
                     await self.active.resume(answer, owner, stream, rest, lambda events: grown(), wanted)
             except Exception as error:  # readers are told by an event, as for every other failure
                 log.exception("a response of the previous server failed")
@@ -494,16 +496,16 @@ class ResponsesService:
             self.store.put(answer.stored(owner))
 
     @contextmanager
-    def acquire_slot(self, owner: str | None) -> Iterator[None]:
+    def acquire_slot(self, owner: str | None, answer: ResponseBuilder | None = None) -> Iterator[None]:
         """Hold one of the active responses that a key may have.
 
+        Args:
+            owner: name of the key.
+            answer: the response; its place is free as soon as it is over.
         Raises:
             WireError: the key has reached its limit.
         """
-        limit = self.config.max_active_per_key
-        if owner is not None and limit is not None and self._active_by_key[owner] >= limit:
-            raise _over_limit(f"A key can have {limit} responses at the same time.")
-        with _counted_in(self._active_by_key, owner):
+        with self.active_per_key.acquire(owner, answer):
             yield
 
     # ---------------------------------------------------------------------------------- the way down
@@ -551,12 +553,6 @@ def _address_of(stream: trio.abc.Stream) -> str:
         return str(stream.socket.getpeername()[0])
     except OSError:
         return ""  # disconnected already
-
-
-def _over_limit(sentence: str) -> WireError:
-    return WireError(
-        sentence, code="rate_limit_exceeded", status=429, type="rate_limit_error", retry_after_s=1.0
-    )
 
 
 @contextmanager
