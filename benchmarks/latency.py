@@ -105,7 +105,16 @@ async def loop_lines(folder: Path, runner: str, arguments: argparse.Namespace) -
         async with answering(engine, 8):
             await trio.sleep(0.2)
             busy = await lateness_ms(arguments.seconds)
-    return [{"what": "loop", "runner": runner, **busy, "floor_p50": idle["p50"], "floor_p99": idle["p99"]}]
+    return [
+        {
+            "what": "loop",
+            "rounds": 1,
+            "runner": runner,
+            **busy,
+            "floor_p50": idle["p50"],
+            "floor_p99": idle["p99"],
+        }
+    ]
 
 
 async def gaps_ms(engine: Engine, seconds: float, seed: int) -> list[float]:
@@ -144,7 +153,14 @@ async def chunk_lines(folder: Path, runner: str, arguments: argparse.Namespace) 
         ttft_ms = 1e3 * percentiles(first_s)["p50"] if first_s else None
         floors = {"floor_p50": alone["p50"], "floor_p99": alone["p99"]}
         lines.append(
-            {"what": f"chunks of {chunk}", "runner": runner, **beside, **floors, "long_ttft_ms": ttft_ms}
+            {
+                "what": f"chunks of {chunk}",
+                "rounds": 1,
+                "runner": runner,
+                **beside,
+                **floors,
+                "long_ttft_ms": ttft_ms,
+            }
         )
     return lines
 
@@ -165,7 +181,8 @@ async def answer_lines(folder: Path, arguments: argparse.Namespace) -> list[dict
         alone = await waits(found, partial(make_jobs, "single", vocab_size), NUM_SINGLE * arguments.rounds)
         beside = await waits(found, arriving, arguments.rounds)
     what = f"{arguments.rate:g} a second"
-    return [{"what": "one at a time", **line} for line in alone] + [{"what": what, **line} for line in beside]
+    answers = [("one at a time", line) for line in alone] + [(what, line) for line in beside]
+    return [{"what": name, **line, "rounds": arguments.rounds} for name, line in answers]
 
 
 async def waits(

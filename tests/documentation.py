@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from tests import performance_tables
 from tests.source_tree import ROOT
 from tests.test_layering import EXCEPTIONS, FREE_LAYERS, LAYERS
 from triolet import errors
@@ -85,6 +86,11 @@ def anchors(page: Path) -> set[str]:
 def table_names(page: Path) -> list[str]:
     """The tables of a page."""
     return [match[2] for match in _TABLE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def outside_of_tables(source: str) -> str:
+    """Return a page's text without the tables that are made."""
+    return _TABLE.sub("", source)
 
 
 def with_tables(source: str) -> str:
@@ -218,6 +224,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "layers": _layers,
     "sampling_flags": _sampling_flags,
     "slash_commands": _slash_commands,
+    **performance_tables.TABLES,
 }
 
 

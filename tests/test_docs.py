@@ -13,7 +13,18 @@ import attrs
 import pytest
 
 import triolet
-from tests.documentation import PAGES, TABLES, Block, anchors, blocks, links, table_names, with_tables
+from tests import performance_tables
+from tests.documentation import (
+    PAGES,
+    TABLES,
+    Block,
+    anchors,
+    blocks,
+    links,
+    outside_of_tables,
+    table_names,
+    with_tables,
+)
 from tests.source_tree import ROOT, package_modules
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
@@ -67,6 +78,28 @@ def test_every_table_is_used_and_every_field_of_the_configuration_is_in_one() ->
     for config in (EngineConfig, GatewayConfig):
         table = "\n".join(TABLES[config.__name__]())
         assert [field.name for field in attrs.fields(config) if f"`{field.name}`" not in table] == []
+
+
+PERFORMANCE = ROOT / "docs" / "performance.md"
+
+
+@pytest.mark.parametrize("name", performance_tables.TABLES)
+def test_every_table_of_figures_names_its_commit_its_rounds_and_its_machine(name: str) -> None:
+    first, _, head, _, *rows = performance_tables.TABLES[name]()
+    assert first.startswith("Machine: ")
+    assert head.startswith("| commit | rounds |")
+    assert rows and not [row for row in rows if row.startswith("|  |")]
+
+
+def test_figures_of_the_performance_page_stand_in_tables_made_from_results() -> None:
+    lines = outside_of_tables(PERFORMANCE.read_text(encoding="utf-8")).splitlines()
+    assert [line for line in lines if line.startswith("|") and re.search(r"\| [\d,.]+ \|", line)] == []
+
+
+def test_a_peer_is_compared_only_within_its_run() -> None:
+    one, other = ({"model": "m", "commit": "c", "floor": floor} for floor in (1.0, 2.0))
+    lines = [{**run, "engine": engine} for run in (one, other) for engine in ("triolet", "vllm")]
+    assert performance_tables.runs_of(lines, "model", "floor") == [lines[:2], lines[2:]]
 
 
 def test_every_family_of_the_native_decoder_is_named() -> None:

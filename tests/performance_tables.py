@@ -1,0 +1,365 @@
+"""Tables of docs/performance.md, made from benchmarks/results/*.jsonl.
+
+A result file only grows: each run of a benchmark appends its lines. A table shows the latest run of each case, and
+every row names the commit and the number of rounds that it was measured with, so that rows of different commits cannot
+be taken for each other. What a line does not hold is shown as "not recorded".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.source_tree import ROOT
+
+Line = dict[str, Any]
+Run = list[Line]
+
+RESULTS = ROOT / "benchmarks" / "results"
+NOT_RECORDED = "not recorded"
+# The files of weights that llama.cpp has for triolet's kinds.
+SAME_WEIGHTS = {"bfloat16": {"none": "bf16", "int8": "q8_0"}, "float32": {"none": "f32"}}
+
+
+def lines_of(name: str) -> list[Line]:
+    """Read a result file, oldest line first."""
+    source = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in source.splitlines()]
+
+
+def runs_of(lines: Iterable[Line], *fields: str) -> list[Run]:
+    """Group lines that follow each other, agree in `fields`, and name no engine with the same weights twice."""
+    runs: list[Run] = []
+    for line in lines:
+        side = _side(line)
+        same = runs and all(runs[-1][0].get(field) == line.get(field) for field in (*fields, "commit"))
+        if same and side not in map(_side, runs[-1]):
+            runs[-1].append(line)
+        else:
+            runs.append([line])
+    return runs
+
+
+def _side(line: Line) -> tuple[Any, ...]:
+    return line.get("engine"), line.get("quantization"), line.get("side")
+
+
+def latest(lines: Iterable[Line], *fields: str) -> list[Line]:
+    """Return the last line of each combination of `fields`, in the order in which these came first."""
+    return list({tuple(line.get(field) for field in fields): line for line in lines}.values())
+
+
+# ---------------------------------------------------------------------------------------------- cells
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _recorded(value: object) -> str:
+    return NOT_RECORDED if value is None else str(value)
+
+
+def _both(line: Line | None, name: str, digits: int = 0) -> str:
+    return "" if line is None else _number(line[name], digits)
+
+
+def _weights(line: Line) -> str:
+    kind = line["quantization"]
+    return str(line["dtype"]) if kind == "none" else f"{kind}, {line['dtype']}"
+
+
+def _source(line: Line) -> tuple[str, str]:
+    return _recorded(line["commit"]), _recorded(line.get("rounds"))
+
+
+SOURCE = ("commit", "rounds")
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], used: Iterable[Line]) -> list[str]:
+    """Return a table of Markdown, under a sentence that names the machine of the lines that it uses."""
+    machines = sorted(
+        {
+            f"{line['cpu']}, {line['num_cpus']} CPUs, {line['threads']} threads, torch {line['torch']}, "
+            f"Python {line['python']}"
+            for line in used
+        }
+    )
+    body = [(*SOURCE, *head), tuple("---" for _ in (*SOURCE, *head)), *rows]
+    return [f"Machine: {'; '.join(machines)}.", "", *("| " + " | ".join(row) + " |" for row in body)]
+
+
+# --------------------------------------------------------------------------------------------- tables
+
+
+def _throughput_runs() -> list[Run]:
+    return runs_of(lines_of("throughput"), "model", "workload", "dtype", "rounds", "floor")
+
+
+def _of(run: Run, engine: str, quantization: str | None = None) -> Line | None:
+    lines = [line for line in run if line["engine"] == engine]
+    same = [line for line in lines if line.get("quantization") in (quantization, None)]
+    return same[0] if same else None
+
+
+def _case(line: Line) -> tuple[Any, ...]:
+    return line["model"], line["workload"], line["dtype"], line["quantization"]
+
+
+def beside_transformers() -> list[str]:
+    """Return throughput beside transformers: the latest run of each case."""
+    pairs = {}
+    for run in _throughput_runs():
+        for ours in (line for line in run if line["engine"] == "triolet"):
+            if theirs := _of(run, "transformers", ours["quantization"]):
+                pairs[_case(ours)] = (ours, theirs)
+    rows = [
+        (
+            *_source(ours),
+            ours["model"],
+            ours["workload"],
+            _weights(ours),
+            _number(ours["output_tokens_per_s"]),
+            _number(theirs["output_tokens_per_s"]),
+            _number(ours["output_tokens_per_s"] / theirs["output_tokens_per_s"], 1),
+            _number(ours["floor"]),
+            f"{_number(ours['ttft_ms'])} / {_number(theirs['ttft_ms'])}",
+            f"{_number(ours['itl_ms'], 1)} / {_number(theirs['itl_ms'], 1)}",
+            _recorded(ours.get("others_cpus")),
+        )
+        for ours, theirs in pairs.values()
+    ]
+    head = ("model", "workload", "weights", "triolet", "transformers", "times", "floor")
+    times = ("first token, ms", "between tokens, ms", "others' CPUs")
+    return table((*head, *times), rows, [line for pair in pairs.values() for line in pair])
+
+
+def beside_peers() -> list[str]:
+    """Return throughput beside vLLM and llama.cpp: all runs of the latest commit that has the case.
+
+    A row is one run: figures of peers that were measured in another run stand in a row of their own.
+    """
+    cases: dict[tuple[Any, ...], list[tuple[Line, Line | None, Line | None]]] = {}
+    for run in _throughput_runs():
+        for ours in (line for line in run if line["engine"] == "triolet"):
+            same_weights = SAME_WEIGHTS[ours["dtype"]].get(ours["quantization"])
+            # vLLM's lines are of plain weights: they are no peer of int8.
+            vllm = _of(run, "vllm") if ours["quantization"] == "none" else None
+            llama = _of(run, "llama.cpp", same_weights)
+            if vllm or llama:
+                trios = cases.setdefault(_case(ours), [])
+                if trios and trios[-1][0]["commit"] != ours["commit"]:
+                    trios.clear()
+                trios.append((ours, vllm, llama))
+    used = [trio for trios in cases.values() for trio in trios]
+    rows = [
+        (
+            *_source(ours),
+            ours["model"],
+            ours["workload"],
+            _weights(ours),
+            *(_both(line, "output_tokens_per_s") for line in (ours, vllm, llama)),
+            _number(ours["floor"]),
+            " / ".join(_both(line, "ttft_ms") or "–" for line in (ours, vllm, llama)),
+            " / ".join(_both(line, "itl_ms", 1) or "–" for line in (ours, vllm, llama)),
+            _recorded(ours.get("others_cpus")),
+        )
+        for ours, vllm, llama in used
+    ]
+    head = ("model", "workload", "weights", "triolet", "vLLM", "llama.cpp", "floor")
+    times = ("first token, ms: triolet / vLLM / llama.cpp", "between tokens, ms", "others' CPUs")
+    return table((*head, *times), rows, [line for trio in used for line in trio if line])
+
+
+def quantized_throughput() -> list[str]:
+    """Return throughput of int8 and int4: of each model the latest run of triolet alone."""
+    runs = {
+        run[0]["model"]: run
+        for run in _throughput_runs()
+        if {line["engine"] for line in run} == {"triolet"}
+        and any(line["quantization"] != "none" for line in run)
+    }
+    used = [line for run in runs.values() for line in run]
+    rows = [
+        (
+            *_source(line),
+            line["model"],
+            line["workload"],
+            _weights(line),
+            _number(line["output_tokens_per_s"]),
+            _number(line["ttft_ms"]),
+            _number(line["itl_ms"], 1),
+            _recorded(line.get("others_cpus")),
+        )
+        for line in used
+    ]
+    head = (
+        "model",
+        "workload",
+        "weights",
+        "tokens/s",
+        "first token, ms",
+        "between tokens, ms",
+        "others' CPUs",
+    )
+    return table(head, rows, used)
+
+
+def answers() -> list[str]:
+    """Return latency of single answers beside the peers."""
+    lines = [line for line in lines_of("latency") if "engine" in line]
+    used = latest(lines, "model", "dtype", "what", "engine")
+    rows = [
+        (
+            *_source(line),
+            line["what"],
+            line["engine"],
+            " / ".join(_number(line[f"ttft_{part}"], 1) for part in ("p50", "p90", "p99")),
+            " / ".join(_number(line[f"itl_{part}"], 1) for part in ("p50", "p90", "p99")),
+            str(line["num_ttft"]),
+            _recorded(line.get("others_cpus")),
+        )
+        for line in used
+    ]
+    head = ("requests", "engine", "first token", "between tokens", "answers", "others' CPUs")
+    return table(head, rows, used)
+
+
+def loop_delays() -> list[str]:
+    """Return how late the loop wakes, and gaps between tokens beside long prompts."""
+    lines = [line for line in lines_of("latency") if "engine" not in line]
+    used = latest(lines, "model", "dtype", "what", "runner")
+    rows = [
+        (
+            *_source(line),
+            f"{line['what']}, {line['model']}",
+            line["runner"],
+            *(_number(line[name], 1) for name in ("p50", "p99", "floor_p50", "floor_p99")),
+            _number(line.get("long_ttft_ms")),
+        )
+        for line in used
+    ]
+    return table(("what", "runner", "p50", "p99", "floor p50", "floor p99", "long prompt"), rows, used)
+
+
+def overhead() -> list[str]:
+    """Return what the engine around a model that does nothing takes per step."""
+    used = latest(lines_of("overhead"), "runner", "batch")
+    rows = [
+        (
+            *_source(line),
+            line["runner"],
+            str(line["batch"]),
+            _number(line["wall_us"]),
+            _number(line["wall_us"] / line["batch"]),
+            _number(line["bound_us"]),
+        )
+        for line in used
+    ]
+    return table(("runner", "requests", "per step", "per sequence", "bound of the loop"), rows, used)
+
+
+STARTED = ("triolet", "vllm", "llama.cpp", "transformers", "import torch")
+
+
+def startup() -> list[str]:
+    """Return seconds to the first output and memory: the latest run of each model and set of engines."""
+    runs = {
+        (run[0]["model"], run[0].get("dtype"), frozenset(line["engine"] for line in run)): run
+        for run in runs_of(lines_of("startup"), "model", "dtype", "rounds")
+    }
+    rows = []
+    for run in runs.values():
+        engines = {line["engine"]: line for line in run}
+        seconds = [_both(engines.get(name), "first_output_s", 1) or "–" for name in STARTED]
+        memory = [_both(engines.get(name), "peak_mib") or "–" for name in STARTED]
+        rows.append(
+            (
+                *_source(run[0]),
+                run[0]["model"],
+                _recorded(run[0].get("dtype")),
+                *seconds,
+                " / ".join(memory),
+            )
+        )
+    head = (
+        "model",
+        "dtype",
+        "triolet",
+        "vLLM",
+        "llama.cpp",
+        "transformers",
+        "import torch",
+        "memory, MiB, in that order",
+    )
+    return table(head, rows, [line for run in runs.values() for line in run])
+
+
+def served() -> list[str]:
+    """Return the same requests embedded and over HTTP."""
+    runs = {run[0]["clients"]: run for run in runs_of(lines_of("serve"), "model", "dtype", "clients")}
+    rows = []
+    for run in runs.values():
+        sides = {line["side"]: line for line in run}
+        embedded, http = sides["embedded"], sides["http"]
+        rows.append(
+            (
+                *_source(embedded),
+                str(embedded["clients"]),
+                *(_number(line["tokens_per_s"]) for line in (embedded, http)),
+                *(
+                    f"{_number(embedded[name], digits)} / {_number(http[name], digits)}"
+                    for name, digits in (("ttft_ms", 0), ("itl_ms", 1))
+                ),
+            )
+        )
+    head = ("clients", "embedded, tokens/s", "HTTP, tokens/s", "first token, ms", "between tokens, ms")
+    return table(head, rows, [line for run in runs.values() for line in run])
+
+
+def quantization() -> list[str]:
+    """Return what int8 and int4 lose."""
+    used = latest(lines_of("quantization"), "model", "dtype", "quantization")
+    used.sort(
+        key=lambda line: (
+            line["model"] != "triolet-nano",
+            ("none", "int8", "int4").index(line["quantization"]),
+        )
+    )
+    rows = [
+        (
+            *_source(line),
+            line["model"],
+            _weights(line),
+            f"{line['distance']:.1%}",
+            f"{line['divergence']:.1e}",
+            f"{line['agreement']:.1%}",
+            _number(line["perplexity"], 2),
+            _number(line["weights_mib"], 1),
+        )
+        for line in used
+    ]
+    head = (
+        "model",
+        "weights",
+        "distance of the logits",
+        "divergence, nats",
+        "same likeliest token",
+        "perplexity",
+        "MiB",
+    )
+    return table(head, rows, used)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "beside_transformers": beside_transformers,
+    "quantized_throughput": quantized_throughput,
+    "beside_peers": beside_peers,
+    "answers": answers,
+    "overhead": overhead,
+    "startup": startup,
+    "loop_delays": loop_delays,
+    "served": served,
+    "quantization": quantization,
+}
