@@ -310,19 +310,12 @@ OnFinish = Callable[[tuple[int, ...]], None]
 
 @attrs.define(eq=False)
 class OpenOutput:
-    """Output side of a live request.
+    """Output side of a live request."""
 
-    Args:
-        processor: turns its tokens into text and collects them for the reader.
-        notify: wakes the reader; called when there is something to read.
-        error: raised to the reader instead of a next output.
-        num_crashes: times that the detokenizer has died of it.
-    """
-
-    processor: OutputProcessor
-    notify: Callable[[], None] = lambda: None
-    error: BaseException | None = None
-    num_crashes: int = 0
+    processor: OutputProcessor  # turns its tokens into text and collects them for the reader
+    notify: Callable[[], None] = lambda: None  # wakes the reader; called when there is something to read
+    error: BaseException | None = None  # raised to the reader instead of a next output
+    num_crashes: int = 0  # times that the detokenizer has died of it
 
     @property
     def entry(self) -> JournalEntry:

@@ -29,33 +29,24 @@ from triolet.errors import InvariantViolated
 
 @attrs.define(eq=False)
 class JournalEntry:
-    """One request and its answer so far. Times are monotonic seconds; None before they happened.
-
-    Args:
-        request: the request.
-        serial: number in order of admission; never reused.
-        epoch: number of the present stay.
-        leader_serial: serial of the entry that this one is or was held for; 0 if there is none.
-        guidance: latest mask of the tokens that may come next; only of requests with a constraint.
-        num_cached_tokens: prompt tokens found in the prefix cache when the request was first scheduled.
-        num_cache_creation_tokens: prompt tokens computed for the request and left in the prefix cache.
-        prompt_logprobs: log-probabilities of the prompt from its second token on, as far as they are known, if they
-            were asked for.
-    """
+    """One request and its answer so far. Times are monotonic seconds; None before they happened."""
 
     request: Request
-    serial: int
-    epoch: int
-    leader_serial: int = 0
+    serial: int  # number in order of admission; never reused
+    epoch: int  # number of the present stay
+    leader_serial: int = 0  # serial of the entry that this one is or was held for; 0 if there is none
+    # Latest mask of the tokens that may come next; only of requests with a constraint.
     guidance: TokenMask | None = None
+    # Log-probabilities of the prompt from its second token on, as far as they are known, if they were asked
+    # for.
     prompt_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     output_token_ids: list[int] = attrs.field(factory=list)
     output_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     failure: str | None = None
-    num_cached_tokens: int = 0
-    num_cache_creation_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when the request was first scheduled
+    num_cache_creation_tokens: int = 0  # prompt tokens computed for the request and left in the prefix cache
     num_preemptions: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None

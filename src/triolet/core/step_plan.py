@@ -25,75 +25,49 @@ MAX_SCHEDULER_STEPS = 64
 
 @attrs.frozen(kw_only=True)
 class RowStart:
-    """A request takes a row of the runner's table: for the first time, or again after preemption or a crash.
+    """A request takes a row of the runner's table: for the first time, or again after preemption or a crash."""
 
-    Args:
-        row_id: index of the row, below `max_num_seqs`.
-        request_id: of the request.
-        epoch: names this residency of the request; results carry it, so that a late one is recognised.
-        prompt_token_ids: the prompt.
-        output_token_ids: what was already generated, and must be computed again.
-        params: sampling parameters.
-        seed: of the sampling noise.
-        ending_token_ids: masked while the answer is shorter than `params.min_tokens`.
-        bad_words_token_ids: sequences whose last token is banned when the others precede it.
-        wants_prompt_logprobs: whether those that `params` ask for are not known yet.
-    """
-
-    row_id: int
+    row_id: int  # index of the row, below `max_num_seqs`
     request_id: str
-    epoch: int
+    epoch: int  # names this residency of the request; results carry it, so that a late one is recognised
     prompt_token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]  # what was already generated, and must be computed again
     params: SamplingParams
     seed: int
-    ending_token_ids: frozenset[int]
+    ending_token_ids: frozenset[int]  # masked while the answer is shorter than `params.min_tokens`
+    # Sequences whose last token is banned when the others precede it.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    wants_prompt_logprobs: bool = False
+    wants_prompt_logprobs: bool = False  # whether those that `params` ask for are not known yet
 
 
 @attrs.frozen
 class PlanRow:
-    """One row's share of a step: compute tokens `start : start + num_tokens` of prompt + answer + draft.
-
-    Args:
-        row_id: the row.
-        start: tokens whose KV is present already.
-        num_tokens: tokens to compute now; at least 1.
-        new_block_ids: appended to the row's block table before the step; a `RowStart`'s first step brings all
-            of them.
-        sample: whether the last of these tokens is the request's last, so that a new one is sampled from it.
-        mask: the tokens that may be sampled, a bit for each, least significant first; None for any.
-        draft_token_ids: what is guessed to come next; only with `sample`, and without a mask. As long as what is
-            sampled is what was guessed, one more is sampled after it.
-    """
+    """One row's share of a step: compute tokens `start : start + num_tokens` of prompt + answer + draft."""
 
     row_id: int
-    start: int
-    num_tokens: int
+    start: int  # tokens whose KV is present already
+    num_tokens: int  # tokens to compute now; at least 1
+    # Appended to the row's block table before the step; a `RowStart`'s first step brings all of them.
     new_block_ids: tuple[int, ...]
+    # Whether the last of these tokens is the request's last, so that a new one is sampled from it.
     sample: bool
+    # The tokens that may be sampled, a bit for each, least significant first; None for any.
     mask: bytes | None = None
+    # What is guessed to come next; only with `sample`, and without a mask. As long as what is sampled is what
+    # was guessed, one more is sampled after it.
     draft_token_ids: tuple[int, ...] = ()
 
 
 @attrs.frozen
 class StepPlan:
-    """One forward pass.
+    """One forward pass."""
 
-    Args:
-        step_id: counts up from 1.
-        ended: rows to forget, before `starts` are looked at.
-        starts: rows to fill.
-        rows: the work, in the order in which rows are laid end to end.
-        num_steps: how many steps at most. If more than one, every row has a single token to compute and one to be
-            sampled, without mask or draft; there are no `starts`; and there are blocks for the tokens of all steps.
-    """
-
-    step_id: int
-    ended: tuple[int, ...]
-    starts: tuple[RowStart, ...]
-    rows: tuple[PlanRow, ...]
+    step_id: int  # counts up from 1
+    ended: tuple[int, ...]  # rows to forget, before `starts` are looked at
+    starts: tuple[RowStart, ...]  # rows to fill
+    rows: tuple[PlanRow, ...]  # the work, in the order in which rows are laid end to end
+    # How many steps at most. If more than one, every row has a single token to compute and one to be sampled,
+    # without mask or draft; there are no `starts`; and there are blocks for the tokens of all steps.
     num_steps: int = 1
 
     @property
@@ -111,51 +85,32 @@ class StepPlan:
 
 @attrs.frozen
 class TokenLogprobs:
-    """Log-probabilities at one position: the chosen token first, then the likeliest in falling order.
+    """Log-probabilities at one position: the chosen token first, then the likeliest in falling order."""
 
-    Args:
-        token_ids: chosen token, then the top ones (which may repeat it).
-        logprobs: one per token id.
-        rank: of the chosen token, 1 for the likeliest.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    rank: int
+    token_ids: tuple[int, ...]  # chosen token, then the top ones (which may repeat it)
+    logprobs: tuple[float, ...]  # one per token id
+    rank: int  # of the chosen token, 1 for the likeliest
 
 
 @attrs.frozen
 class SampledToken:
-    """A token and where it belongs: committed if `epoch` is current and `position` is the answer's length.
-
-    Args:
-        request_id: of the request.
-        epoch: from the `RowStart`.
-        position: index in the answer, from 0.
-        token_id: the token.
-        logprobs: if the request asked for them.
-    """
+    """A token and where it belongs: committed if `epoch` is current and `position` is the answer's length."""
 
     request_id: str
-    epoch: int
-    position: int
+    epoch: int  # from the `RowStart`
+    position: int  # index in the answer, from 0
     token_id: int
-    logprobs: TokenLogprobs | None = None
+    logprobs: TokenLogprobs | None = None  # if the request asked for them
 
 
 @attrs.frozen
 class PromptLogprobs:
-    """Log-probabilities of tokens of a prompt, whose positions this step computed.
+    """Log-probabilities of tokens of a prompt, whose positions this step computed."""
 
-    Args:
-        epoch: from the `RowStart`.
-        start: position of the first of them in the prompt; at least 1, since nothing comes before the first token.
-        logprobs: one per position.
-    """
-
-    epoch: int
+    epoch: int  # from the `RowStart`
+    # Position of the first of them in the prompt; at least 1, since nothing comes before the first token.
     start: int
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # one per position
 
 
 @attrs.frozen
@@ -173,24 +128,18 @@ RowResult = SampledToken | PromptLogprobs | RowFailure
 
 @attrs.frozen
 class StepResult:
-    """Result of a step.
-
-    Args:
-        step_id: of the plan.
-        rows: a `SampledToken` per row with `sample` that did not fail, and one for each token of its draft that was
-            right; a `RowFailure` for a row that failed alone; `PromptLogprobs` of the rows whose requests asked for
-            them. The tokens of a row are in the order of their positions.
-        elapsed_s: time the runner took, seconds.
-        out_of_memory: what was said when there was no memory for the step; then nothing of it was computed, and the
-            runner is as it was, except that it knows the plan's rows and blocks.
-        is_last: whether the plan is done; else it is a run, and there is more to come.
-    """
+    """Result of a step."""
 
     step_id: int
+    # A `SampledToken` per row with `sample` that did not fail, and one for each token of its draft that was
+    # right; a `RowFailure` for a row that failed alone; `PromptLogprobs` of the rows whose requests asked for
+    # them. The tokens of a row are in the order of their positions.
     rows: tuple[RowResult, ...]
-    elapsed_s: float = 0.0
+    elapsed_s: float = 0.0  # time the runner took, seconds
+    # What was said when there was no memory for the step; then nothing of it was computed, and the runner is
+    # as it was, except that it knows the plan's rows and blocks.
     out_of_memory: str | None = None
-    is_last: bool = True
+    is_last: bool = True  # whether the plan is done; else it is a run, and there is more to come
 
     @property
     def tokens(self) -> tuple[SampledToken, ...]:

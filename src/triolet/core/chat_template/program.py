@@ -34,15 +34,10 @@ FILENAME = "<chat template>"
 
 @attrs.frozen
 class TemplateProgram:
-    """Compiled and instrumented template.
+    """Compiled and instrumented template."""
 
-    Args:
-        code: compiled by Jinja.
-        variables: the names that it reads and does not set itself.
-    """
-
-    code: CodeType
-    variables: frozenset[str]
+    code: CodeType  # compiled by Jinja
+    variables: frozenset[str]  # the names that it reads and does not set itself
 
     @classmethod
     def compile(cls, source: str, meter: Meter) -> TemplateProgram:

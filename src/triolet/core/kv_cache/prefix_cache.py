@@ -21,17 +21,12 @@ from triolet.errors import InvariantViolated
 
 @attrs.frozen(kw_only=True)
 class CacheNamespace:
-    """Everything but the tokens that the KV of a request depends on, or that keeps it from others.
+    """Everything but the tokens that the KV of a request depends on, or that keeps it from others."""
 
-    Args:
-        salt: chosen by the caller, so that the timing of other requests tells nothing of its prompts.
-        adapter: name of the adapter that the KV is computed with; None for none.
-        weights_version: counts the changes of the model's weights.
-    """
-
+    # Chosen by the caller, so that the timing of other requests tells nothing of its prompts.
     salt: str | None = None
-    adapter: str | None = None
-    weights_version: int = 0
+    adapter: str | None = None  # name of the adapter that the KV is computed with; None for none
+    weights_version: int = 0  # counts the changes of the model's weights
 
     def to_bytes(self) -> bytes:
         """Return bytes that differ for any two namespaces, to be hashed."""

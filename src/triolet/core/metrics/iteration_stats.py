@@ -24,37 +24,21 @@ REJECTED = "rejected"
 
 @attrs.frozen(kw_only=True)
 class FinishedRequest:
-    """Statistics of an accepted request that has ended. Times are seconds.
+    """Statistics of an accepted request that has ended. Times are seconds."""
 
-    Args:
-        finish_reason: as in its last output.
-        metrics: times and counts.
-        num_prompt_tokens: length of the prompt.
-        num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
-        max_tokens: answer tokens that it might have had.
-        n: answers that were asked for; each of them is accepted, and ends, as a request.
-        e2e_latency: from its arrival to its end.
-        request_id: as the caller knows it, one for all n.
-        temperature: of its parameters.
-        top_p: likewise.
-        trace_headers: of the trace that it belongs to.
-        is_last: True if it is the last of the n to end.
-        others: the other n - 1, if it is.
-    """
-
-    finish_reason: FinishReason
-    metrics: RequestMetrics
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    max_tokens: int
-    n: int
-    e2e_latency: float
-    request_id: str = ""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    trace_headers: TraceHeaders = ()
-    is_last: bool = True
-    others: tuple[FinishedRequest, ...] = ()
+    finish_reason: FinishReason  # as in its last output
+    metrics: RequestMetrics  # times and counts
+    num_prompt_tokens: int  # length of the prompt
+    num_cached_tokens: int  # of these, the tokens whose KV was found in the prefix cache
+    max_tokens: int  # answer tokens that it might have had
+    n: int  # answers that were asked for; each of them is accepted, and ends, as a request
+    e2e_latency: float  # from its arrival to its end
+    request_id: str = ""  # as the caller knows it, one for all n
+    temperature: float = 1.0  # of its parameters
+    top_p: float = 1.0  # likewise
+    trace_headers: TraceHeaders = ()  # of the trace that it belongs to
+    is_last: bool = True  # True if it is the last of the n to end
+    others: tuple[FinishedRequest, ...] = ()  # the other n - 1, if it is
 
     @property
     def answers(self) -> tuple[FinishedRequest, ...]:
@@ -64,29 +48,18 @@ class FinishedRequest:
 
 @attrs.frozen(kw_only=True)
 class IterationStats:
-    """Statistics since the last report, as a rule of one step.
+    """Statistics since the last report, as a rule of one step."""
 
-    Args:
-        step_tokens: for each finished step, the tokens that it computed.
-        num_prompt_tokens: prompt tokens of the requests that got their first token.
-        num_cached_tokens: of these, the tokens whose KV was found in the prefix cache.
-        num_generation_tokens: tokens generated.
-        times_to_first_token: for each request that got its first token, seconds since its arrival.
-        inter_token_latencies: for every other token, seconds since the one before.
-        finished_requests: those that ended.
-        num_accepted: requests that were admitted.
-        rejections: how many requests were refused, by the bound of `EngineConfig` that they met; None is any other
-            reason.
-    """
-
-    step_tokens: tuple[int, ...] = ()
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generation_tokens: int = 0
+    step_tokens: tuple[int, ...] = ()  # for each finished step, the tokens that it computed
+    num_prompt_tokens: int = 0  # prompt tokens of the requests that got their first token
+    num_cached_tokens: int = 0  # of these, the tokens whose KV was found in the prefix cache
+    num_generation_tokens: int = 0  # tokens generated
+    # For each request that got its first token, seconds since its arrival.
     times_to_first_token: tuple[float, ...] = ()
-    inter_token_latencies: tuple[float, ...] = ()
-    finished_requests: tuple[FinishedRequest, ...] = ()
-    num_accepted: int = 0
+    inter_token_latencies: tuple[float, ...] = ()  # for every other token, seconds since the one before
+    finished_requests: tuple[FinishedRequest, ...] = ()  # those that ended
+    num_accepted: int = 0  # requests that were admitted
+    # How many requests were refused, by the bound of `EngineConfig` that they met; None is any other reason.
     rejections: Mapping[str | None, int] = MappingProxyType({})
 
 

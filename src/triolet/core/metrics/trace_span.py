@@ -21,23 +21,14 @@ Value = str | bool | int | float | tuple[str, ...]
 
 @attrs.frozen(kw_only=True)
 class Span:
-    """Span of one request, from its arrival to the end of the last of its answers.
+    """Span of one request, from its arrival to the end of the last of its answers."""
 
-    Args:
-        trace_headers: of the parent span; empty if it begins a trace.
-        began_at: seconds since the epoch.
-        ended_at: likewise.
-        attributes: by name; times are seconds.
-        events: name and time of events in between, seconds since the epoch.
-        failure: why the answer is not complete; None if it is.
-    """
-
-    trace_headers: TraceHeaders
-    began_at: float
-    ended_at: float
-    attributes: Mapping[str, Value]
-    events: tuple[tuple[str, float], ...] = ()
-    failure: str | None = None
+    trace_headers: TraceHeaders  # of the parent span; empty if it begins a trace
+    began_at: float  # seconds since the epoch
+    ended_at: float  # likewise
+    attributes: Mapping[str, Value]  # by name; times are seconds
+    events: tuple[tuple[str, float], ...] = ()  # name and time of events in between, seconds since the epoch
+    failure: str | None = None  # why the answer is not complete; None if it is
 
 
 def span_of(finished: FinishedRequest, model_name: str) -> Span:

@@ -62,14 +62,10 @@ HoldBack = Literal["exact", "blind"]
 
 @attrs.define(eq=False)
 class _Node:
-    """Prefix of one or more stop strings.
+    """Prefix of one or more stop strings."""
 
-    Args:
-        depth: its length, characters.
-        order: place in the list of the stop string that ends here, or in a shorter node that this one ends with.
-    """
-
-    depth: int
+    depth: int  # its length, characters
+    # Place in the list of the stop string that ends here, or in a shorter node that this one ends with.
     order: int | None = None
     children: dict[str, _Node] = attrs.field(factory=dict)
     fallback: _Node | None = None  # the longest other node that this one ends with; None for the root
@@ -336,18 +332,13 @@ def _without_tail(text: str, *, keep: int = 0) -> str:
 
 @attrs.frozen
 class TextDelta:
-    """Text that one step's tokens added to an answer.
+    """Text that one step's tokens added to an answer."""
 
-    Args:
-        text: the text that can be shown now; the first one that is shown follows the last that was.
-        num_tokens: how many of the tokens belong to the answer. Fewer than came if a stop string was completed
-            before the last of them.
-        stop_reason: the stop string that ended the answer, or None.
-    """
-
-    text: str
+    text: str  # the text that can be shown now; the first one that is shown follows the last that was
+    # How many of the tokens belong to the answer. Fewer than came if a stop string was completed before the
+    # last of them.
     num_tokens: int
-    stop_reason: str | None = None
+    stop_reason: str | None = None  # the stop string that ended the answer, or None
 
 
 class OutputText:

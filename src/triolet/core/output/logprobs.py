@@ -21,14 +21,9 @@ T = TypeVar("T")
 
 @attrs.frozen(eq=False, repr=False)
 class ListPrefix(Sequence[T]):
-    """First `length` items of an append-only list; equal to any sequence of the same items.
+    """First `length` items of an append-only list; equal to any sequence of the same items."""
 
-    Args:
-        items: the list; its items must not change.
-        length: of the view.
-    """
-
-    _items: list[T]
+    _items: list[T]  # the list; its items must not change
     _length: int
 
     def __len__(self) -> int:

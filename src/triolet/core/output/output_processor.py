@@ -43,17 +43,11 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class OutputCollector:
-    """Collector of the outputs of one answer.
+    """Collector of the outputs of one answer."""
 
-    Args:
-        entry: the request in the journal; its tokens are read from here.
-        decode_token: text of one token, for logprobs.
-        arrival_time: seconds since the epoch.
-    """
-
-    entry: JournalEntry
-    decode_token: DecodeToken
-    arrival_time: float = 0.0
+    entry: JournalEntry  # the request in the journal; its tokens are read from here
+    decode_token: DecodeToken  # text of one token, for logprobs
+    arrival_time: float = 0.0  # seconds since the epoch
     _kind: RequestOutputKind = attrs.field(init=False)
     _wants_logprobs: bool = attrs.field(init=False)
     _pieces: list[str] = attrs.field(factory=list, init=False)
@@ -297,18 +291,13 @@ class OutputProcessor:
 
     That also holds after a crash of the detokenizer: the collector knows how many tokens were delivered, and the state
     of the text before them is computed again.
-
-    Args:
-        entry: the request and its answer so far.
-        collector: from which the reader takes outputs.
-        tokenizer: converts ids to text; None if the model has no tokenizer: all text is empty then.
-        hold_back: how much text is held back for stop strings; see `StopMatcher`.
     """
 
-    entry: JournalEntry
-    collector: OutputCollector
+    entry: JournalEntry  # the request and its answer so far
+    collector: OutputCollector  # from which the reader takes outputs
+    # Converts ids to text; None if the model has no tokenizer: all text is empty then.
     tokenizer: TokenizerInterface | None
-    hold_back: HoldBack = "exact"
+    hold_back: HoldBack = "exact"  # how much text is held back for stop strings; see `StopMatcher`
     _text: OutputText | None = attrs.field(default=None, init=False)
 
     @classmethod
@@ -505,15 +494,10 @@ MAX_AGE_S = 600.0
 
 @attrs.define
 class EndedRequests:
-    """Statuses of the requests that ended last, by request id: late queries get an answer, and memory is bounded.
+    """Statuses of the requests that ended last, by request id: late queries get an answer, and memory is bounded."""
 
-    Args:
-        max_endings: most statuses stored.
-        max_age_s: time after which one is dropped, seconds.
-    """
-
-    max_endings: int = MAX_ENDINGS
-    max_age_s: float = MAX_AGE_S
+    max_endings: int = MAX_ENDINGS  # most statuses stored
+    max_age_s: float = MAX_AGE_S  # time after which one is dropped, seconds
     _endings: OrderedDict[str, tuple[RequestStatus, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def remember(self, request_id: str, status: RequestStatus, now_s: float) -> None:

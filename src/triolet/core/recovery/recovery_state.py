@@ -124,32 +124,20 @@ MAX_CRASHES = 2
 
 @attrs.frozen
 class CrashOutcome:
-    """What follows from a crash.
+    """What follows from a crash."""
 
-    Args:
-        culprit: serial of the request that must fail; None if it is not known (yet).
-        num_uncounted: crashes, this one and those before it, that do not count against the restart limit.
-    """
-
-    culprit: int | None
-    num_uncounted: int
+    culprit: int | None  # serial of the request that must fail; None if it is not known (yet)
+    num_uncounted: int  # crashes, this one and those before it, that do not count against the restart limit
 
 
 @attrs.define
 class _Candidate:
-    """A request that was in a step which crashed the runner.
+    """A request that was in a step which crashed the runner."""
 
-    Args:
-        mark: computed tokens at which it is cleared.
-        num_crashes: crashes that it was in.
-        num_alone: crashes in which it was the only row.
-        num_counted: crashes that it was in and that count against the restart limit.
-    """
-
-    mark: int = 0
-    num_crashes: int = 0
-    num_alone: int = 0
-    num_counted: int = 0
+    mark: int = 0  # computed tokens at which it is cleared
+    num_crashes: int = 0  # crashes that it was in
+    num_alone: int = 0  # crashes in which it was the only row
+    num_counted: int = 0  # crashes that it was in and that count against the restart limit
 
 
 class PoisonBisection:
@@ -245,18 +233,15 @@ class PoisonBisection:
 
 @attrs.define
 class RecoveryState:
-    """State learned from failed steps; kept when the scheduler restarts.
+    """State learned from failed steps; kept when the scheduler restarts."""
 
-    Args:
-        poison_bisection: finds the request that crashes the runner.
-        memory: limits the size of steps after an out-of-memory error.
-        num_uncounted: crashes that have been explained, and that the supervisor has not taken into account yet.
-        has_runner_failed: the runner has crashed in a step and has not shown since that it can compute one.
-    """
-
+    # Finds the request that crashes the runner.
     poison_bisection: PoisonBisection = attrs.field(factory=PoisonBisection)
+    # Limits the size of steps after an out-of-memory error.
     memory: OomBackoff = attrs.field(factory=OomBackoff)
+    # Crashes that have been explained, and that the supervisor has not taken into account yet.
     num_uncounted: int = 0
+    # The runner has crashed in a step and has not shown since that it can compute one.
     has_runner_failed: bool = False
 
 
@@ -279,13 +264,9 @@ def step_kind(plan: StepPlan) -> StepKind:
 
 @attrs.define
 class HangLimit:
-    """Limits of the steps in one life of a runner.
+    """Limits of the steps in one life of a runner."""
 
-    Args:
-        max_s: longest limit, seconds; None for no limit at all.
-    """
-
-    max_s: float | None
+    max_s: float | None  # longest limit, seconds; None for no limit at all
     _times: dict[StepKind, Counter[int]] = attrs.field(factory=dict, init=False)
 
     def limit_s(self, kind: StepKind) -> float | None:

@@ -64,15 +64,12 @@ class Restart(enum.Enum):
 class RestartIntensity:
     """Decide whether one more restart is allowed.
 
-    Args:
-        max_restarts: restarts allowed within `period_s`; one more and the supervisor gives up.
-        period_s: length of the sliding window, seconds.
-
     Source: OTP supervisor, "Maximum Restart Intensity" (intensity, period).
     """
 
+    # Restarts allowed within `period_s`; one more and the supervisor gives up.
     max_restarts: int = attrs.field(validator=attrs.validators.ge(0))
-    period_s: float = attrs.field(validator=attrs.validators.gt(0))
+    period_s: float = attrs.field(validator=attrs.validators.gt(0))  # length of the sliding window, seconds
     _restarts: deque[tuple[float, int | None]] = attrs.field(factory=deque, init=False)
 
     def allow(self, now_s: float, num_achieved: int | None = None, num_uncounted: int = 0) -> bool:
@@ -119,19 +116,12 @@ def children_to_restart(strategy: Strategy, names: Sequence[str], dead: str) -> 
 
 @attrs.frozen(kw_only=True)
 class CrashReport:
-    """The four fields of an OTP supervisor report.
+    """The four fields of an OTP supervisor report."""
 
-    Args:
-        supervisor: name of the reporting supervisor.
-        context: `start_error`, `child_terminated`, `shutdown_error` or `intensity_exceeded`.
-        reason: the exception, or None for a return where none was expected.
-        offender: name of the child.
-    """
-
-    supervisor: str
-    context: str
-    reason: BaseException | None
-    offender: str
+    supervisor: str  # name of the reporting supervisor
+    context: str  # `start_error`, `child_terminated`, `shutdown_error` or `intensity_exceeded`
+    reason: BaseException | None  # the exception, or None for a return where none was expected
+    offender: str  # name of the child
 
 
 NUM_LINES = 5
@@ -248,15 +238,10 @@ def typed_shortages(purpose: str) -> Iterator[None]:
 
 @attrs.define
 class Backoff:
-    """Pauses between attempts: each is twice as long as the last one, up to a limit.
+    """Pauses between attempts: each is twice as long as the last one, up to a limit."""
 
-    Args:
-        min_s: the first pause, seconds.
-        max_s: the longest pause, seconds.
-    """
-
-    min_s: float = MIN_PAUSE_S
-    max_s: float = MAX_PAUSE_S
+    min_s: float = MIN_PAUSE_S  # the first pause, seconds
+    max_s: float = MAX_PAUSE_S  # the longest pause, seconds
     _next_s: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -19,49 +19,31 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 
 @attrs.frozen(kw_only=True)
 class ThinkingRules:
-    """Token ids of the marks around a model's reasoning, and the limit of its length.
+    """Token ids of the marks around a model's reasoning, and the limit of its length."""
 
-    Args:
-        opening_token_ids: of the mark that begins it.
-        closing_token_ids: of the mark that ends it.
-        is_open: True if the prompt ends amid reasoning, or the model always begins with it.
-        budget: tokens of reasoning after which it is ended; None for no limit.
-    """
-
-    opening_token_ids: tuple[int, ...]
-    closing_token_ids: tuple[int, ...]
-    is_open: bool
-    budget: int | None = None
+    opening_token_ids: tuple[int, ...]  # of the mark that begins it
+    closing_token_ids: tuple[int, ...]  # of the mark that ends it
+    is_open: bool  # True if the prompt ends amid reasoning, or the model always begins with it
+    budget: int | None = None  # tokens of reasoning after which it is ended; None for no limit
 
 
 @attrs.frozen(kw_only=True)
 class Constraint:
-    """Grammar and reasoning rules of a request's answer.
+    """Grammar and reasoning rules of a request's answer."""
 
-    Args:
-        grammar: form of the answer, from where the reasoning ends.
-        thinking: rules of that reasoning; None if the model gives none.
-    """
-
-    grammar: StructuredOutputsParams | None = None
-    thinking: ThinkingRules | None = None
+    grammar: StructuredOutputsParams | None = None  # form of the answer, from where the reasoning ends
+    thinking: ThinkingRules | None = None  # rules of that reasoning; None if the model gives none
 
 
 @attrs.frozen
 class TokenMask:
-    """Tokens that may come next in an answer.
+    """Tokens that may come next in an answer."""
 
-    Args:
-        position: tokens that the answer has.
-        mask: a bit per token id, least significant first: 1 for those that may come next; None for any token.
-        is_over: True if the grammar allows no further token: the answer is complete.
-        problem: why the answer cannot go on; None if it can.
-    """
-
-    position: int
+    position: int  # tokens that the answer has
+    # A bit per token id, least significant first: 1 for those that may come next; None for any token.
     mask: bytes | None = None
-    is_over: bool = False
-    problem: str | None = None
+    is_over: bool = False  # True if the grammar allows no further token: the answer is complete
+    problem: str | None = None  # why the answer cannot go on; None if it can
 
 
 class Thinking:

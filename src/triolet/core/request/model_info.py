@@ -84,12 +84,7 @@ class ModelInfo:
 
 @attrs.define(eq=False)
 class LoadedModel:
-    """The model and the tokenizer of a running engine.
+    """The model and the tokenizer of a running engine."""
 
-    Args:
-        info: None until the runner has loaded the model.
-        tokenizer: None until it is loaded, or if the model has none.
-    """
-
-    info: ModelInfo | None = None
-    tokenizer: TokenizerInterface | None = None
+    info: ModelInfo | None = None  # None until the runner has loaded the model
+    tokenizer: TokenizerInterface | None = None  # None until it is loaded, or if the model has none

@@ -269,44 +269,28 @@ class ApiFamily(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class PageControl:
-    """Input element of one parameter on the page at `/`.
+    """Input element of one parameter on the page at `/`."""
 
-    Args:
-        label: text beside the element.
-        kind: `range` for a slider, `number`, or `line` for text.
-        minimum: smallest value; None for no limit.
-        maximum: largest value; None for no limit.
-        step: distance from one value to the next.
-    """
-
-    label: str
-    kind: str
-    minimum: float | None = None
-    maximum: float | None = None
-    step: float | None = None
+    label: str  # text beside the element
+    kind: str  # `range` for a slider, `number`, or `line` for text
+    minimum: float | None = None  # smallest value; None for no limit
+    maximum: float | None = None  # largest value; None for no limit
+    step: float | None = None  # distance from one value to the next
 
 
 @attrs.frozen(kw_only=True)
 class ParameterSpec:
-    """Names and documentation of one field of `SamplingParams`.
+    """Names and documentation of one field of `SamplingParams`."""
 
-    Args:
-        help: one line of documentation, for `--help` and docs/sampling.md.
-        per_row: True if the model runner reads it per row of a step; False if the engine applies it to the request.
-        wire_names: name in the body of a request, per family of routes that takes the parameter.
-        refused: reason, per family of routes that refuses it.
-        no_flag: reason why the command line has no flag for it; None if there is one.
-        may_be_single: True if the wire takes a single value in place of a list of one.
-        control: element on the page at `/`; None for none.
-    """
-
-    help: str
+    help: str  # one line of documentation, for `--help` and docs/sampling.md
+    # True if the model runner reads it per row of a step; False if the engine applies it to the request.
     per_row: bool
+    # Name in the body of a request, per family of routes that takes the parameter.
     wire_names: Mapping[ApiFamily, str]
-    refused: Mapping[ApiFamily, str]
-    no_flag: str | None
-    may_be_single: bool = False
-    control: PageControl | None = None
+    refused: Mapping[ApiFamily, str]  # reason, per family of routes that refuses it
+    no_flag: str | None  # reason why the command line has no flag for it; None if there is one
+    may_be_single: bool = False  # True if the wire takes a single value in place of a list of one
+    control: PageControl | None = None  # element on the page at `/`; None for none
 
 
 def sampling_parameter(
@@ -346,19 +330,12 @@ def sampling_parameter(
 
 @attrs.frozen
 class SamplingParameter:
-    """Row of the table: a field of `SamplingParams` with its entry.
-
-    Args:
-        name: of the field.
-        annotation: type as it is written in the source, such as `int | None`.
-        default: of the field.
-        spec: entry of the field.
-    """
+    """Row of the table: a field of `SamplingParams` with its entry."""
 
     name: str
-    annotation: str
+    annotation: str  # type as it is written in the source, such as `int | None`
     default: Any
-    spec: ParameterSpec
+    spec: ParameterSpec  # entry of the field
 
     @property
     def may_be_none(self) -> bool:

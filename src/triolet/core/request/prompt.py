@@ -15,25 +15,19 @@ FIELDS = ("messages", "tools", "chat_template", "chat_template_kwargs", *FLAGS)
 
 @attrs.frozen(kw_only=True)
 class ChatPrompt:
-    """Chat as a prompt: values for the chat template, which checks and copies them.
-
-    Args:
-        messages: of the chat.
-        tools: descriptions of tools, as the template expects them; None for none.
-        chat_template: another template than the model's own, in Jinja.
-        chat_template_kwargs: further values for the template, by name; only such as it reads.
-        add_generation_prompt: True to end with the beginning of an assistant message.
-        continue_final_message: True to leave the last message open; not together with `add_generation_prompt`.
-        add_special_tokens: True to add the special tokens that the tokenizer puts around a text, such as its first
-            token; most templates write them themselves.
-    """
+    """Chat as a prompt: values for the chat template, which checks and copies them."""
 
     messages: Sequence[Mapping[str, Any]]
+    # Descriptions of tools, as the template expects them; None for none.
     tools: Sequence[Mapping[str, Any]] | None = None
-    chat_template: str | None = None
+    chat_template: str | None = None  # another template than the model's own, in Jinja
+    # Further values for the template, by name; only such as it reads.
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool = True  # True to end with the beginning of an assistant message
+    # True to leave the last message open; not together with `add_generation_prompt`.
     continue_final_message: bool = False
+    # True to add the special tokens that the tokenizer puts around a text, such as its first token; most
+    # templates write them themselves.
     add_special_tokens: bool = False
 
     @classmethod
@@ -96,17 +90,12 @@ _FORMS = (
 
 @attrs.frozen
 class ParsedPrompt:
-    """A prompt of known form; one of the first two is None.
+    """A prompt of known form; one of the first two is None."""
 
-    Args:
-        token_ids: a prompt that came as ids.
-        content: a prompt that came as text or as chat messages, and must be tokenised.
-        text: the text that came with the ids; shown to the caller, and not checked.
-    """
-
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] | None = None  # a prompt that came as ids
+    # A prompt that came as text or as chat messages, and must be tokenised.
     content: str | Sequence[Mapping[str, Any]] | ChatPrompt | None = None
-    text: str | None = None
+    text: str | None = None  # the text that came with the ids; shown to the caller, and not checked
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:

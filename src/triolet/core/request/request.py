@@ -56,56 +56,32 @@ class RequestTask(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """One prompt with everything that determines its answer.
+    """One prompt with everything that determines its answer."""
 
-    Args:
-        request_id: unique among live requests.
-        prompt: text of the prompt, if it came as text.
-        prompt_token_ids: never empty, all in the vocabulary, fewer than `max_model_len`.
-        params: as the caller gave them, or the model's defaults.
-        seed: of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats
-            it.
-        max_tokens: most tokens of the answer: `params.max_tokens`, cut to the rest of the context.
-        eos_token_ids: ids that end the answer, unless `params.ignore_eos`; the one of the tokenizer first.
-        bad_words_token_ids: token ids of each bad word.
-        priority: lower runs first under the `priority` policy.
-        parent_id: id of the request with n > 1 that this one belongs to.
-        index: of the answer among those to the prompt.
-        num_answers: to the prompt, this one included.
-        stream_interval: tokens from one output of the stream to the next.
-        constraint: grammar and reasoning rules of the answer.
-        client: name of the client that the request belongs to.
-        owner: name of the server's key, if there is one.
-        task: kind of result.
-        cache_namespace: requests share cached blocks only within one.
-        trace_headers: names and values of the trace context headers.
-        arrival_s: when it was admitted, monotonic seconds.
-        deadline_s: when it ends with what it has, monotonic seconds; infinity for never.
-        queue_deadline_s: when it ends if it has not been scheduled yet, monotonic seconds.
-    """
-
-    request_id: str
-    prompt: str | None = None
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
+    request_id: str  # unique among live requests
+    prompt: str | None = None  # text of the prompt, if it came as text
+    prompt_token_ids: tuple[int, ...]  # never empty, all in the vocabulary, fewer than `max_model_len`
+    params: SamplingParams  # as the caller gave them, or the model's defaults
+    # Of the sampling noise; drawn by the engine where `params.seed` is None, so that a replay repeats it.
     seed: int
-    max_tokens: int
+    max_tokens: int  # most tokens of the answer: `params.max_tokens`, cut to the rest of the context
+    # Ids that end the answer, unless `params.ignore_eos`; the one of the tokenizer first.
     eos_token_ids: tuple[int, ...] = ()
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    priority: int = 0
-    parent_id: str | None = None
-    index: int = 0
-    num_answers: int = 1
-    stream_interval: int = 1
-    constraint: Constraint | None = None
-    client: str | None = None
-    owner: str | None = None
-    task: RequestTask = RequestTask.GENERATE
-    cache_namespace: CacheNamespace = DEFAULT_NAMESPACE
-    trace_headers: TraceHeaders = ()
-    arrival_s: float = 0.0
-    deadline_s: float = float("inf")
-    queue_deadline_s: float = float("inf")
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # token ids of each bad word
+    priority: int = 0  # lower runs first under the `priority` policy
+    parent_id: str | None = None  # id of the request with n > 1 that this one belongs to
+    index: int = 0  # of the answer among those to the prompt
+    num_answers: int = 1  # to the prompt, this one included
+    stream_interval: int = 1  # tokens from one output of the stream to the next
+    constraint: Constraint | None = None  # grammar and reasoning rules of the answer
+    client: str | None = None  # name of the client that the request belongs to
+    owner: str | None = None  # name of the server's key, if there is one
+    task: RequestTask = RequestTask.GENERATE  # kind of result
+    cache_namespace: CacheNamespace = DEFAULT_NAMESPACE  # requests share cached blocks only within one
+    trace_headers: TraceHeaders = ()  # names and values of the trace context headers
+    arrival_s: float = 0.0  # when it was admitted, monotonic seconds
+    deadline_s: float = float("inf")  # when it ends with what it has, monotonic seconds; infinity for never
+    queue_deadline_s: float = float("inf")  # when it ends if it has not been scheduled yet, monotonic seconds
 
     @property
     def account(self) -> str | None:

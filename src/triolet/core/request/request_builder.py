@@ -33,21 +33,13 @@ MAX_PROMPT_ENTRIES = 2**22
 
 @attrs.frozen(kw_only=True)
 class RequestLimits:
-    """Limits of one engine, under the names of the fields of `EngineConfig`, which errors name.
+    """Limits of one engine, under the names of the fields of `EngineConfig`, which errors name."""
 
-    Args:
-        max_n: answers to one prompt.
-        max_logprobs: most likely tokens per position; -1 is the whole vocabulary.
-        max_stop_strings: entries of `stop`.
-        max_logit_bias: entries of `logit_bias`.
-        max_bad_words: entries of `bad_words`.
-    """
-
-    max_n: int
-    max_logprobs: int
-    max_stop_strings: int
-    max_logit_bias: int
-    max_bad_words: int
+    max_n: int  # answers to one prompt
+    max_logprobs: int  # most likely tokens per position; -1 is the whole vocabulary
+    max_stop_strings: int  # entries of `stop`
+    max_logit_bias: int  # entries of `logit_bias`
+    max_bad_words: int  # entries of `bad_words`
 
     def check(self, params: SamplingParams, vocab_size: int) -> None:
         """Check the parameters of a request against the limits.
@@ -132,17 +124,11 @@ class RequestConfig(Protocol):
 
 @attrs.frozen(eq=False)
 class RequestBuilder:
-    """Builder of the requests of one engine, with their checks.
-
-    Args:
-        config: of the engine.
-        model: model and tokenizer; loaded before the first request.
-        draw_seed: draws a seed for an answer where the caller gave none.
-    """
+    """Builder of the requests of one engine, with their checks."""
 
     config: RequestConfig
-    model: LoadedModel
-    draw_seed: Callable[[], int]
+    model: LoadedModel  # model and tokenizer; loaded before the first request
+    draw_seed: Callable[[], int]  # draws a seed for an answer where the caller gave none
     _limits: RequestLimits = attrs.field(init=False)
 
     @_limits.default

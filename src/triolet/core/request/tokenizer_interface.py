@@ -47,31 +47,19 @@ class SerializableTokenizer(Protocol):
 
 @attrs.frozen
 class Tokenize:
-    """Message to the tokenizer; a reply channel is sent with it.
+    """Message to the tokenizer; a reply channel is sent with it."""
 
-    Args:
-        prompt: a text, or chat messages; None where the ids are known already.
-        bad_words: texts to encode in the forms that a bad word may take.
-        marks: texts to encode as they stand in an answer.
-    """
-
+    # A text, or chat messages; None where the ids are known already.
     prompt: str | Sequence[Mapping[str, Any]] | ChatPrompt | None
-    bad_words: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()  # texts to encode in the forms that a bad word may take
+    marks: tuple[str, ...] = ()  # texts to encode as they stand in an answer
 
 
 @attrs.frozen
 class Tokenized:
-    """Reply of the tokenizer.
+    """Reply of the tokenizer."""
 
-    Args:
-        text: the encoded text, after the chat template; None if there was no prompt to encode.
-        token_ids: of the prompt.
-        bad_words_token_ids: sequences of ids that write the bad words.
-        marks_token_ids: ids of each mark.
-    """
-
-    text: str | None
+    text: str | None  # the encoded text, after the chat template; None if there was no prompt to encode
     token_ids: tuple[int, ...]
-    bad_words_token_ids: tuple[tuple[int, ...], ...]
-    marks_token_ids: tuple[tuple[int, ...], ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...]  # sequences of ids that write the bad words
+    marks_token_ids: tuple[tuple[int, ...], ...] = ()  # ids of each mark

@@ -70,21 +70,13 @@ class AdmissionLimits(Protocol):
 
 @attrs.define
 class Admission:
-    """Counter of the requests between the caller and the journal, and of those in the journal.
+    """Counter of the requests between the caller and the journal, and of those in the journal."""
 
-    Args:
-        journal: the requests that were taken.
-        max_num_seqs: requests that run together.
-        max_queued_requests: requests that may wait besides.
-        max_queued_tokens: a request that finds this many prompt tokens waiting is refused.
-        is_fair: whether clients above their share leave a part of both to others.
-    """
-
-    journal: Journal
-    max_num_seqs: int
-    max_queued_requests: int
-    max_queued_tokens: int
-    is_fair: bool = False
+    journal: Journal  # the requests that were taken
+    max_num_seqs: int  # requests that run together
+    max_queued_requests: int  # requests that may wait besides
+    max_queued_tokens: int  # a request that finds this many prompt tokens waiting is refused
+    is_fair: bool = False  # whether clients above their share leave a part of both to others
     _num_reserved: int = attrs.field(default=0, init=False)
     _reserved: Counter[str | None] = attrs.field(factory=Counter, init=False)  # by client; none is 0
     _endings: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT_ENDINGS), init=False)
@@ -281,14 +273,10 @@ def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
 
 @attrs.define
 class PrefixesInStep:
-    """Prefixes that the step being planned computes, and the requests deferred until it has.
-
-    Args:
-        cache: of the engine.
-        held: serials of the requests deferred to the end of this step.
-    """
+    """Prefixes that the step being planned computes, and the requests deferred until it has."""
 
     cache: PrefixCache
+    # Serials of the requests deferred to the end of this step.
     held: set[int] = attrs.field(factory=set, init=False)
     _by_next_hash: dict[bytes, tuple[Sequence, int]] = attrs.field(factory=dict, init=False)
 

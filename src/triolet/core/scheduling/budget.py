@@ -108,42 +108,27 @@ class SchedulerLimits(Protocol):
 
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
-    """The limits of a step and of a sequence.
+    """The limits of a step and of a sequence."""
 
-    Args:
-        num_blocks: blocks of the KV cache.
-        block_size: tokens in a block.
-        max_num_seqs: rows of the runner's table.
-        max_num_batched_tokens: token budget of a step.
-        num_sure_tokens: of these, tokens that a step may have however long it takes. With more it must fit into
-            `max_prefill_delay_s`.
-        max_model_len: longest sequence, tokens; `num_blocks` hold at least one such sequence.
-        policy: `fcfs`, `priority` or `fair`.
-        priority_aging_s: under `priority`, seconds of waiting that weigh as much as one step of priority.
-        fair_ttft_factor: under `fair`, times what a first token takes alone; infinity for no bound.
-        max_prefill_delay_s: by which prompts lengthen a step of decodes, seconds; infinity for no bound.
-        enable_prefix_caching: publish and look up full blocks.
-        cache_key: secret of the prefix hashes.
-        num_scheduler_steps: most steps that one plan is for.
-        num_speculative_tokens: longest draft; 0 for none.
-        prompt_lookup_min: last tokens that must have occurred before for a draft.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
+    num_blocks: int  # blocks of the KV cache
+    block_size: int  # tokens in a block
+    max_num_seqs: int  # rows of the runner's table
+    max_num_batched_tokens: int  # token budget of a step
+    max_model_len: int  # longest sequence, tokens; `num_blocks` hold at least one such sequence
+    # Tokens that a step may have however long it takes; with more it must fit into `max_prefill_delay_s`.
     num_sure_tokens: int = 2**31
-    policy: str = "fcfs"
+    policy: str = "fcfs"  # `fcfs`, `priority` or `fair`
+    # Under `priority`, seconds of waiting that weigh as much as one step of priority.
     priority_aging_s: float = float("inf")
+    # Under `fair`, times what a first token takes alone; infinity for no bound.
     fair_ttft_factor: float = float("inf")
+    # Time by which prompts may lengthen a step of decodes, seconds; infinity for no bound.
     max_prefill_delay_s: float = float("inf")
-    enable_prefix_caching: bool = True
-    cache_key: bytes = b""
-    num_scheduler_steps: int = 1
-    num_speculative_tokens: int = 0
-    prompt_lookup_min: int = 3
+    enable_prefix_caching: bool = True  # publish and look up full blocks
+    cache_key: bytes = b""  # secret of the prefix hashes
+    num_scheduler_steps: int = 1  # most steps that one plan is for
+    num_speculative_tokens: int = 0  # longest draft; 0 for none
+    prompt_lookup_min: int = 3  # last tokens that must have occurred before for a draft
 
     @classmethod
     def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
@@ -174,23 +159,16 @@ def _or_never(limit: float | None) -> float:
 
 @attrs.define
 class SchedulerCounters:
-    """Totals since the engine started; a scheduler that is built anew goes on with them.
+    """Totals since the engine started; a scheduler that is built anew goes on with them."""
 
-    Args:
-        steps: plans made; also numbers the plans.
-        num_steps_done: steps with a result.
-        num_drafts: rows of finished steps with a draft.
-        num_draft_tokens: draft tokens of these rows.
-        num_accepted_tokens_per_pos: accepted draft tokens, by their position in the draft.
-    """
-
-    steps: int = 0
-    num_steps_done: int = 0
+    steps: int = 0  # plans made; also numbers the plans
+    num_steps_done: int = 0  # steps with a result
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
+    num_drafts: int = 0  # rows of finished steps with a draft
+    num_draft_tokens: int = 0  # draft tokens of these rows
+    # Accepted draft tokens, by their position in the draft.
     num_accepted_tokens_per_pos: list[int] = attrs.field(factory=list)
 
 
@@ -218,17 +196,11 @@ class _Point:
 
 @attrs.define
 class CostModel:
-    """Fitted costs of a step; all are 0 until a step was measured.
+    """Fitted costs of a step; all are 0 until a step was measured."""
 
-    Args:
-        fixed_s: cost of any step, seconds.
-        row_s: cost of a row and one token of it, seconds.
-        token_s: cost of each further token, seconds.
-    """
-
-    fixed_s: float = 0.0
-    row_s: float = 0.0
-    token_s: float = 0.0
+    fixed_s: float = 0.0  # cost of any step, seconds
+    row_s: float = 0.0  # cost of a row and one token of it, seconds
+    token_s: float = 0.0  # cost of each further token, seconds
     _points: dict[tuple[int, int], _Point] = attrs.field(factory=dict, init=False)
     _num_steps: int = attrs.field(default=0, init=False)
 
@@ -295,17 +267,11 @@ NUM_FIRST_STEPS = 8
 
 @attrs.define
 class TokenBudget:
-    """Token budget of the step that is being planned.
+    """Token budget of the step that is being planned."""
 
-    Args:
-        config: the two bounds.
-        costs: fitted costs of steps.
-        allows_long_steps: see `policies.base.WaitingQueue`.
-    """
-
-    config: SchedulerConfig
-    costs: CostModel = attrs.field(factory=CostModel)
-    allows_long_steps: bool = attrs.field(default=True, kw_only=True)
+    config: SchedulerConfig  # the two bounds
+    costs: CostModel = attrs.field(factory=CostModel)  # fitted costs of steps
+    allows_long_steps: bool = attrs.field(default=True, kw_only=True)  # see `policies.base.WaitingQueue`
     _first_steps_s: deque[float] = attrs.field(factory=lambda: deque(maxlen=NUM_FIRST_STEPS), init=False)
     _chunks_s: float = attrs.field(default=float("inf"), init=False)
     _has_chunk: bool = attrs.field(default=False, init=False)

@@ -16,37 +16,24 @@ Order = tuple[float, int]
 
 @attrs.define(eq=False)
 class Sequence:
-    """Mutable state of a live request, used only by the scheduler.
+    """Mutable state of a live request, used only by the scheduler."""
 
-    Args:
-        entry: the request and its answer so far.
-        order: the smaller goes first; a preempted sequence keeps it.
-        row_id: its row in the runner's table; None while it waits.
-        num_computed_tokens: tokens whose KV is present.
-        num_scheduled_tokens: tokens given to the step in flight, with those of the draft; 0 between steps.
-        draft_token_ids: draft tokens of the step in flight, after the known tokens.
-        last_step: number of the last step that it was part of.
-        num_charged_tokens: tokens charged to its client, or free of charge.
-        block_table: its blocks in order.
-        num_planned_blocks: blocks of the table that plans have sent to the runner.
-        block_hashes: of the leading full blocks that have been computed.
-        known_hashes: of leading full blocks, computed or not: a look-up need not compute them twice.
-        prefix_root: hash of its cache namespace; empty until it is needed.
-    """
-
-    entry: JournalEntry
-    order: Order
-    row_id: int | None = None
-    num_computed_tokens: int = 0
+    entry: JournalEntry  # the request and its answer so far
+    order: Order  # the smaller goes first; a preempted sequence keeps it
+    row_id: int | None = None  # its row in the runner's table; None while it waits
+    num_computed_tokens: int = 0  # tokens whose KV is present
+    # Tokens given to the step in flight, with those of the draft; 0 between steps.
     num_scheduled_tokens: int = 0
-    draft_token_ids: tuple[int, ...] = ()
-    last_step: int = 0
-    num_charged_tokens: int = 0
-    block_table: list[int] = attrs.field(factory=list)
-    num_planned_blocks: int = 0
+    draft_token_ids: tuple[int, ...] = ()  # draft tokens of the step in flight, after the known tokens
+    last_step: int = 0  # number of the last step that it was part of
+    num_charged_tokens: int = 0  # tokens charged to its client, or free of charge
+    block_table: list[int] = attrs.field(factory=list)  # its blocks in order
+    num_planned_blocks: int = 0  # blocks of the table that plans have sent to the runner
+    # Of the leading full blocks that have been computed.
     block_hashes: list[bytes] = attrs.field(factory=list)
+    # Of leading full blocks, computed or not: a look-up need not compute them twice.
     known_hashes: list[bytes] = attrs.field(factory=list)
-    prefix_root: bytes = b""
+    prefix_root: bytes = b""  # hash of its cache namespace; empty until it is needed
 
     @property
     def num_pending_tokens(self) -> int:

@@ -68,15 +68,10 @@ MAX_FOLLOWED_TOKENS = 1024
 
 @attrs.define
 class _Drafter:
-    """Draft state of one row.
+    """Draft state of one row."""
 
-    Args:
-        index: n-grams of prompt and answer.
-        limit: longest draft to make.
-    """
-
-    index: NgramIndex
-    limit: int
+    index: NgramIndex  # n-grams of prompt and answer
+    limit: int  # longest draft to make
 
     def follow(self, entry: JournalEntry, most: int) -> int:
         """Index up to `most` tokens that are new, and return how many it were."""
@@ -209,28 +204,17 @@ def _missing(scheduled: Collection[Sequence], num_steps: int, block_size: int) -
 
 @attrs.define(kw_only=True, eq=False)
 class StepPlanner:
-    """Planner of the steps of one scheduler.
+    """Planner of the steps of one scheduler."""
 
-    Args:
-        config: limits.
-        journal: records the requests that are scheduled for the first time.
-        counters: totals; also numbers the steps.
-        queues: waiting and running requests; changed at once by an admission or a preemption.
-        cache: prefix cache of the blocks.
-        budget: token budget of a step.
-        recovery: limits after failed steps.
-        speculative: adds draft tokens.
-        scheduled: sequences of the step that was planned last, in the order of its rows.
-    """
-
-    config: SchedulerConfig
-    journal: Journal
-    counters: SchedulerCounters
-    queues: RequestQueues
-    cache: PrefixCache
-    budget: TokenBudget
-    recovery: RecoveryState
-    speculative: SpeculativeDecoding
+    config: SchedulerConfig  # limits
+    journal: Journal  # records the requests that are scheduled for the first time
+    counters: SchedulerCounters  # totals; also numbers the steps
+    queues: RequestQueues  # waiting and running requests; changed at once by an admission or a preemption
+    cache: PrefixCache  # prefix cache of the blocks
+    budget: TokenBudget  # token budget of a step
+    recovery: RecoveryState  # limits after failed steps
+    speculative: SpeculativeDecoding  # adds draft tokens
+    # Sequences of the step that was planned last, in the order of its rows.
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
     _underway: PrefixesInStep = attrs.field(init=False)

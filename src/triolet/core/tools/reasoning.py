@@ -17,17 +17,11 @@ from triolet.core.tools.scanning import WHITESPACE, split_at_marker
 
 @attrs.frozen
 class ReasoningFormat:
-    """Markers around reasoning.
+    """Markers around reasoning."""
 
-    Args:
-        opening: the text that begins it.
-        closing: the text that ends it.
-        is_implied: it has begun where the answer begins, whether or not the opening mark is there.
-    """
-
-    opening: str
-    closing: str
-    is_implied: bool = False
+    opening: str  # the text that begins it
+    closing: str  # the text that ends it
+    is_implied: bool = False  # it has begun where the answer begins, whether or not the opening mark is there
 
     def is_open_after(self, prompt: str) -> bool:
         """Return True if a prompt ends inside reasoning: some templates write the opening marker."""
