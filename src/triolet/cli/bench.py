@@ -24,38 +24,23 @@ PERCENTILES = (50, 90, 99)
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """Load on the engine.
+    """Load on the engine."""
 
-    Args:
-        num_prompts: requests in all.
-        input_len: tokens in each prompt, drawn at random, so that the prefix cache has no effect.
-        output_len: tokens in each answer; stop conditions are off.
-        concurrency: most requests at a time.
-        seed: of the prompts.
-    """
-
-    num_prompts: int
-    input_len: int
-    output_len: int
-    concurrency: int
+    num_prompts: int  # requests in all
+    input_len: int  # tokens in each prompt, drawn at random, so that the prefix cache has no effect
+    output_len: int  # tokens in each answer; stop conditions are off
+    concurrency: int  # most requests at a time
     seed: int = 0
 
 
 @attrs.define
 class Times:
-    """Measurements, seconds.
+    """Measurements, seconds."""
 
-    Args:
-        total_s: from the first request to the last token.
-        ttft_s: time to first token, one per request.
-        itl_s: time between one output and the next, of all requests.
-        num_output_tokens: tokens of all answers.
-    """
-
-    total_s: float = 0.0
-    ttft_s: list[float] = attrs.field(factory=list)
-    itl_s: list[float] = attrs.field(factory=list)
-    num_output_tokens: int = 0
+    total_s: float = 0.0  # from the first request to the last token
+    ttft_s: list[float] = attrs.field(factory=list)  # time to first token, one per request
+    itl_s: list[float] = attrs.field(factory=list)  # time between one output and the next, of all requests
+    num_output_tokens: int = 0  # tokens of all answers
 
     def summary(self, work: Work) -> dict[str, Any]:
         """Return the figures by name: rates per second, latencies in milliseconds."""

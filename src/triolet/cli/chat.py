@@ -74,18 +74,14 @@ def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConf
 
 @attrs.define
 class Chat:
-    """Conversation at the terminal.
-
-    Args:
-        nursery: for the spinner.
-    """
+    """Conversation at the terminal."""
 
     engine: Engine
     state: ChatState
     screen: Screen
     prompt: Prompt
     interrupts: Interrupts
-    nursery: trio.Nursery
+    nursery: trio.Nursery  # for the spinner
 
     async def run(self) -> None:
         """Read messages and stream replies until the user leaves."""

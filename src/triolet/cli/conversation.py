@@ -15,13 +15,9 @@ class Exchange:
 
 @attrs.define
 class ChatHistory:
-    """History of one conversation with a model.
+    """History of one conversation with a model."""
 
-    Args:
-        system: the system prompt; None for none.
-    """
-
-    system: str | None = None
+    system: str | None = None  # the system prompt; None for none
     exchanges: list[Exchange] = attrs.field(factory=list)
 
     def ask(self, question: str) -> None:

@@ -24,15 +24,11 @@ TWICE_WITHIN_S: Final = 1.0
 
 @attrs.define
 class Interrupts:
-    """Receiver of signals; `now` is always seconds on a monotonic clock.
+    """Receiver of signals; `now` is always seconds on a monotonic clock."""
 
-    Args:
-        conversing: True if a Ctrl-C outside of a reply goes to the prompt rather than ending the program.
-        exit_code: of a program that is leaving; None before.
-    """
-
+    # True if a Ctrl-C outside of a reply goes to the prompt rather than ending the program.
     conversing: bool = False
-    exit_code: int | None = None
+    exit_code: int | None = None  # of a program that is leaving; None before
     _program: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _reply: trio.CancelScope | None = attrs.field(default=None, init=False)
     _wake_prompt: Callable[[], None] | None = attrs.field(default=None, init=False)

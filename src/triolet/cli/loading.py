@@ -34,13 +34,9 @@ async def opened(stack: AsyncExitStack, config: EngineConfig) -> Engine:
 
 @attrs.define
 class Loading:
-    """Progress display of one model's loading, on stderr.
+    """Progress display of one model's loading, on stderr."""
 
-    Args:
-        model: name to show.
-    """
-
-    model: str
+    model: str  # name to show
     _bar: Progress | None = None
     _task: TaskID | None = None
     _began: float | None = None

@@ -22,24 +22,18 @@ Show = Callable[[str], None]
 
 @attrs.define(kw_only=True)
 class Reply:
-    """Part of an answer that has arrived.
+    """Part of an answer that has arrived."""
 
-    Args:
-        asked_s: time of the request; seconds, `trio.current_time()`.
-        ttft_s: from the request to the first output, tokenization and queue included; None before.
-        num_prompt_tokens: of the prompt, after the chat template.
-        num_cached_tokens: tokens of the prompt that came from the prefix cache.
-    """
-
-    asked_s: float
+    asked_s: float  # time of the request; seconds, `trio.current_time()`
     text: str = ""
     token_ids: list[int] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    # From the request to the first output, tokenization and queue included; None before.
     ttft_s: float | None = None
     total_s: float = 0.0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_prompt_tokens: int = 0  # of the prompt, after the chat template
+    num_cached_tokens: int = 0  # tokens of the prompt that came from the prefix cache
     metrics: RequestMetrics = attrs.field(factory=RequestMetrics)
 
     def add(self, output: RequestOutput, now: float) -> None:

@@ -77,17 +77,11 @@ class Wrapping:
 
 @attrs.define
 class Screen:
-    """Terminal, file or pipe to write to.
+    """Terminal, file or pipe to write to."""
 
-    Args:
-        out: stream to write to.
-        live: True if it is a terminal that can move its cursor.
-        colour: True if it may also have colours and a spinner.
-    """
-
-    out: TextIO
-    live: bool
-    colour: bool
+    out: TextIO  # stream to write to
+    live: bool  # True if it is a terminal that can move its cursor
+    colour: bool  # True if it may also have colours and a spinner
     _wrapping: Wrapping = attrs.field(factory=Wrapping, init=False)
     _at_line_start: bool = attrs.field(default=True, init=False)
 

@@ -60,17 +60,11 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
 
 @attrs.define(eq=False)
 class Server:
-    """Run of `triolet serve`.
+    """Run of `triolet serve`."""
 
-    Args:
-        gateway: configuration of the server.
-        config: configuration of the engine.
-        signal: number of the first signal; None before.
-    """
-
-    gateway: GatewayConfig
-    config: EngineConfig
-    signal: int | None = None
+    gateway: GatewayConfig  # configuration of the server
+    config: EngineConfig  # configuration of the engine
+    signal: int | None = None  # number of the first signal; None before
     _front: Listener | None = attrs.field(default=None, init=False)
     _url: str = attrs.field(default="", init=False)
 

@@ -45,19 +45,12 @@ class Effect:
 
 @attrs.define(kw_only=True)
 class ChatState:
-    """State of the chat that commands change.
+    """State of the chat that commands change."""
 
-    Args:
-        conversation: history so far.
-        defaults: sampling parameters of the model.
-        sampling: values of the user that replace them, by field.
-        stats: True if the line of timings is shown.
-    """
-
-    conversation: ChatHistory
-    defaults: SamplingParams
-    sampling: dict[str, Any] = attrs.field(factory=dict)
-    stats: bool = True
+    conversation: ChatHistory  # history so far
+    defaults: SamplingParams  # sampling parameters of the model
+    sampling: dict[str, Any] = attrs.field(factory=dict)  # values of the user that replace them, by field
+    stats: bool = True  # True if the line of timings is shown
 
     def params(self) -> SamplingParams:
         """Return the sampling parameters of the next reply."""

@@ -16,12 +16,9 @@ if sys.platform != "win32":
 
 @attrs.frozen
 class KeyboardMode:
-    """Saved mode of stdin's terminal.
+    """Saved mode of stdin's terminal."""
 
-    Args:
-        attributes: of the terminal, as `termios` gives them; None where stdin is not one, and on Windows.
-    """
-
+    # Of the terminal, as `termios` gives them; None where stdin is not one, and on Windows.
     attributes: list[Any] | None
 
     @classmethod

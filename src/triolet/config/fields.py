@@ -21,25 +21,15 @@ MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
 
 @attrs.frozen(kw_only=True)
 class FieldRule:
-    """Rule of one field, called by attrs as its validator.
+    """Rule of one field, called by attrs as its validator."""
 
-    Args:
-        accepts: tell whether a value is allowed.
-        expected: the same in words, completing "<field> must be ...".
-        parse: make the value from a text; raises ValueError.
-        expected_text: what a text must be to be parsed, completing the same sentence.
-        metavar: placeholder of the value in `--help`; None for a flag that is on or off.
-        choices: all values, where there are a few.
-        is_optional: None is allowed, and its text is `none`.
-    """
-
-    accepts: Callable[[Any], bool]
-    expected: str
-    parse: Callable[[str], object] = str
-    expected_text: str = "a text"
-    metavar: str | None
-    choices: tuple[str, ...] = ()
-    is_optional: bool = False
+    accepts: Callable[[Any], bool]  # tell whether a value is allowed
+    expected: str  # the same in words, completing "<field> must be ..."
+    parse: Callable[[str], object] = str  # make the value from a text; raises ValueError
+    expected_text: str = "a text"  # what a text must be to be parsed, completing the same sentence
+    metavar: str | None  # placeholder of the value in `--help`; None for a flag that is on or off
+    choices: tuple[str, ...] = ()  # all values, where there are a few
+    is_optional: bool = False  # None is allowed, and its text is `none`
 
     def __call__(self, _config: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None and self.is_optional:

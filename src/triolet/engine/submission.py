@@ -40,20 +40,7 @@ from triolet.ipc.snapshot import SavedRequest
 
 @attrs.define(eq=False, kw_only=True)
 class Submission:
-    """A call of `generate`, before and after its admission.
-
-    Args:
-        trace_headers: headers of the request's trace.
-        owner: name that `Engine.requests` filters by, and that admission and fairness count by before `client`.
-        outputs: outputs of the answers, by index, once they are in the journal.
-        answers: collector that the reader takes outputs from, once there are any.
-        reader: cell in which the reader waits.
-        was_aborted: whether it was aborted, perhaps before its admission.
-        progress: progress that was last returned to a caller.
-        admission: cancel scope of the preparation; cancelled when the engine takes no new requests any more.
-        saved: state from another engine that had begun the answer.
-        began_s: time at which the admission began, monotonic seconds.
-    """
+    """A call of `generate`, before and after its admission."""
 
     prompt: ParsedPrompt
     params: SamplingParams | None
@@ -63,16 +50,19 @@ class Submission:
     deadline_s: float
     queue_timeout_s: float
     cache_salt: str | None
-    trace_headers: TraceHeaders = ()
+    trace_headers: TraceHeaders = ()  # headers of the request's trace
+    # Name that `Engine.requests` filters by, and that admission and fairness count by before `client`.
     owner: str | None = None
-    outputs: tuple[OpenOutput, ...] = ()
+    outputs: tuple[OpenOutput, ...] = ()  # outputs of the answers, by index, once they are in the journal
+    # Collector that the reader takes outputs from, once there are any.
     answers: ParallelCollector | OutputCollector | None = None
-    reader: WaitCell = attrs.field(factory=WaitCell)
-    was_aborted: bool = False
-    progress: RequestProgress | None = None
+    reader: WaitCell = attrs.field(factory=WaitCell)  # cell in which the reader waits
+    was_aborted: bool = False  # whether it was aborted, perhaps before its admission
+    progress: RequestProgress | None = None  # progress that was last returned to a caller
+    # Cancel scope of the preparation; cancelled when the engine takes no new requests any more.
     admission: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    saved: SavedRequest | None = None
-    began_s: float = 0.0
+    saved: SavedRequest | None = None  # state from another engine that had begun the answer
+    began_s: float = 0.0  # time at which the admission began, monotonic seconds
 
     @property
     def account(self) -> str | None:

@@ -44,13 +44,9 @@ from triolet.ipc.snapshot import Snapshot
 
 @attrs.define
 class Availability:
-    """State of an engine: open, then closed or dead. Death is final.
+    """State of an engine: open, then closed or dead. Death is final."""
 
-    Args:
-        is_serving: whether admitted requests are still computed; True also while an engine drains.
-    """
-
-    is_serving: bool = True
+    is_serving: bool = True  # whether admitted requests are still computed; True also while an engine drains
     _closed: str | None = None
     _cause: BaseException | None = None
     _was_death_told: bool = False

@@ -46,16 +46,11 @@ _KINDS = {kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ARGUMENTS)}
 
 @attrs.frozen
 class Failure:
-    """An exception of the runner's process, as a value.
+    """An exception of the runner's process, as a value."""
 
-    Args:
-        kind: name of the exception's class.
-        message: its text.
-        arguments: the named arguments to rebuild it from.
-    """
-
-    kind: str
-    message: str
+    kind: str  # name of the exception's class
+    message: str  # its text
+    # The named arguments to rebuild it from.
     arguments: Mapping[str, Argument] = attrs.field(factory=dict, hash=False)
 
 

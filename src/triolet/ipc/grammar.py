@@ -19,60 +19,37 @@ from triolet.ipc.messages import Way, layout_of
 
 @attrs.frozen
 class Vocabulary:
-    """Vocabulary of the model.
+    """Vocabulary of the model."""
 
-    Args:
-        tokenizer_json: the model's tokenizer, in Hugging Face's form.
-        vocab_size: of the model; masks are that long.
-        eos_token_ids: end an answer; allowed where the grammar can end.
-    """
-
-    tokenizer_json: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
+    tokenizer_json: str  # the model's tokenizer, in Hugging Face's form
+    vocab_size: int  # of the model; masks are that long
+    eos_token_ids: tuple[int, ...]  # end an answer; allowed where the grammar can end
 
 
 @attrs.frozen
 class OpenGrammar:
-    """Request to compile a grammar.
+    """Request to compile a grammar."""
 
-    Args:
-        params: the grammar.
-        memory_bytes: that the process may take, beyond what it has; 0 for as much as there is.
-    """
-
-    params: StructuredOutputsParams
-    memory_bytes: int
+    params: StructuredOutputsParams  # the grammar
+    memory_bytes: int  # that the process may take, beyond what it has; 0 for as much as there is
 
 
 @attrs.frozen
 class GrammarState:
-    """Outcome of a start or of a compilation.
-
-    Args:
-        process_id: of the process.
-        problem: the error message; empty if there is none.
-        shortage: the exhausted resource, if that is the problem; see `ResourceShortage`.
-    """
+    """Outcome of a start or of a compilation."""
 
     process_id: int
-    problem: str
-    shortage: str = ""
+    problem: str  # the error message; empty if there is none
+    shortage: str = ""  # the exhausted resource, if that is the problem; see `ResourceShortage`
 
 
 @attrs.frozen
 class MaskQuestion:
-    """Request for the mask of one answer.
-
-    Args:
-        serial: of the request.
-        start: how many of its tokens were sent before; 0 for a new answer.
-        token_ids: those that follow.
-    """
+    """Request for the mask of one answer."""
 
     serial: int
-    start: int
-    token_ids: tuple[int, ...]
+    start: int  # how many of its tokens were sent before; 0 for a new answer
+    token_ids: tuple[int, ...]  # tokens since then
 
 
 @attrs.frozen
@@ -85,33 +62,20 @@ class MaskQuestions:
 
 @attrs.frozen
 class MaskAnswer:
-    """Mask of the tokens that may come next in an answer.
-
-    Args:
-        serial: of the request.
-        position: tokens of the answer that were followed.
-        mask: a bit per token id, least significant first: 1 for those that may come next.
-        is_over: no token may: the answer is complete by the grammar.
-        problem: why the answer cannot be followed; empty if it can.
-    """
+    """Mask of the tokens that may come next in an answer."""
 
     serial: int
-    position: int
-    mask: bytes
-    is_over: bool
-    problem: str
+    position: int  # tokens of the answer that were followed
+    mask: bytes  # a bit per token id, least significant first: 1 for those that may come next
+    is_over: bool  # no token may: the answer is complete by the grammar
+    problem: str  # why the answer cannot be followed; empty if it can
 
 
 @attrs.frozen
 class MaskAnswers:
-    """Reply to `MaskQuestions`, in the same order.
+    """Reply to `MaskQuestions`, in the same order."""
 
-    Args:
-        steps: one for each.
-        process_id: of the process.
-    """
-
-    steps: tuple[MaskAnswer, ...]
+    steps: tuple[MaskAnswer, ...]  # one for each question
     process_id: int
 
 

@@ -340,19 +340,12 @@ Reply = LoadProgress | ModelInfo | StepResult | Failure
 
 @attrs.frozen(eq=False)
 class Way(Generic[M]):
-    """One direction of a connection: its messages and their size limits.
+    """One direction of a connection: its messages and their size limits."""
 
-    Args:
-        kinds: their classes.
-        max_bytes: of a message.
-        max_items: of a list in one.
-        layout: checksum over the fields of all messages, both ways.
-    """
-
-    kinds: tuple[type, ...]
+    kinds: tuple[type, ...]  # their classes
     max_bytes: int
-    max_items: int
-    layout: int
+    max_items: int  # of a list in one
+    layout: int  # checksum over the fields of all messages, both ways
 
     def pack(self, message: M) -> bytes:
         """Return the frame of a message.

@@ -38,21 +38,14 @@ def _is_finite(instance: object, attribute: attrs.Attribute[float | None], value
 
 @attrs.frozen(kw_only=True)
 class SavedAnswer:
-    """One answer so far.
+    """One answer so far."""
 
-    Args:
-        seed: of its noise.
-        output_token_ids: its tokens.
-        output_logprobs: theirs, if they were asked for.
-        finish_reason: if it has ended, while another answer to the same prompt has not.
-        stop_reason: likewise.
-    """
-
-    seed: int = attrs.field(validator=_is_int64)
-    output_token_ids: tuple[int, ...] = ()
-    output_logprobs: tuple[TokenLogprobs, ...] = ()
+    seed: int = attrs.field(validator=_is_int64)  # of the sampling noise
+    output_token_ids: tuple[int, ...] = ()  # the answer so far
+    output_logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if they were asked for
+    # Set if this answer has ended while another one to the same prompt has not.
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | None = None  # likewise
 
     @property
     def has_begun(self) -> bool:
@@ -62,34 +55,21 @@ class SavedAnswer:
 
 @attrs.frozen(kw_only=True)
 class SavedRequest:
-    """A request that has not finished.
+    """A request that has not finished."""
 
-    Args:
-        request_id: the caller's, or the engine's.
-        prompt: the text it was tokenised from, if there was one.
-        prompt_token_ids: the prompt.
-        params: the caller's, or the model's.
-        answers: as many as `params.n`.
-        priority: see `Engine.generate`.
-        client: likewise.
-        cache_salt: likewise.
-        trace_headers: likewise.
-        owner: likewise.
-        time_left_s: until its deadline, seconds; None if it has none.
-        queue_time_left_s: until its queue timeout, seconds; None if it has none, or has been scheduled.
-    """
-
-    request_id: str
-    prompt: str | None = None
+    request_id: str  # the caller's, or the engine's
+    prompt: str | None = None  # the text it was tokenised from, if there was one
     prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    answers: tuple[SavedAnswer, ...]
-    priority: int = attrs.field(default=0, validator=_is_int64)
-    client: str | None = None
-    cache_salt: str | None = None
-    trace_headers: TraceHeaders = ()
-    owner: str | None = None
+    params: SamplingParams  # the caller's, or the model's
+    answers: tuple[SavedAnswer, ...]  # as many as `params.n`
+    priority: int = attrs.field(default=0, validator=_is_int64)  # see `Engine.generate`
+    client: str | None = None  # likewise
+    cache_salt: str | None = None  # likewise
+    trace_headers: TraceHeaders = ()  # likewise
+    owner: str | None = None  # likewise
+    # Until its deadline, seconds; None if it has none.
     time_left_s: float | None = attrs.field(default=None, validator=_is_finite)
+    # Until its queue timeout, seconds; None if it has none, or has been scheduled.
     queue_time_left_s: float | None = attrs.field(default=None, validator=_is_finite)
 
     @property

@@ -18,19 +18,12 @@ LONG_STEP_S = 0.01
 
 @attrs.define(eq=False)
 class LoopMonitor(trio.abc.Instrument):
-    """Trio instrument that measures task steps while installed.
+    """Trio instrument that measures task steps while installed."""
 
-    Args:
-        longest_s: the longest step so far, seconds.
-        longest_name: of its task.
-        num_long: steps longer than LONG_STEP_S.
-        num_steps: all of them.
-    """
-
-    longest_s: float = 0.0
-    longest_name: str = ""
-    num_long: int = 0
-    num_steps: int = 0
+    longest_s: float = 0.0  # the longest step so far, seconds
+    longest_name: str = ""  # of its task
+    num_long: int = 0  # steps longer than LONG_STEP_S
+    num_steps: int = 0  # all of them
     _last_s: float = attrs.field(factory=time.perf_counter, init=False)
 
     def after_io_wait(self, timeout: float) -> None:

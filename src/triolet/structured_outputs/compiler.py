@@ -58,15 +58,10 @@ class GrammarVocabulary:
 
 @attrs.define(eq=False)
 class _MatcherState:
-    """Matching state of one answer.
+    """Matching state of one answer."""
 
-    Args:
-        matcher: position in the grammar.
-        num_tokens: matched tokens.
-    """
-
-    matcher: LLMatcher
-    num_tokens: int = 0
+    matcher: LLMatcher  # position in the grammar
+    num_tokens: int = 0  # matched tokens
 
 
 class Grammar:

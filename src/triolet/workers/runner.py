@@ -75,15 +75,10 @@ class Transport(Protocol):
 
 @attrs.frozen
 class FdTransport:
-    """Transport over file descriptors: two pipes, or one stream socket for both directions.
+    """Transport over file descriptors: two pipes, or one stream socket for both directions."""
 
-    Args:
-        requests_fd: to read from.
-        replies_fd: to write to.
-    """
-
-    requests_fd: int
-    replies_fd: int
+    requests_fd: int  # to read from
+    replies_fd: int  # to write to
 
     @classmethod
     def take_over_standard_streams(cls) -> FdTransport:
