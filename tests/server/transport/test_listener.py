@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,25 @@ async def test_an_absolute_target_is_its_path_and_its_host_replaces_the_header(a
                 assert (await read(stream, answer)).startswith(b"HTTP/1.1 200")
         answered = await server.ask(UPGRADE.replace(b"/v1", authority + b"/v1"))
         assert answered.startswith(b"WS GET /v1/responses HTTP/1.1") and b"Host: b:80" in answered
+
+
+@pytest.mark.parametrize("piece", [1_000, 32_768, 40_000, 200_000])
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
+    ],
+)
+async def test_a_head_that_is_too_long_gets_one_answer_however_it_is_cut_up(
+    sent: bytes, status: bytes, piece: int
+) -> None:
+    async with listening() as server, await server.connect() as stream:
+        with suppress(trio.BrokenResourceError):  # answered and closed before the rest was sent
+            for start in range(0, len(sent), piece):
+                await stream.send_all(sent[start : start + piece])
+                await wait_all_tasks_blocked(0.001)
+        assert (await read(stream, b"}}")).startswith(b"HTTP/1.1 " + status)
 
 
 async def test_a_head_must_come_in_time_however_slowly_it_drips() -> None:

@@ -275,6 +275,12 @@ class _Http11(H11Protocol):
 
     async def _send_error_response(self, status_code: int) -> None:
         """Answer a request that h11 cannot parse, with the same JSON error body as every other error."""
+        # h11 says 431 of a head that is too long so far. Where its target has not even ended, the answer is 414, as it
+        # is for a head in a single piece: it must not go by how the head is cut up.
+        if self.connection.their_state is h11.ERROR and status_code == 431:
+            line = self.connection.trailing_data[0][: MAX_HEAD_BYTES + 2]
+            if b" " in line and b"\r\n" not in line:
+                status_code = 414
         code, sentence = _UNREADABLE.get(status_code, _UNREADABLE[400])
         body = b'{"error":{"type":"invalid_request_error","code":"%s","message":"%s","param":null}}' % (
             code,
@@ -304,7 +310,7 @@ def _refusal(request: h11.Request) -> int | None:
     if request.http_version not in (b"1.0", b"1.1"):
         return 505
     # h11 limits only a head that is still incomplete: one that came in a single piece passes it.
-    if len(request.target) > MAX_HEAD_BYTES:
+    if len(request.method) + len(request.target) + len(b"  HTTP/1.1") > MAX_HEAD_BYTES:
         return 414
     if len(_head(request)) > MAX_HEAD_BYTES:
         return 431
