@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -31,8 +33,9 @@ from triolet.config.server import GatewayConfig
 from triolet.model.architectures.families import _FAMILIES
 
 PYTHON = list(blocks("python"))
-PROGRAMS = [block for block in PYTHON if "trio.run(" in block.text]
-SNIPPETS = [block for block in PYTHON if "trio.run(" not in block.text]
+TESTS = [block for block in PYTHON if "async def test_" in block.text]
+PROGRAMS = [block for block in PYTHON if re.search(r"^(trio|anyio|asyncio)\.run\(", block.text, re.MULTILINE)]
+SNIPPETS = [block for block in PYTHON if block not in (*TESTS, *PROGRAMS)]
 SNIPPET_HEAD = (
     "import attrs, trio, triolet\nfrom triolet import SamplingParams\n\nasync def snippet(engine):\n"
 )
@@ -47,6 +50,15 @@ def test_a_program_of_the_documentation_runs(
     monkeypatch.setattr(sys, "argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("block", TESTS, ids=str)
+def test_a_test_of_the_documentation_passes(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "test_block.py").write_text(block.text, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntrio_mode = true\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0 and "1 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("block", SNIPPETS, ids=str)
@@ -165,6 +177,25 @@ def test_the_glossary_is_short() -> None:
         word for row in re.findall(r"^\| ([a-z, ]+) \|", section, re.MULTILINE) for word in row.split(", ")
     ]
     assert 1 < len(words) - 1 <= MAX_OWN_WORDS, words  # without the head of the table
+
+
+[UNIT] = [block for block in blocks("ini") if block.page.name == "deployment.md"]
+
+
+def test_the_snapshot_of_the_systemd_unit_is_in_a_folder_that_it_may_write_to() -> None:
+    state = re.search(r"^StateDirectory=(\w+)$", UNIT.text, re.MULTILINE)
+    assert state is not None
+    assert f"--snapshot /var/lib/{state[1]}/" in UNIT.text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "triolet.service"
+    unit.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.text, flags=re.MULTILINE))
+    ended = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, [line for line in ended.stderr.splitlines() if "triolet" in line]) == (0, [])
 
 
 def test_every_page_of_the_documentation_can_be_reached() -> None:
