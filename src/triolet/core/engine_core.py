@@ -12,21 +12,6 @@ requests of the step that it was computing.
 
 Times are monotonic seconds, given as numbers. Nothing here waits. Where another task must hear of a change, a callback
 that the driver has handed in is called: `on_finish` of the core, `notify` of an output.
-
-Grammar masks
--------------
-Requests that need a mask, questions to the grammars, and their answers:
-
-    scheduler   ask()  --->  take_questions(), sort()   driver of the grammars
-                take_answers()  <---  answer(), put_down()
-
-A step computes no token for a request while its mask is older than its last token. The scheduler's side never waits: it
-asks, goes on with other requests, and takes the answers when they are there. The driver decides in which process the
-grammars run.
-
-This state can be lost: `ask_again` finds the missing masks in the journal, and `Thinking` is a function of the tokens.
-
-Snapshot of an engine's counts, all taken at one moment.
 """
 
 from __future__ import annotations
@@ -161,6 +146,17 @@ def statistics_of(
     )
 
 
+# Grammar masks: requests that need a mask, questions to the grammars, and their answers.
+#
+#     scheduler   ask()  --->  take_questions(), sort()   driver of the grammars
+#                 take_answers()  <---  answer(), put_down()
+#
+# A step computes no token for a request while its mask is older than its last token. The scheduler's side
+# never waits: it asks, goes on with other requests, and takes the answers when they are there. The driver
+# decides in which process the grammars run.
+#
+# This state can be lost: `ask_again` finds the missing masks in the journal, and `Thinking` is a function of
+# the tokens.
 MAX_WAIT_S = 0.002
 """Longest time that a step waits for masks, seconds. A mask takes some 0.2 ms; a request with a slower one misses the
 step."""
@@ -471,7 +467,7 @@ class EngineCore:
     def plan_step(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None while one is in flight, or if nothing can be computed now.
 
-        Requests past their deadline are ended first. A step may also wait, up to `grammar_masks.MAX_WAIT_S`, for the
+        Requests past their deadline are ended first. A step may also wait, up to `MAX_WAIT_S`, for the
         masks of the requests that were in the last one.
         """
         scheduler = self._scheduler

@@ -9,25 +9,6 @@ A run is answered with a `StepResult` for each step, and a `Halt` with nothing: 
 that is over.
 
 On the way a message is [name of its class, fields], as msgpack, in a frame.
-
-Frames
-------
-A stream of bytes is cut into messages, or refused at its first wrong byte.
-
-    magic 4 bytes | layout 4 bytes | length 4 bytes | payload, `length` bytes
-
-All numbers are big-endian. The magic is checked byte by byte as it comes, so that rubbish is found out before a whole
-header of it has arrived; the length is checked before anything is kept, so that what is buffered stays below the limit
-and one read. The layout stands for the version: it is a checksum over the fields of all messages, so that an engine
-never talks to a process that was started from another version of the code.
-
-Values
-------
-Values become lists, and lists values again: exact types, exact lengths, and nothing coerced. A value is the list of its
-fields in order, without their names: the rows of a step are most of what is sent, and names would be most of their
-bytes and time. The layout, a checksum over names, types and order, is what both ends agree on instead. What a class
-demands of its fields it demands here, too. A value of one of several classes is [tag, fields]: the tag is the index of
-its class in the union, which the layout covers as well.
 """
 
 from __future__ import annotations
@@ -51,6 +32,11 @@ from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import FrameError, shown
 from triolet.ipc.failures import Argument, Failure
 
+# Values become lists, and lists values again: exact types, exact lengths, and nothing coerced. A value is the
+# list of its fields in order, without their names: the rows of a step are most of what is sent, and names
+# would be most of their bytes and time. The layout, a checksum over names, types and order, is what both ends
+# agree on instead. What a class demands of its fields it demands here, too. A value of one of several classes
+# is [tag, fields]: the tag is the index of its class in the union, which the layout covers as well.
 Structure = Callable[[Any, Any], Any]
 
 _PLAIN: Final = (int, str, bool, bytes)
@@ -251,6 +237,15 @@ def layout_of(kinds: tuple[type, ...]) -> int:
     return zlib.crc32("\n".join(f"{kind.__name__} {_fields(kind)}" for kind in seen).encode())
 
 
+# A stream of bytes is cut into messages, or refused at its first wrong byte.
+#
+#     magic 4 bytes | layout 4 bytes | length 4 bytes | payload, `length` bytes
+#
+# All numbers are big-endian. The magic is checked byte by byte as it comes, so that rubbish is found out
+# before a whole header of it has arrived; the length is checked before anything is kept, so that what is
+# buffered stays below the limit and one read. The layout stands for the version: it is a checksum over the
+# fields of all messages, so that an engine never talks to a process that was started from another version of
+# the code.
 MAGIC = b"tri\x01"  # the last byte counts the versions of this header
 _HEADER = struct.Struct(">4sII")
 HEADER_BYTES = _HEADER.size

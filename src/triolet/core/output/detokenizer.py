@@ -1,50 +1,4 @@
-"""Incremental detokenization: token ids in, text out, while the answer is still growing, up to a stop string.
-
-Text
-----
-A token alone has no text: it may be a third of a character, and a sentencepiece token loses its
-leading space at the start of a text. So tokens are decoded together with a few before them, the *window*, and the new
-text is the part of the window's text that was not shown yet. Text that ends in U+FFFD may be the beginning of a
-character; it is held back until it is known to be one, or known not to be.
-
-Three properties of decoders, and their consequences:
-
-* A byte-level decoder shows an unfinished character as one U+FFFD, a byte-fallback decoder shows one for each of its
-  bytes. A character has at most 4 bytes, so at most the last 3 U+FFFD are held back; any before them are genuine.
-* A byte-fallback decoder shows a whole run of bytes as U+FFFD while its last character is unfinished, so text that
-  was shown long ago can look broken for some tokens. That is waited for; if it does not pass, the tokens that were
-  not shown yet are decoded without those before them.
-* Tokens without text (skipped special tokens) are removed from the window. So the window always has some text, and
-  the space before the next word is never taken for the first one.
-
-A long window is cut where whole characters begin, so the work per token is constant.
-
-Most tokens need no window: after whole characters their text is always the same, their *piece*. If the tokenizer knows
-pieces, they are used, and a window is made only for a token that has none.
-
-Source: the two offsets of vLLM's `detokenize_incrementally`, which waits without bound for a character's end.
-
-Stop strings
-------------
-They decide how much text can be shown, and where the answer ends. All stop strings together make one automaton
-(Aho-Corasick): a node is a prefix of a stop string, and after every character the matcher stands on the longest one
-that the text ends with. So the depth of the node *is* the number of characters that must be held back: not more,
-because no text before them can belong to a match that is still to be completed, and not less. A character costs
-constant time on average, however many stop strings there are; no text is read twice.
-
-Rules, those of vLLM: the stop string completed earliest wins, and of those completed by the same character the first in
-the list; the text is cut where the match begins, or behind it with `include_in_output`. Text of tokens that may not end
-the answer (`min_tokens`) completes no match, but a later match may begin in it.
-
-Texts of single tokens
-----------------------
-Log-probabilities show them. The texts of an answer's tokens, concatenated, shall be the text of the answer. So a token
-keeps its leading space, although decoders drop the space at the start of a text; and a token that is part of a
-character has no text, unless it completes the character: then it has all of it. The tokens before it decide, and these
-are the answer's (or prompt's) own, also for a token that was not chosen.
-
-Source: vLLM's `LogprobsProcessor` and `convert_ids_list_to_tokens`.
-"""
+"""Incremental detokenization: token ids in, text out, while the answer is still growing, up to a stop string."""
 
 from __future__ import annotations
 
@@ -58,6 +12,18 @@ import attrs
 from triolet.errors import InvalidParams
 
 HoldBack = Literal["exact", "blind"]
+
+
+# Stop strings decide how much text can be shown, and where the answer ends. All stop strings together make
+# one automaton (Aho-Corasick): a node is a prefix of a stop string, and after every character the matcher
+# stands on the longest one that the text ends with. So the depth of the node *is* the number of characters
+# that must be held back: not more, because no text before them can belong to a match that is still to be
+# completed, and not less. A character costs constant time on average, however many stop strings there are; no
+# text is read twice.
+#
+# Rules, those of vLLM: the stop string completed earliest wins, and of those completed by the same character
+# the first in the list; the text is cut where the match begins, or behind it with `include_in_output`. Text
+# of tokens that may not end the answer (`min_tokens`) completes no match, but a later match may begin in it.
 
 
 @attrs.define(eq=False)
@@ -171,6 +137,28 @@ class StopMatcher:
         return self._node.depth if self._blind_length is None else self._blind_length
 
 
+# A token alone has no text: it may be a third of a character, and a sentencepiece token loses its leading
+# space at the start of a text. So tokens are decoded together with a few before them, the *window*, and the
+# new text is the part of the window's text that was not shown yet. Text that ends in U+FFFD may be the
+# beginning of a character; it is held back until it is known to be one, or known not to be.
+#
+# Three properties of decoders, and their consequences:
+#
+# * A byte-level decoder shows an unfinished character as one U+FFFD, a byte-fallback decoder shows one for each of its
+#   bytes. A character has at most 4 bytes, so at most the last 3 U+FFFD are held back; any before them are genuine.
+# * A byte-fallback decoder shows a whole run of bytes as U+FFFD while its last character is unfinished, so text that
+#   was shown long ago can look broken for some tokens. That is waited for; if it does not pass, the tokens that were
+#   not shown yet are decoded without those before them.
+# * Tokens without text (skipped special tokens) are removed from the window. So the window always has some text, and
+#   the space before the next word is never taken for the first one.
+#
+# A long window is cut where whole characters begin, so the work per token is constant.
+#
+# Most tokens need no window: after whole characters their text is always the same, their *piece*. If the
+# tokenizer knows pieces, they are used, and a window is made only for a token that has none.
+#
+# Source: the two offsets of vLLM's `detokenize_incrementally`, which waits without bound for a character's
+# end.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 MAX_UNFINISHED = 3
@@ -408,6 +396,13 @@ class OutputText:
         return self._matcher.feed(self._detokenizer.flush(), may_stop=False) + self._matcher.flush()
 
 
+# Texts of single tokens, which log-probabilities show. The texts of an answer's tokens, concatenated, are the
+# text of the answer. So a token keeps its leading space, although decoders drop the space at the start of a
+# text; and a token that is part of a character has no text, unless it completes the character: then it has
+# all of it. The tokens before it decide, and these are the answer's (or prompt's) own, also for a token that
+# was not chosen.
+#
+# Source: vLLM's `LogprobsProcessor` and `convert_ids_list_to_tokens`.
 MAX_BEFORE = 4
 """Tokens that can have begun a character: it has at most 4 bytes."""
 

@@ -1,48 +1,7 @@
 """State learned from failed steps; it is kept when the scheduler restarts.
 
-Poison bisection
-----------------
-The search for the request that makes the runner crash, with one restart per wrong guess.
-
-A crash does not say which row caused it. So every request in the step gets a crash count and a *mark*: the number of
-its tokens that would have been computed, had the step succeeded. A request that reaches its mark is cleared. The first
-crash may be chance: everything is computed again as it was, and no request is held back.
-
-When a request is in a second crash without having been cleared, the requests of that step with two crashes are
-bisected. The older half of them is computed and all other requests wait. If the runner crashes, the culprit is in this
-half; if the half is cleared, it is in the other one. A request is identified as the culprit only when it crashes the
-runner *alone* in a step, during the bisection or for the second time: it fails, and the others complete. Between the
-first crash and that point lie, of n requests, at most 1 + log2(n) more crashes. The older half is computed first: its
-success costs nothing, and the newest request is the likelier culprit.
-
-Crashes during a bisection are explained, and so, once the culprit is found, are those before it: they do not count
-against the supervisor's restart limit. Every one of them halves the set, so their number is bounded.
-
-Out-of-memory backoff
----------------------
-The size of steps is limited after an out-of-memory error: smaller at once, then doubled step by step.
-
-A forward pass needs memory beside the weights and the KV cache, and how much is known only when it was tried. A step
-that finds none changes nothing, so it can be tried again: its largest rows leave, one the first time, then two, four
-and so on, until what is left fits. A row that is alone is cut in halves. One token, alone, is as small as a step can
-be: what does not fit then never will.
-
-After a number of steps that fit, the limits are doubled, until they limit nothing. Each new out-of-memory error doubles
-that number.
-
-Hang limit
-----------
-The time after which a step counts as hung is learned from the steps before it.
-
-`step_timeout` must be longer than the longest step that any model needs on any machine: a minute. Most steps take a
-thousandth of that, and a runner that hangs in one is known to hang much sooner. So the limit of a step is `FACTOR`
-times the 99.9th percentile of the steps like it, at least `MIN_LIMIT_S` and at most `step_timeout`.
-
-Steps are alike if they agree, to a power of two, in rows, in tokens and in the tokens that these attend to. A long
-prompt after thousands of decodes is a step of a kind that was never seen, and has all of `step_timeout`; so have the
-first steps of each kind. The percentile comes from a histogram of logarithmic times (`BINS_PER_OCTAVE`, an error of
-9 %), in which old steps weigh less and less. What was learned ends with the life of the runner: a new process compiles
-and warms up once more.
+`PoisonBisection` searches for the request that crashes the runner, `OomBackoff` limits the size of steps after an
+out-of-memory error, and `HangLimit` learns after which time a step counts as hung.
 """
 
 from __future__ import annotations
@@ -55,6 +14,15 @@ import attrs
 
 from triolet.core.step_plan import StepPlan
 
+# Out-of-memory backoff: steps are smaller at once after an out-of-memory error, then doubled step by step.
+#
+# A forward pass needs memory beside the weights and the KV cache, and how much is known only when it was
+# tried. A step that finds none changes nothing, so it can be tried again: its largest rows leave, one the
+# first time, then two, four and so on, until what is left fits. A row that is alone is cut in halves. One
+# token, alone, is as small as a step can be: what does not fit then never will.
+#
+# After a number of steps that fit, the limits are doubled, until they limit nothing. Each new out-of-memory
+# error doubles that number.
 CALM_STEPS, MAX_CALM_STEPS = 32, 4096
 
 
@@ -119,6 +87,24 @@ class OomBackoff:
         self._max_rows = self._max_tokens = None
 
 
+# Poison bisection: the search for the request that makes the runner crash, with one restart per wrong guess.
+#
+# A crash does not say which row caused it. So every request in the step gets a crash count and a *mark*: the
+# number of its tokens that would have been computed, had the step succeeded. A request that reaches its mark
+# is cleared. The first crash may be chance: everything is computed again as it was, and no request is held
+# back.
+#
+# When a request is in a second crash without having been cleared, the requests of that step with two crashes
+# are bisected. The older half of them is computed and all other requests wait. If the runner crashes, the
+# culprit is in this half; if the half is cleared, it is in the other one. A request is identified as the
+# culprit only when it crashes the runner *alone* in a step, during the bisection or for the second time: it
+# fails, and the others complete. Between the first crash and that point lie, of n requests, at most 1 +
+# log2(n) more crashes. The older half is computed first: its success costs nothing, and the newest request is
+# the likelier culprit.
+#
+# Crashes during a bisection are explained, and so, once the culprit is found, are those before it: they do
+# not count against the supervisor's restart limit. Every one of them halves the set, so their number is
+# bounded.
 MAX_CRASHES = 2
 
 
@@ -245,6 +231,18 @@ class RecoveryState:
     has_runner_failed: bool = False
 
 
+# Hang limit: the time after which a step counts as hung is learned from the steps before it.
+#
+# `step_timeout` must be longer than the longest step that any model needs on any machine: a minute. Most
+# steps take a thousandth of that, and a runner that hangs in one is known to hang much sooner. So the limit
+# of a step is `FACTOR` times the 99.9th percentile of the steps like it, at least `MIN_LIMIT_S` and at most
+# `step_timeout`.
+#
+# Steps are alike if they agree, to a power of two, in rows, in tokens and in the tokens that these attend to.
+# A long prompt after thousands of decodes is a step of a kind that was never seen, and has all of
+# `step_timeout`; so have the first steps of each kind. The percentile comes from a histogram of logarithmic
+# times (`BINS_PER_OCTAVE`, an error of 9 %), in which old steps weigh less and less. What was learned ends
+# with the life of the runner: a new process compiles and warms up once more.
 FACTOR = 3.0
 PERCENTILE = 0.999
 MIN_LIMIT_S = 2.0  # longer than a pause of a busy machine or of garbage collection

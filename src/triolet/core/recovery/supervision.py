@@ -1,25 +1,6 @@
-"""Decisions of a supervisor, free of I/O: which children to stop, which to start, and when to give up.
+"""Decisions of a supervisor, free of I/O: which children to stop and start, when to give up, and what to report.
 
 Source: Erlang/OTP `supervisor`: restart strategies, restart types, maximum restart intensity.
-
-Last lines of stderr: what a process wrote is reduced to the few lines that say why it died. Usually those are the
-last ones. A process that a signal ends under Python's `faulthandler` writes much more: the error,
-the frames of all threads, one by one, and a list of extension modules. Of that are kept the first line, the innermost
-frames of the thread that failed, and the lines written just before.
-
-    terminate called after throwing an instance of 'std::length_error'
-    Fatal Python error: Aborted
-
-    Thread 0x00007f5d2cbff6c0 (most recent call first):
-      File "threading.py", line 331 in wait
-    Current thread 0x00007f5d8a3b4740 (most recent call first):
-      File "attention.py", line 12 in attend
-      ...
-    Extension modules: numpy.core._multiarray_umath, ... (total: 40)
-
-Shortages of a machine's resources: no part of the program is at fault, and they pass. So a shortage becomes one typed
-error, `ResourceShortage`: the request that needed the resource fails with it, and a restart that needed it is tried
-again after a growing pause, for as long as it takes.
 """
 
 from __future__ import annotations
@@ -124,6 +105,20 @@ class CrashReport:
     offender: str  # name of the child
 
 
+# Last lines of stderr: what a process wrote is reduced to the few lines that say why it died. Usually those
+# are the last ones. A process that a signal ends under Python's `faulthandler` writes much more: the error,
+# the frames of all threads, one by one, and a list of extension modules. Of that are kept the first line, the
+# innermost frames of the thread that failed, and the lines written just before.
+#
+#     terminate called after throwing an instance of 'std::length_error'
+#     Fatal Python error: Aborted
+#
+#     Thread 0x00007f5d2cbff6c0 (most recent call first):
+#       File "threading.py", line 331 in wait
+#     Current thread 0x00007f5d8a3b4740 (most recent call first):
+#       File "attention.py", line 12 in attend
+#       ...
+#     Extension modules: numpy.core._multiarray_umath, ... (total: 40)
 NUM_LINES = 5
 NUM_LINES_BEFORE, NUM_FRAMES = 2, 3  # around the line that says what happened
 MAX_LINE_CHARS = 200
@@ -169,6 +164,9 @@ class StderrTail:
         return fatal or [text for said_s, text in self._recent if said_s >= then]
 
 
+# Shortages of a machine's resources: no part of the program is at fault, and they pass. So a shortage becomes
+# one typed error, `ResourceShortage`: the request that needed the resource fails with it, and a restart that
+# needed it is tried again after a growing pause, for as long as it takes.
 MIN_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 5.0
 

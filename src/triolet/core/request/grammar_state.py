@@ -104,7 +104,6 @@ class Thinking:
         if rules.budget is None or self._num_tokens - self._began < rules.budget:
             return None
         # The budget is spent: write the closing mark, from behind the part of it that the answer already ends with.
-        # The budget is spent: write the closing mark, from behind the part of it that the answer already ends with.
         closing, num_tokens = rules.closing_token_ids, len(token_ids)
         num_said = next(
             n for n in range(len(closing) - 1, -1, -1) if _ends_with(token_ids, num_tokens, closing[:n])

@@ -1,31 +1,4 @@
-"""Queues of the scheduler, and the admission to them.
-
-Admission control: the queue is bounded by requests and by waiting tokens.
-
-Under `fair` no client can fill the queue alone. The last eighth of the places, and of the tokens that may wait, is
-reserved for clients below their share: the total, divided by the number of active clients and one more, for a client
-that may arrive. A single client gets seven eighths; with many, each is sure of its share until the very last place is
-taken. A request that was admitted is never removed for another one.
-
-Prefix lookup: a waiting request starts with the blocks that were computed already, for an equal prefix or a sibling.
-The answers to one prompt (n > 1) are computed from the same blocks. With prefix caching they find them like any other
-request. Where the cache is off, or must not be read, they take them from the block table of the first one, as long as
-it runs. Only full blocks are shared, and the last token of the prompt is always computed: the rest of a block is less
-work than copying it.
-
-Requests with the same beginning often arrive together. The first one computes it, and the others are deferred to the
-next step and find it there (`PrefixesInStep`), where that saves them at least half of their work.
-
-Queues: every live request waits, or runs with a row of the runner's table and blocks of its own.
-
-All moves are made here, so that place, row and blocks change together:
-
-    enter -> waiting -> admit -> running -> leave
-                ^------ preempt ----'
-
-A request leaves from either queue. Each time that it is queued it begins a residency with a new epoch: the results of
-an earlier residency are ignored.
-"""
+"""Admission to the engine, lookup of computed prefixes, and the queues of waiting and running requests."""
 
 from __future__ import annotations
 
@@ -47,6 +20,12 @@ from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence
 from triolet.errors import InvariantViolated, Overloaded
 
+# Admission control: the queue is bounded by requests and by waiting tokens.
+#
+# Under `fair` no client can fill the queue alone. The last eighth of the places, and of the tokens that may
+# wait, is reserved for clients below their share: the total, divided by the number of active clients and one
+# more, for a client that may arrive. A single client gets seven eighths; with many, each is sure of its share
+# until the very last place is taken. A request that was admitted is never removed for another one.
 RECENT_ENDINGS = 64
 KEPT = 8  # one part in so many is for clients below their share
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.1, 60.0
@@ -210,6 +189,15 @@ def is_overdue(entry: JournalEntry, now_s: float) -> bool:
     return request.deadline_s <= now_s or (is_queued and request.queue_deadline_s <= now_s)
 
 
+# Prefix lookup: a waiting request starts with the blocks that were computed already, for an equal prefix or a
+# sibling. The answers to one prompt (n > 1) are computed from the same blocks. With prefix caching they find
+# them like any other request. Where the cache is off, or must not be read, they take them from the block
+# table of the first one, as long as it runs. Only full blocks are shared, and the last token of the prompt is
+# always computed: the rest of a block is less work than copying it.
+#
+# Requests with the same beginning often arrive together. The first one computes it, and the others are
+# deferred to the next step and find it there (`PrefixesInStep`), where that saves them at least half of their
+# work.
 MAX_HELD = 256
 """Most requests deferred to the end of the same step: finding the next one takes a look at each."""
 
@@ -321,6 +309,17 @@ class PrefixesInStep:
             return False
         self.held.add(entry.serial)
         return True
+
+
+# Queues: every live request waits, or runs with a row of the runner's table and blocks of its own.
+#
+# All moves are made here, so that place, row and blocks change together:
+#
+#     enter -> waiting -> admit -> running -> leave
+#                 ^------ preempt ----'
+#
+# A request leaves from either queue. Each time that it is queued it begins a residency with a new epoch: the
+# results of an earlier residency are ignored.
 
 
 class RequestQueues:

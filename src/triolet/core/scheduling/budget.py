@@ -1,36 +1,4 @@
-"""Limits of the scheduler, and the token budget that bounds the time of a step.
-
-Other requests wait for the end of a step.
-
-The configuration sets two bounds in seconds; they are kept by the measured times of earlier steps
-(`CostModel`):
-
-`max_prefill_delay_s`: where requests decode, the prompts beside them lengthen a step by at most so much. A chunk that
-would be longer is cut. At least `MIN_CHUNK` tokens are computed in every step, or a prompt would never end. Where
-no request decodes, a step has `num_sure_tokens`, and more as far as that bound allows: a new request waits for its end.
-
-`fair_ttft_factor`: under `fair`, steps of clients with many requests are so short, as long as one with few is there,
-that a first token of it comes within that many times what it would take on an idle engine. It waits for the end of the
-step in flight, then has a step of its own (`core.scheduling.policies.fair`). So the step in flight may take
-(factor - 1) times the time of such first steps, measured as the shortest of the last few. Steps are not cut below twice
-their fixed cost, where half of the machine's throughput would be lost and hardly any time gained.
-
-Before any step was measured, neither bound has an effect. The decisions depend on the reported times only, so that the
-same times give the same decisions.
-
-Cost model: the time of a step, predicted from the times of the steps before it.
-
-A step has a part that is the same whatever is in it (weights are read once), a part for each row, and a part for each
-token of a prompt beyond a row's first:
-
-    fixed_s + rows * row_s + further_tokens * token_s
-
-The three are fitted to what was measured. Steps of the same kind, by powers of two of rows and of further tokens, are
-one point, so that a thousand equal steps do not drown the one other that says how cost grows. A point goes down
-quickly and up slowly, since what makes a step longer than it must be (a busy machine, a first time) passes; one that
-was not seen for long is forgotten. First the line through the decodes, relative errors least squares, then what
-prompts add to it. No clock is read here: what a step took comes with its result.
-"""
+"""Limits of the scheduler, and the token budget that bounds the time of a step by what earlier steps took."""
 
 from __future__ import annotations
 
@@ -172,6 +140,19 @@ class SchedulerCounters:
     num_accepted_tokens_per_pos: list[int] = attrs.field(factory=list)
 
 
+# Cost model: the time of a step, predicted from the times of the steps before it.
+#
+# A step has a part that is the same whatever is in it (weights are read once), a part for each row, and a
+# part for each token of a prompt beyond a row's first:
+#
+#     fixed_s + rows * row_s + further_tokens * token_s
+#
+# The three are fitted to what was measured. Steps of the same kind, by powers of two of rows and of further
+# tokens, are one point, so that a thousand equal steps do not drown the one other that says how cost grows. A
+# point goes down quickly and up slowly, since what makes a step longer than it must be (a busy machine, a
+# first time) passes; one that was not seen for long is forgotten. First the line through the decodes,
+# relative errors least squares, then what prompts add to it. No clock is read here: what a step took comes
+# with its result.
 QUICKLY, SLOWLY = 0.5, 0.1  # part of a difference that a point moves by
 MOST_GROWTH = 2.0  # a measurement counts as at most that many times what was known
 MEMORY_STEPS = 1024  # a few seconds to minutes of steps
@@ -261,6 +242,25 @@ def _line(points: list[_Point]) -> tuple[float, float]:
     return (start, slope) if start >= 0 else (0.0, products / squares)
 
 
+# Token budget: other requests wait for the end of a step, so its time is bounded.
+#
+# The configuration sets two bounds in seconds; they are kept by the measured times of earlier steps
+# (`CostModel`):
+#
+# `max_prefill_delay_s`: where requests decode, the prompts beside them lengthen a step by at most so much. A
+# chunk that would be longer is cut. At least `MIN_CHUNK` tokens are computed in every step, or a prompt would
+# never end. Where no request decodes, a step has `num_sure_tokens`, and more as far as that bound allows: a
+# new request waits for its end.
+#
+# `fair_ttft_factor`: under `fair`, steps of clients with many requests are so short, as long as one with few
+# is there, that a first token of it comes within that many times what it would take on an idle engine. It
+# waits for the end of the step in flight, then has a step of its own (`core.scheduling.policies.fair`). So
+# the step in flight may take (factor - 1) times the time of such first steps, measured as the shortest of the
+# last few. Steps are not cut below twice their fixed cost, where half of the machine's throughput would be
+# lost and hardly any time gained.
+#
+# Before any step was measured, neither bound has an effect. The decisions depend on the reported times only,
+# so that the same times give the same decisions.
 MIN_CHUNK = 16  # tokens: a block of the default size
 NUM_FIRST_STEPS = 8
 

@@ -11,7 +11,7 @@ requests whose entries have moved.
 Waiting and running requests are kept in `core.scheduling.admission`; which tokens a step computes is decided in
 `core.scheduling.step_planner`.
 
-Failed steps limit the next ones (`core.recovery.recovery_state`, `core.recovery.recovery_state`): during the search for
+Failed steps limit the next ones (`core.recovery.recovery_state`): during the search for
 a request that crashes the runner all but a few wait, and after an out-of-memory error steps are smaller.
 """
 

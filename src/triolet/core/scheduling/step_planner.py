@@ -14,36 +14,6 @@ Where nothing is left to decide, a plan is for several steps.
 
 The waiting queue implements the policy (`core.scheduling.policies.base`, `core.scheduling.policies.fair`): its order,
 and whether a waiting request may take the row of a running one. Such requests are admitted before the others run.
-
-Multi-step scheduling
----------------------
-Between the result of a step and the plan of the next one the runner waits. Where all requests decode and none waits,
-all plans are alike: each row gets its next token, and if need be a block. So one plan is made for several such steps, a
-run, and results are taken in, and streams fed, while the runner goes on.
-
-A run decides nothing that would otherwise be decided differently. It ends where the first of its answers reaches its
-length, and a request that arrives, leaves or ends makes it end after the step that is being computed: exactly when the
-next plan would have been made. Tokens of that step for an answer that ended in the step before are dropped.
-
-Speculative decoding
---------------------
-Drafts by n-gram lookup are verified together with a row's next token. A decode reads every weight to make one token. A
-row may bring a *draft*: tokens that are guessed to come next (`core.scheduling.ngram_proposer`); their KV is computed
-along with that of its last known token. The runner then has logits after each of them, samples from the first as
-always, and goes on to the next as long as the sampled token equals the draft token. So a step gives one token more than
-were accepted.
-
-The answer is the same as without a draft. A token is a function of the logits and of (seed, position), and both are
-the same as without one; a draft decides only how many tokens one step gives.
-
-Drafts use what is left: of the token budget, after all known tokens are scheduled, and of the blocks, of which one
-remains for each row's next step, since no request is to be preempted for a draft. They are charged to no client before
-they are accepted. A request that was in a step which crashed the runner gets none any more: a crash must say which
-known token it was about. The KV of a rejected token is overwritten by the tokens that follow, in a block that no other
-request shares: blocks are published as far as the journal has their tokens, and no further.
-
-A row's next draft is at most twice as long, and one token, as what was accepted of its last one: where drafts are
-rejected they soon cost next to nothing.
 """
 
 from __future__ import annotations
@@ -79,6 +49,26 @@ class _Drafter:
         new = entry.tokens(seen, min(entry.num_tokens, seen + most))
         self.index.extend(new)
         return len(new)
+
+
+# Drafts by n-gram lookup are verified together with a row's next token. A decode reads every weight to make
+# one token. A row may bring a *draft*: tokens that are guessed to come next
+# (`core.scheduling.ngram_proposer`); their KV is computed along with that of its last known token. The runner
+# then has logits after each of them, samples from the first as always, and goes on to the next as long as the
+# sampled token equals the draft token. So a step gives one token more than were accepted.
+#
+# The answer is the same as without a draft. A token is a function of the logits and of (seed, position), and
+# both are the same as without one; a draft decides only how many tokens one step gives.
+#
+# Drafts use what is left: of the token budget, after all known tokens are scheduled, and of the blocks, of
+# which one remains for each row's next step, since no request is to be preempted for a draft. They are
+# charged to no client before they are accepted. A request that was in a step which crashed the runner gets
+# none any more: a crash must say which known token it was about. The KV of a rejected token is overwritten by
+# the tokens that follow, in a block that no other request shares: blocks are published as far as the journal
+# has their tokens, and no further.
+#
+# A row's next draft is at most twice as long, and one token, as what was accepted of its last one: where
+# drafts are rejected they soon cost next to nothing.
 
 
 class SpeculativeDecoding:
@@ -155,6 +145,16 @@ class SpeculativeDecoding:
         counters.num_draft_tokens += num_tried
         for position in range(num_right):
             counters.num_accepted_tokens_per_pos[position] += 1
+
+
+# Between the result of a step and the plan of the next one the runner waits. Where all requests decode and
+# none waits, all plans are alike: each row gets its next token, and if need be a block. So one plan is made
+# for several such steps, a run, and results are taken in, and streams fed, while the runner goes on.
+#
+# A run decides nothing that would otherwise be decided differently. It ends where the first of its answers
+# reaches its length, and a request that arrives, leaves or ends makes it end after the step that is being
+# computed: exactly when the next plan would have been made. Tokens of that step for an answer that ended in
+# the step before are dropped.
 
 
 def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, recovery: RecoveryState) -> int:
