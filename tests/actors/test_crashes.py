@@ -78,6 +78,27 @@ async def test_streams_go_on_after_a_crash_of_the_runner(step: int, autojump_clo
     assert all(got == expected for got, expected in answers.values())
 
 
+async def test_every_start_after_the_first_is_counted_also_those_that_fail_while_loading(
+    autojump_clock: MockClock,
+) -> None:
+    class DiesWhileLoading(FakeExecutor):
+        num_starts = 0
+
+        async def start(self, on_progress: OnProgress) -> ModelInfo:
+            self.num_starts += 1
+            if self.num_starts in (2, 3):
+                raise Planted
+            return await super().start(on_progress)
+
+    executor = DiesWhileLoading(num_blocks=64, block_size=4)
+    crash_in_steps(executor, 3)
+    answers: dict[int, tuple[object, object]] = {}
+    async with fake_engine(executor) as engine:
+        await collect(engine, [1] * 5, 1, 8, answers)
+        assert (engine.statistics().num_restarts, executor.num_starts) == (3, 4)
+    assert answers[1][0] == answers[1][1]
+
+
 @pytest.mark.parametrize("turn", range(1, 11))
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(

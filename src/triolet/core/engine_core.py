@@ -54,7 +54,7 @@ class EngineStatistics:
         kv_blocks_in_use: blocks in a block table.
         kv_blocks_quarantined: blocks of ended requests, until the step in flight ends.
         num_preemptions: times that a request's blocks were taken back, since the start.
-        num_restarts: actors restarted after a crash, since the start.
+        num_restarts: starts of an actor after a crash, those that failed while loading included, since the start.
         prefix_cache_queries: tokens looked up in the prefix cache, since the start.
         prefix_cache_hits: tokens found in the prefix cache.
         steps: forward passes finished, since the start.

@@ -367,4 +367,5 @@ class Engine:
         self._progress.idle.unpark_all()
 
     def _note_report(self, report: CrashReport) -> None:
-        self._num_restarts += report.context == "child_terminated"
+        # A start that fails is followed by another one, as a crash is.
+        self._num_restarts += report.context in ("child_terminated", "start_error")
