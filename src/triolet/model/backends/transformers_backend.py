@@ -21,7 +21,11 @@ from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
 from triolet.model.backends.transformers_attention import PAGED_ATTENTION, PagedStep, register_attention
-from triolet.model.backends.transformers_check import compare_with_own_attention, inspect_layers
+from triolet.model.backends.transformers_check import (
+    check_positions,
+    compare_with_own_attention,
+    inspect_layers,
+)
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import Fields
 from triolet.model.interface import CausalModel, ForwardBatch, ModelSpec
@@ -133,6 +137,7 @@ def load_transformers_model(
     )
     paged = TransformersModel(spec, model, {module: index for index, module in enumerate(calls)})
     compare_with_own_attention(model, paged)
+    check_positions(model, paged, calls)
     return paged
 
 

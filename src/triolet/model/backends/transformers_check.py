@@ -5,9 +5,11 @@ every attention layer is asked what it would compute (`inspect_layers`): what pa
 sinks, biases, chunks, and prefixes that see each other, is refused by name. Then a few random tokens are
 computed twice (`compare_with_own_attention`): by the model's own eager attention in one piece, and by ours
 in two chunks, in one row with another sequence. That finds what no inspection sees: layers that carry a
-state from token to token, and positions that are counted instead of taken from `position_ids`.
+state from token to token, and positions that are counted instead of taken from `position_ids`. At last the same is
+asked around every threshold of the config (`check_positions`), with random keys and values for the earlier tokens.
 
-The cost is four passes over at most seven tokens, each about as long as one decode step.
+The cost is four passes over at most seven tokens, and four more over eight tokens for each threshold. Most of them take
+about as long as one decode step.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ from torch import Tensor, nn
 
 from triolet.errors import TrioletError, UnsupportedModel
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.model.backends.position_thresholds import MAX_PREFIX, position_thresholds, spans_of, uncovered
 from triolet.model.backends.transformers_attention import (
     INSPECTED_ATTENTION,
     PAGED_ATTENTION,
     Inspection,
     TransformersAttentionCall,
     refuse_unsupported_call,
+)
+from triolet.model.backends.transformers_positions import (
+    compare_attention_arguments,
+    compare_over_prefixes,
+    mean_difference,
 )
 from triolet.model.interface import CausalModel, ForwardBatch, LayerCache, LayerCacheSpec
 
@@ -93,7 +101,7 @@ def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> fl
     model.set_attn_implementation(PAGED_ATTENTION)
     with _failures_as_unsupported(model):
         got = _paged_logits(paged, neighbour, sequence)
-    difference = _difference(got, own)
+    difference = mean_difference(got, own)
     allowed = _TOLERANCE[paged.spec.dtype]
     if not difference <= allowed:  # and not `>`: NaN must not pass
         raise UnsupportedModel(
@@ -101,6 +109,34 @@ def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> fl
             f"by {difference:.2g} standard deviations in the mean, and rounding explains at most {allowed:g}"
         )
     return difference
+
+
+def check_positions(
+    model: PreTrainedModel, paged: CausalModel, calls: Mapping[nn.Module, TransformersAttentionCall]
+) -> None:
+    """Compare the model with itself beyond every threshold of its config; leaves the model on our attention.
+
+    Args:
+        model: with its weights, in evaluation mode.
+        paged: the same model behind our interface.
+        calls: each attention layer's call, from `inspect_layers`.
+
+    Raises:
+        UnsupportedModel: something changes at a position that paged attention does not follow, or may change at one
+            that cannot be computed; the config's field is named.
+    """
+    max_position = paged.spec.max_position
+    thresholds = position_thresholds(model.config.get_text_config().to_dict(), max_position)
+    spans = spans_of(thresholds, max_position)
+    windows = frozenset(call.sliding_window for call in calls.values() if call.sliding_window)
+    if beyond := uncovered(spans, windows):
+        raise UnsupportedModel(
+            f"{type(model).__name__} may change at {', '.join(map(str, beyond))}, which cannot be checked: it would "
+            f"take more than {MAX_PREFIX} tokens"
+        )
+    with _failures_as_unsupported(model):
+        compare_attention_arguments(model, paged.spec.vocab_size, spans)
+        compare_over_prefixes(model, paged, spans, _TOLERANCE[paged.spec.dtype])
 
 
 def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tensor:
@@ -157,11 +193,6 @@ def _metadata(
         query_lens_host=tuple(lengths),
         seq_lens_host=tuple(end for _, _, end in chunks),
     )
-
-
-def _difference(got: Tensor, wanted: Tensor) -> float:
-    got, wanted = got.float(), wanted.float()
-    return float((got - wanted).abs().mean() / wanted.std().clamp_min(torch.finfo(torch.float32).tiny))
 
 
 @contextmanager
