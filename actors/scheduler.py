@@ -37,7 +37,6 @@ async def scheduler_actor(
     Args:
         core: makes the decisions.
         channels: to the other actors.
-        progress: of the actors.
         grammars: woken when masks are needed.
         config: of the engine; limits the schedule.
         cache_key: secret of the hashes of the prefix cache.

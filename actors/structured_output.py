@@ -52,7 +52,6 @@ async def structured_output_actor(
     """Answer questions until cancelled. The processes of grammars are started when the first grammar is wanted.
 
     Args:
-        core: of the engine.
         channels: to the other actors.
         requests: tasks that wait for grammars.
         open_grammars: opens the scope in which grammars are served.

@@ -55,7 +55,6 @@ def build_supervision_tree(
     """Return the root of an engine's actors, not yet running.
 
     Args:
-        config: of the engine.
         core: shared by the actors, as are the three that follow.
         channels: between them.
         progress: of them.

@@ -43,7 +43,6 @@ async def tokenizer_actor(
     Args:
         model: gets the tokenizer.
         channels: to the other actors.
-        progress: of the actors.
         load: reads the tokenizer; called once, a later life uses the same one.
         inline: work in the event loop, for tests that want one order of events.
     """

@@ -62,7 +62,6 @@ async def watchdog_actor(
 
     Args:
         channels: between the actors.
-        progress: of the actors.
         grammars: where requests wait for masks, and tasks for grammars.
         lives: of the actors that can be ended.
         limit_s: how long an actor may do nothing, seconds.
@@ -113,19 +112,16 @@ def check_health(
 ) -> None:
     """Check that requests have not waited for an actor for too long.
 
-    An engine is healthy while steps finish, or while no request waits for one. The waiting is measured and not the
-    actors, since a scheduler that waits for a runner that hangs looks as busy as the runner. The actor that is named
-    is the last one in the chain of those that wait for each other.
-
     Args:
-        core: of the engine.
         channels: between the actors.
-        progress: of the actors.
         grammars: where requests wait for masks, and tasks for grammars.
         limit_s: how long is too long, seconds; None for no limit.
     Raises:
         EngineUnhealthy: they have.
     """
+    # An engine is healthy while steps finish, or while no request waits for one. The waiting is measured and
+    # not the actors, since a scheduler that waits for a runner that hangs looks as busy as the runner. The
+    # actor that is named is the last one in the chain of those that wait for each other.
     if limit_s is None:
         return
     now_s = trio.current_time()

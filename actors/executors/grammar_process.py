@@ -64,7 +64,6 @@ class GrammarProcess:
 
     Args:
         stream: to the process.
-        process_id: of the process.
         known: how many tokens of each answer it has been sent, by serial.
         ended: serials that it may forget.
         turn: lock that keeps it to one question at a time.

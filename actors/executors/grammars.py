@@ -66,7 +66,6 @@ class Grammars(Protocol):
         """Return the masks of the next tokens of answers that follow a grammar.
 
         Args:
-            params: the grammar.
             answers: all tokens so far, by serial.
         Raises:
             GrammarFailed: they cannot be followed; one of them alone may still be.

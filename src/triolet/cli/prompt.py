@@ -137,11 +137,9 @@ def is_open(text: str) -> bool:
 
 
 def message_of(text: str) -> str:
-    """Return the message from the typed text; bytes that are not UTF-8 become question marks.
-
-    A message that was quoted or indented and begins with a / gets one space in front, which marks it as no command
-    (`without_mark`).
-    """
+    """Return the message from the typed text; bytes that are not UTF-8 become question marks."""
+    # A message that was quoted or indented and begins with a / gets one space in front, which marks it as no
+    # command (`without_mark`).
     typed = text.encode(errors="replace").decode()
     text = typed.strip()
     if text.startswith(QUOTES) and not is_open(text):

@@ -41,7 +41,6 @@ class FieldRule:
         """Return the value that a flag or an environment variable stands for.
 
         Args:
-            name: of the field.
             text: as it was written.
         Raises:
             ConfigError: the text cannot be parsed.

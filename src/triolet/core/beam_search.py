@@ -115,9 +115,7 @@ class BeamSearch:
     """State of one beam search.
 
     Args:
-        params: of the search.
         eos_token_ids: that complete a beam.
-        prompt_token_ids: the prompt.
     """
 
     def __init__(

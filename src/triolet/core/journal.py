@@ -141,7 +141,6 @@ class Journal:
         """Add an entry for a request.
 
         Args:
-            request: the request.
             after: entry with the same prompt and without a token: the new entry is held until that has one.
         """
         self._num_serials += 1

@@ -19,8 +19,6 @@ def live_requests(
     """Return the requests that have not ended, in the order of arrival.
 
     Args:
-        submissions: of the engine.
-        core: of the engine.
         owner: owner of the requests to return; None for all.
     """
     now_s = trio.current_time()

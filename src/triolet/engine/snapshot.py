@@ -21,7 +21,6 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
     """Return the unfinished requests as a value; nothing is changed.
 
     Args:
-        info: of the model.
         submissions: of the engine; those that are not admitted yet, have ended or have failed are left out.
     """
     now_s = trio.current_time()

@@ -167,9 +167,7 @@ class RequestPreparation:
     """Turns submissions into requests.
 
     Args:
-        builder: of the engine.
         channels: to the tokenizer.
-        progress: of the actors.
         grammars: compiles grammars.
     """
 

@@ -116,10 +116,7 @@ class RequestTable:
     """Submissions of one engine, from their admission until their reader has left.
 
     Args:
-        config: of the engine.
-        core: of the engine.
         channels: to the actors.
-        progress: of the actors.
         preparation: checks and encodes submissions.
         availability: whether requests are taken.
     """

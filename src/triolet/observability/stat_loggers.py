@@ -111,11 +111,7 @@ class StatLoggers:
             self._loggers.remove(guest)
 
     def report(self, now_s: float) -> None:
-        """Report new iterations, and ask for a summary every ten seconds of work.
-
-        Args:
-            now_s: monotonic seconds.
-        """
+        """Report new iterations, and ask for a summary every ten seconds of work."""
         if (iteration := self._stats.take()) is None:
             return
         if self._idle_since_s is not None and now_s - self._idle_since_s >= LOG_INTERVAL_S:

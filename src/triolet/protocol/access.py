@@ -21,28 +21,21 @@ ANY = "*"
 
 @attrs.frozen(kw_only=True)
 class Access:
-    """Access rules of one server.
+    """Access rules of one server."""
 
-    Args:
-        listens_on: the address that it listens on.
-        api_keys: bearer keys; without any, every client is accepted.
-        priority_keys: those of them whose requests may have a priority below 0; without keys every request may.
-        allowed_origins: of web pages that may connect, besides the server's own; `*` means any.
-        allowed_hosts: names accepted in the Host header; `*` means any. Default: this machine's names, if there are no
-            keys and the server listens on this machine only, otherwise any.
-    """
-
-    listens_on: str = "127.0.0.1"
-    api_keys: tuple[str, ...] = ()
+    listens_on: str = "127.0.0.1"  # the address that it listens on
+    api_keys: tuple[str, ...] = ()  # bearer keys; without any, every client is accepted
+    # Keys that may give a request a priority below 0; without keys every client may.
     priority_keys: tuple[str, ...] = ()
+    # Origins of web pages that may connect, besides the server's own; `*` means any.
     allowed_origins: tuple[str, ...] = ()
+    # Names accepted in the Host header; `*` means any. Default: this machine's names, if there are no keys
+    # and the server listens on this machine only, otherwise any.
     allowed_hosts: tuple[str, ...] = ()
 
     def owner(self, authorization: str | None) -> str | None:
         """Return the name of the key, a hash of it; None where there are no keys.
 
-        Args:
-            authorization: the header.
         Raises:
             WireError: 401, there is no key or a wrong one.
         """
@@ -107,7 +100,6 @@ class Access:
         """Return whether a page of this origin may use the server; None means no page.
 
         Args:
-            origin: the header.
             host: the Host header of the same request; a page from there is the server's own.
         """
         if origin is None or ANY in self.allowed_origins or origin in self.allowed_origins:

@@ -64,36 +64,27 @@ def _known_to_templates(message: Message) -> Message:
 
 @attrs.frozen(kw_only=True)
 class ChatRequest(OffersTools, GenerationRequest):
-    """Body of `/v1/chat/completions`.
-
-    Args:
-        messages: the chat so far.
-        max_completion_tokens: OpenAI's newer name of `max_tokens`.
-        logprobs: True to send log-probabilities of the tokens.
-        tools: functions that the model may call.
-        tool_choice: `none`, `auto`, `required`, or the function that must be called.
-        reasoning_effort: `none` switches reasoning off where the chat template can; other values have no effect.
-        chat_template_kwargs: further values for the chat template.
-        add_generation_prompt: True if the answer is a new message of the assistant.
-        continue_final_message: True to continue the last message; not together with `add_generation_prompt`.
-        add_special_tokens: True to add the special tokens of the tokenizer to those of the chat template.
-        include_reasoning: True to send the reasoning of the model with the answer.
-    """
+    """Body of `/v1/chat/completions`."""
 
     FAMILY = ApiFamily.CHAT
 
-    messages: ChatMessages
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    tools: tuple[Mapping[str, Any], ...] = ()
+    messages: ChatMessages  # the chat so far
+    max_completion_tokens: int | None = None  # OpenAI's newer name of `max_tokens`
+    logprobs: bool = False  # True to send log-probabilities of the tokens
+    tools: tuple[Mapping[str, Any], ...] = ()  # functions that the model may call
+    # `none`, `auto`, `required`, or the function that must be called.
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
+    # `none` switches reasoning off where the chat template can; other values have no effect.
     reasoning_effort: str | None = None
+    # Further values for the chat template.
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool = True  # True if the answer is a new message of the assistant
+    # True to continue the last message; not together with `add_generation_prompt`.
     continue_final_message: bool = False
+    # True to add the special tokens of the tokenizer to those of the chat template.
     add_special_tokens: bool = False
-    include_reasoning: bool = True
+    include_reasoning: bool = True  # True to send the reasoning of the model with the answer
 
     def check(self) -> None:
         super().check()
@@ -107,7 +98,6 @@ class ChatRequest(OffersTools, GenerationRequest):
         """Return the prompt for `Engine.generate`.
 
         Args:
-            plan: from `plan`.
             reasoning_parser: format of the model's reasoning, as for `plan`.
         """
         messages = list(self.messages.messages)
@@ -149,22 +139,14 @@ class ChatRequest(OffersTools, GenerationRequest):
 
 @attrs.define(eq=False, kw_only=True)
 class ChatChoice:
-    """Builder of one entry of `choices` from the outputs of the engine, in pieces that together are the message.
+    """Builder of one entry of `choices` from the outputs of the engine, in pieces that together are the message."""
 
-    Args:
-        index: among the answers.
-        parser: separates text, reasoning and tool calls.
-        num_top: most likely tokens per position, -1 for all; None for no log-probabilities.
-        new_id: returns a new id with a prefix, for tool calls.
-        includes_reasoning: False leaves the reasoning out.
-        num_reasoning_tokens: tokens so far of the outputs with reasoning in them.
-    """
-
-    index: int
-    parser: AnswerParser
-    num_top: int | None
-    new_id: Callable[[str], str]
-    includes_reasoning: bool = True
+    index: int  # among the answers
+    parser: AnswerParser  # separates text, reasoning and tool calls
+    num_top: int | None  # most likely tokens per position, -1 for all; None for no log-probabilities
+    new_id: Callable[[str], str]  # returns a new id with a prefix, for tool calls
+    includes_reasoning: bool = True  # False leaves the reasoning out
+    # Tokens so far of the outputs with reasoning in them.
     num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _text: list[str] = attrs.field(factory=list, init=False)
     _reasoning: list[str] = attrs.field(factory=list, init=False)

@@ -48,16 +48,12 @@ def _are_prompts(values: list[Any]) -> bool:
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(GenerationRequest):
-    """Body of `/v1/completions`.
-
-    Args:
-        prompt: one prompt or several, each with answers of its own.
-        echo: True to begin each answer with its prompt; with `logprobs`, also with those of its tokens.
-    """
+    """Body of `/v1/completions`."""
 
     FAMILY = ApiFamily.COMPLETIONS
 
-    prompt: Prompts
+    prompt: Prompts  # one prompt or several, each with answers of its own
+    # True to begin each answer with its prompt; with `logprobs`, also with those of its tokens.
     echo: bool = False
 
     def num_logprobs(self) -> int | None:
@@ -89,16 +85,11 @@ class CompletionRequest(GenerationRequest):
 
 @attrs.frozen(kw_only=True)
 class Echo:
-    """Prompt at the beginning of an answer.
-
-    Args:
-        text: of the prompt.
-        tokens: text of each token.
-        logprobs: per token, None for the first one; None if they were not requested.
-    """
+    """Prompt at the beginning of an answer."""
 
     text: str = ""
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()  # text of each token
+    # Per token, None for the first one; None if they were not requested.
     logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
 
     @classmethod
@@ -122,19 +113,12 @@ class Echo:
 
 @attrs.define(eq=False, kw_only=True)
 class TextChoice:
-    """Builder of one entry of `choices` from the outputs of the engine.
+    """Builder of one entry of `choices` from the outputs of the engine."""
 
-    Args:
-        index: among the answers to all prompts.
-        num_top: most likely tokens per position, -1 for all; None for no log-probabilities.
-        echo: prompt that the answer begins with.
-        generates: False if the answer is only the prompt.
-    """
-
-    index: int
-    num_top: int | None
-    echo: Echo = Echo()
-    generates: bool = True
+    index: int  # among the answers to all prompts
+    num_top: int | None  # most likely tokens per position, -1 for all; None for no log-probabilities
+    echo: Echo = Echo()  # prompt that the answer begins with
+    generates: bool = True  # False if the answer is only the prompt
     _num_chars: int = attrs.field(default=0, init=False)
 
     def add(self, completion: CompletionOutput) -> Choice:

@@ -26,16 +26,12 @@ MIN_LOGPROB = -9999.0  # OpenAI's value for "impossible", since JSON has no infi
 
 @attrs.frozen(kw_only=True)
 class StreamOptions:
-    """Options of a stream.
+    """Options of a stream."""
 
-    Args:
-        include_usage: True to send one more chunk at the end, with the counts of tokens.
-        continuous_usage_stats: with `include_usage`, True to send the counts so far with every chunk.
-        include_obfuscation: OpenAI's padding of chunks against eavesdroppers; accepted, and not added.
-    """
-
-    include_usage: bool = False
+    include_usage: bool = False  # True to send one more chunk at the end, with the counts of tokens
+    # With `include_usage`, True to send the counts so far with every chunk.
     continuous_usage_stats: bool = False
+    # OpenAI's padding of chunks against eavesdroppers; accepted, and not added.
     include_obfuscation: bool = False
 
 
@@ -77,31 +73,21 @@ class ResponseFormat:
 
 @attrs.frozen(kw_only=True)
 class GenerationRequest:
-    """Fields that bodies of both routes have, beside the sampling parameters.
-
-    Args:
-        model: name of the model.
-        stream: True to send the answer in chunks, as they are generated.
-        user: end user of the client; has no effect.
-        timeout: seconds after which the answer ends with what it has.
-        priority: lower runs first under the engine's `priority` policy.
-        client: name under which admission and fairness count the request.
-        cache_salt: prefixes are shared only between requests of the same salt.
-        sampling: sampling parameters of the body, by field of `SamplingParams`.
-    """
+    """Fields that bodies of both routes have, beside the sampling parameters."""
 
     FAMILY: ClassVar[ApiFamily]
 
-    model: str
-    stream: bool = False
+    model: str  # name of the model
+    stream: bool = False  # True to send the answer in chunks, as they are generated
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat = ResponseFormat()
-    user: str | None = None
+    user: str | None = None  # end user of the client; has no effect
 
-    timeout: float | None = None
-    priority: int = 0
-    client: str | None = None
-    cache_salt: str | None = None
+    timeout: float | None = None  # seconds after which the answer ends with what it has
+    priority: int = 0  # lower runs first under the engine's `priority` policy
+    client: str | None = None  # name under which admission and fairness count the request
+    cache_salt: str | None = None  # prefixes are shared only between requests of the same salt
+    # Sampling parameters of the body, by field of `SamplingParams`.
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
 
     @classmethod
@@ -158,7 +144,6 @@ class GenerationRequest:
         """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
 
         Args:
-            defaults: of the model.
             **chosen: further parameters that follow from the request.
         Raises:
             WireError: a value out of its range.

@@ -41,17 +41,11 @@ _BRACKETS = re.compile(r"[^\[\]{}]+")
 
 @attrs.frozen(kw_only=True)
 class JsonLimits:
-    """Limits on the shape of a JSON text from a client.
+    """Limits on the shape of a JSON text from a client."""
 
-    Args:
-        max_values: values and keys in all; a prompt of token ids has one per token.
-        max_members: keys of one object, and objects or lists in one list, such as messages or tools.
-        max_depth: objects and lists inside each other.
-    """
-
-    max_values: int = 2**18
-    max_members: int = 2048
-    max_depth: int = 128
+    max_values: int = 2**18  # values and keys in all; a prompt of token ids has one per token
+    max_members: int = 2048  # keys of one object, and objects or lists in one list, such as messages or tools
+    max_depth: int = 128  # objects and lists inside each other
 
 
 def parse_object(raw: str | bytes, limits: JsonLimits | None = None) -> dict[str, Any]:
@@ -359,7 +353,6 @@ class Wrong(ValueError):
 
     Args:
         rule: end of the sentence "<path> must be ...".
-        got: the value.
         code: of the error, for programs.
         at: path of the field inside the value that is structured.
     """

@@ -129,7 +129,6 @@ def refuse_sampling(payload: Mapping[str, Any], family: ApiFamily, declared: fro
 
     Args:
         payload: body of the request.
-        family: of its route.
         declared: names that the route reads itself.
     Raises:
         WireError: names the parameter and the reason.
@@ -315,7 +314,6 @@ def structure_request(payload: Mapping[str, Any], kind: type[T], family: ApiFami
     Args:
         payload: body of the request.
         kind: attrs class of the route's declared fields, with one more, `sampling`, which the client cannot write.
-        family: of the route.
     Raises:
         WireError: a field that is known and not supported, or a value of the wrong type.
     """

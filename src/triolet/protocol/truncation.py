@@ -10,7 +10,6 @@ def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Messag
     """Return the chat without its oldest messages: at least one, and as many as it is too long by.
 
     Args:
-        messages: of the chat.
         error: with the length of the chat and its limit, tokens.
     Raises:
         PromptTooLong: `error` itself, if no message can be left out.

@@ -18,11 +18,10 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 def ascii_classes(regex: str) -> str:
     r"""Return the expression with `\d`, `\w`, `\s` and their opposites spelled out.
 
-    Brackets that hold an opposite are left as they are: they cannot be spelled there.
-
     Raises:
         ValueError: it ends in a backslash.
     """
+    # Brackets that hold an opposite are left as they are: they cannot be spelled there.
     return "".join(map(_spelled, _PART.findall(regex)))
 
 

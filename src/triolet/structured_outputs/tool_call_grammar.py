@@ -29,7 +29,6 @@ def tool_calls_source(
     """Return the grammar in llguidance's dialect of Lark.
 
     Args:
-        calls: see `StructuredOutputsParams.tool_calls`.
         json_rule: returns the rule of a schema.
         special_token: the id of a text that is one special token, or None.
     """

@@ -75,12 +75,11 @@ class Meter:
     def weigh(self, *values: object) -> int:
         """Charge for reading values completely, every item of every list as often as it occurs.
 
-        That is what it costs to compare them or to turn them into text. A value that holds another many times,
-        on many levels, may be small in memory and endless as text.
-
         Returns:
             The units charged.
         """
+        # The weight is what it costs to compare values or to turn them into text. A value that holds another many
+        # times, on many levels, may be small in memory and endless as text.
         before = self._work
         waiting: list[tuple[Iterable[Any], int]] = [(values, 0)]
         while waiting:

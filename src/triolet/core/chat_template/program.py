@@ -179,7 +179,6 @@ class ChatTemplate:
         """Render messages to the text of the prompt.
 
         Args:
-            messages: see `plain_messages`.
             add_generation_prompt: end with what an answer begins with.
             continue_final_message: end with the last message, as if it were not over.
             tools: descriptions of tools (JSON schemas), or None.

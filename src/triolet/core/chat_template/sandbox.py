@@ -198,7 +198,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja environment of one rendering, or of one compilation.
 
     Args:
-        meter: of its work.
         strftime_now: formats the present time, if templates may ask for it.
     """
 

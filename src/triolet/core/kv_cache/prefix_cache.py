@@ -115,12 +115,11 @@ class PrefixCache:
     def publish(self, block_id: int, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
         """Let others find a full block in use that has been computed.
 
-        The first block of a content stays the one that is found: a second is not published, and becomes free when
-        released.
-
         Returns:
             Its hash, the parent of the next block.
         """
+        # The first block of a content stays the one that is found: a second is not published, and becomes
+        # free when released.
         block_hash = self.chain(parent, token_ids)
         if self.enabled and block_hash not in self._by_hash and block_id not in self._hash_of:
             self._by_hash[block_hash] = _Published(block_id, parent, token_ids)

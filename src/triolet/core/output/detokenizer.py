@@ -336,13 +336,9 @@ class OutputText:
     detokenizer a new object is made, the tokens whose text was delivered are added again, and that text is dropped.
 
     Args:
-        decode: see `IncrementalDetokenizer`.
-        prompt_token_ids: the prompt.
         stop: the stop strings.
         include_stop_str_in_output: show the stop string or stop token that ended the answer.
         min_tokens: the text of the first `min_tokens` tokens does not end the answer.
-        hold_back: see `StopMatcher`.
-        piece: see `IncrementalDetokenizer`.
     """
 
     def __init__(

@@ -280,7 +280,6 @@ class HangLimit:
         """Learn from a step that is done.
 
         Args:
-            kind: of the step.
             elapsed_s: from the request to the result, seconds.
         """
         times = self._times.setdefault(kind, Counter())

@@ -192,7 +192,6 @@ def shortage_of(error: BaseException, purpose: str) -> ResourceShortage | None:
     """Return the shortage that an exception, or one of its causes, reports; None if it reports none.
 
     Args:
-        error: any exception.
         purpose: what the resource was needed for, completing "there is a shortage of ... for ...".
     """
     cause: BaseException | None = error

@@ -307,12 +307,8 @@ def sampling_parameter(
 
     Args:
         text: its `ParameterSpec.help`.
-        per_row: see `ParameterSpec`.
         named: names in the families that do not use the name of the field.
         refused: reason for all families, or per family.
-        no_flag: see `ParameterSpec`.
-        may_be_single: see `ParameterSpec`.
-        control: see `ParameterSpec`.
     """
     reasons = dict.fromkeys(ApiFamily, refused) if isinstance(refused, str) else dict(refused or {})
     names = {family: (named or {}).get(family, "") for family in ApiFamily if family not in reasons}

@@ -176,7 +176,6 @@ def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: in
     """Check a tokenised prompt against the model.
 
     Args:
-        token_ids: the prompt.
         vocab_size: ids must be below it.
         max_model_len: longest sequence, tokens; at least one token of it is the answer's.
     Raises:

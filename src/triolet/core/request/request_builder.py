@@ -45,7 +45,6 @@ class RequestLimits:
         """Check the parameters of a request against the limits.
 
         Args:
-            params: of the request.
             vocab_size: of the model; the number that -1 log-probabilities stand for.
         Raises:
             InvalidParams: a value exceeds its limit; names the field, the limit and the value.

@@ -82,7 +82,6 @@ class Admission:
         """Take places for a request whose prompt is not known in tokens yet: one for each of its answers, or none.
 
         Args:
-            now_s: monotonic seconds.
             num_places: answers.
             client: account of the request.
             was_admitted: by another engine before, so that its waiting tokens are not checked again.
@@ -209,8 +208,6 @@ def find_computed(cache: PrefixCache, sequence: Sequence, leader: Sequence | Non
     """Find full blocks with the beginning of a request that has none; at least one token is left to compute.
 
     Args:
-        cache: of the engine.
-        sequence: the request.
         leader: first of the sequences that answer the same prompt, if it is still live.
     """
     entry = sequence.entry
@@ -235,8 +232,6 @@ def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int]) -> bool:
     """Check whether all known tokens of a request fit now, beside the cached blocks that it would revive.
 
     Args:
-        cache: of the engine.
-        entry: of the request.
         found: ids of the blocks that need not be computed.
     """
     needed = -(-entry.num_tokens // cache.block_size) - len(found)
@@ -326,7 +321,6 @@ class RequestQueues:
     """Waiting and running requests. The lists are to be read: only the methods change them.
 
     Args:
-        config: limits.
         journal: numbers the residencies.
         counters: count the preemptions.
         pool: takes back the blocks.
@@ -363,7 +357,6 @@ class RequestQueues:
         """Give a waiting request a row.
 
         Args:
-            sequence: the request.
             block_ids: full blocks with its beginning, which it shares from now on.
             hashes: of these blocks.
         """
@@ -389,7 +382,6 @@ class RequestQueues:
         """Remove a request that has ended.
 
         Args:
-            sequence: the request.
             step_id: the step in flight; the blocks of a running request are free when this step ends.
         """
         del self.live[sequence.entry.serial]

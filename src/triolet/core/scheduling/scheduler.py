@@ -38,7 +38,6 @@ class Scheduler:
     """Scheduler of one engine; all its state can be rebuilt from the journal.
 
     Args:
-        config: limits.
         journal: requests and answers; whatever is live in it when the scheduler is built must be added again.
         counters: totals to go on with; also numbers the steps, so that no step id is ever used twice.
         recovery: state learned from earlier failed steps.
@@ -208,11 +207,7 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------- steps
 
     def plan_step(self, now_s: float) -> StepPlan | None:
-        """Decide the next step; None when nothing can be computed.
-
-        Args:
-            now_s: monotonic seconds.
-        """
+        """Decide the next step; None when nothing can be computed."""
         assert self._in_flight is None, "a step is in flight"
         if self._must_reset:
             for sequence in tuple(self._queues.running):
@@ -223,12 +218,7 @@ class Scheduler:
         return self._in_flight
 
     def apply(self, result: StepResult, now_s: float) -> None:
-        """Apply the result of a step; a result of any other plan than the one in flight changes nothing.
-
-        Args:
-            result: from the runner.
-            now_s: monotonic seconds.
-        """
+        """Apply the result of a step; a result of any other plan than the one in flight changes nothing."""
         if self._in_flight is None or result.step_id != self._in_flight.step_id:
             return
         plan = self._in_flight

@@ -135,13 +135,13 @@ Ending = tuple[FinishReason, int | str | None]
 
 
 def ending_of(entry: JournalEntry) -> Ending | None:
-    """Return why an answer has ended with its last token, and its stop_reason; None if it goes on.
-
-    The tokenizer's own end of sequence has no stop_reason; further ones of a model are reported like stop token ids.
-
-    The order is vLLM's: end of sequence, stop token ids, length, and only then the repetition that `min_tokens` delays.
-    So an end of sequence on the last allowed token is a stop. (Before `min_tokens` the sampler leaves no ending token.)
-    """
+    """Return why an answer has ended with its last token, and its stop_reason; None if it goes on."""
+    # The tokenizer's own end of sequence has no stop_reason; further ones of a model are reported like stop
+    # token ids.
+    #
+    # The order is vLLM's: end of sequence, stop token ids, length, and only then the repetition that
+    # `min_tokens` delays. So an end of sequence on the last allowed token is a stop. (Before `min_tokens` the
+    # sampler leaves no ending token.)
     request, output = entry.request, entry.output_token_ids
     params = request.params
     if output[-1] in request.eos_token_ids and not params.ignore_eos:
@@ -162,10 +162,8 @@ def commit_tokens(
     """Commit the tokens of a step to the journal; tokens after the end of an answer are dropped.
 
     Args:
-        journal: of the answers.
         tokens: in order, of an answer none, one, or several.
         by_epoch: the requests that are computed now.
-        now_s: monotonic seconds.
     Returns:
         By epoch, the answers that have grown, and the endings of those that have ended.
     """

@@ -162,7 +162,6 @@ def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, reco
 
     Args:
         scheduled: the rows of the step that is being planned, at least one.
-        config: limits.
         recovery: names requests of crashed steps; these run step by step, so that the next crash names the token.
     """
     if config.num_scheduler_steps == 1 or config.num_speculative_tokens:
@@ -223,11 +222,7 @@ class StepPlanner:
         self._underway = PrefixesInStep(self.cache)
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Decide the next step; None when nothing can be computed.
-
-        Args:
-            now_s: monotonic seconds.
-        """
+        """Decide the next step; None when nothing can be computed."""
         self.scheduled, self._starts = [], []
         self._hold_back()
         self.queues.waiting.begin_step(now_s)
@@ -259,11 +254,7 @@ class StepPlanner:
         return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
 
     def go_on(self, now_s: float) -> None:
-        """Schedule the rows that still run for the next step of a run.
-
-        Args:
-            now_s: monotonic seconds.
-        """
+        """Schedule the rows that still run for the next step of a run."""
         self.queues.waiting.begin_step(now_s)
         self.scheduled = [sequence for sequence in self.scheduled if sequence.row_id is not None]
         for sequence in self.scheduled:

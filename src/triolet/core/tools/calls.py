@@ -9,12 +9,7 @@ from triolet.core.tools.scanning import CallScanner, parsed
 
 
 class CallWriter:
-    """Builder of the events of one call.
-
-    Args:
-        index: of the call.
-        name: of the function.
-    """
+    """Builder of the events of one call."""
 
     def __init__(self, index: int, name: str) -> None:
         self._index, self._name = index, name
@@ -43,7 +38,6 @@ class ObjectCall:
     returned if it turns out to be no call.
 
     Args:
-        index: of the call.
         lead: text that announced it, such as a marker.
         is_name: tell whether a name can be that of a function.
         needs_arguments: an object without arguments is no call.

@@ -8,11 +8,7 @@ from triolet.core.tools.scanning import WHITESPACE
 
 
 class ArgumentsFormat:
-    """Format of an answer that consists of the arguments of one known function.
-
-    Args:
-        name: of the function.
-    """
+    """Format of an answer that consists of the arguments of one known function."""
 
     def __init__(self, name: str) -> None:
         self._writer = CallWriter(0, name)

@@ -17,7 +17,6 @@ def input_items(response_id: str, chat: Sequence[Message]) -> list[dict[str, Any
 
     Args:
         response_id: of the response that answers the chat.
-        chat: its messages.
     """
     items = [item for message in chat for item in _items(message)]
     suffix = response_id.removeprefix("resp_")

@@ -39,15 +39,11 @@ _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 @attrs.frozen(kw_only=True)
 class TextConfig:
-    """Form of the text of an answer.
+    """Form of the text of an answer."""
 
-    Args:
-        format: `{"type": "text"}`, or a JSON schema.
-        verbosity: echoed, without effect.
-    """
-
+    # `{"type": "text"}`, or a JSON schema.
     format: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "text"})
-    verbosity: str | None = None
+    verbosity: str | None = None  # echoed, without effect
 
     def form(self) -> StructuredOutputsParams | None:
         """Return the structured output that the form asks for; None for plain text.
@@ -83,30 +79,11 @@ class CreateResponse(OffersTools):
 
     The fields of the first group are OpenAI's, those of the second belong to the WebSocket, and those of the third are
     this server's own, most of them with vLLM's names.
-
-    Args:
-        model: name of the model.
-        input: new items of the conversation.
-        instructions: system message before the conversation; not inherited by later turns.
-        previous_response_id: response to continue: its input, its output, then this input.
-        store: True to keep the response beyond this connection.
-        truncation: `auto` leaves the oldest messages out when the chat is too long; `disabled` refuses it.
-        generate: False for a response without output, which only stores the input to continue from.
-        stream_id: name of the turn queue.
-        timeout: seconds after which the answer ends with what it has.
-        resumable: True to keep the answer running for a while if the connection is lost.
-        priority: lower runs first under the engine's `priority` policy.
-        client: name under which admission and fairness count the request.
-        cache_salt: prefixes are shared only between requests of the same salt.
-        chat_template_kwargs: further values for the chat template.
-        sampling: sampling parameters of the body, by field of `SamplingParams`.
-        client_metadata: only the trace headers in it are read, as Codex sends them.
-        trace_headers: trace context of the request; by default that of the connection.
     """
 
-    model: str
-    input: Input
-    instructions: str | None = None
+    model: str  # name of the model
+    input: Input  # new items of the conversation
+    instructions: str | None = None  # system message before the conversation; not inherited by later turns
     max_tool_calls: int | None = None
     include: tuple[str, ...] = ()
     text: TextConfig = TextConfig()
@@ -114,10 +91,11 @@ class CreateResponse(OffersTools):
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningConfig | None = None
-    previous_response_id: str | None = None
-    store: bool = True
+    previous_response_id: str | None = None  # response to continue: its input, its output, then this input
+    store: bool = True  # True to keep the response beyond this connection
     stream: bool = False
     background: bool = False
+    # `auto` leaves the oldest messages out when the chat is too long; `disabled` refuses it.
     truncation: str = "disabled"
     metadata: Mapping[str, str] = attrs.field(factory=dict)
     user: str | None = None
@@ -125,17 +103,20 @@ class CreateResponse(OffersTools):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
 
-    stream_id: str | None = None
-    generate: bool = True
+    stream_id: str | None = None  # name of the turn queue
+    generate: bool = True  # False for a response without output, which only stores the input to continue from
 
-    timeout: float | None = None
-    resumable: bool = False
-    priority: int = 0
-    client: str | None = None
-    cache_salt: str | None = None
+    timeout: float | None = None  # seconds after which the answer ends with what it has
+    resumable: bool = False  # True to keep the answer running for a while if the connection is lost
+    priority: int = 0  # lower runs first under the engine's `priority` policy
+    client: str | None = None  # name under which admission and fairness count the request
+    cache_salt: str | None = None  # prefixes are shared only between requests of the same salt
+    # Further values for the chat template.
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    # Sampling parameters of the body, by field of `SamplingParams`.
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
-    client_metadata: Any = None
+    client_metadata: Any = None  # only the trace headers in it are read, as Codex sends them
+    # Trace context of the request; by default that of the connection.
     trace_headers: Mapping[str, str] | None = None
 
     @classmethod
@@ -189,7 +170,6 @@ class CreateResponse(OffersTools):
 
         Args:
             messages: of the chat, with the instructions.
-            plan: from `plan`.
             reasoning_parser: format of the model's reasoning, as for `plan`.
         """
         values = dict(self.chat_template_kwargs)
@@ -225,9 +205,6 @@ class CreateResponse(OffersTools):
     def sampling_params(self, defaults: SamplingParams, plan: ToolPlan) -> SamplingParams:
         """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
 
-        Args:
-            defaults: of the model.
-            plan: from `plan`.
         Raises:
             WireError: a value out of its range.
         """
@@ -272,15 +249,10 @@ class CreateResponse(OffersTools):
 
 @attrs.frozen(kw_only=True)
 class CancelResponse:
-    """Request `response.cancel`: end a response now.
+    """Request `response.cancel`: end a response now."""
 
-    Args:
-        response_id: by default the active response of the turn queue.
-        stream_id: name of the turn queue; by default the one without a name.
-    """
-
-    response_id: str | None = None
-    stream_id: str | None = None
+    response_id: str | None = None  # by default the active response of the turn queue
+    stream_id: str | None = None  # name of the turn queue; by default the one without a name
 
 
 @attrs.frozen(kw_only=True)
@@ -293,17 +265,11 @@ class SteerResponse:
 
 @attrs.frozen(kw_only=True)
 class ResumeResponse:
-    """Request `response.resume`: read the rest of a resumable response on another connection.
-
-    Args:
-        response_id: of the resumable response.
-        starting_after: last sequence number that was received; -1 for none.
-        stream_id: name of the turn queue for its further events.
-    """
+    """Request `response.resume`: read the rest of a resumable response on another connection."""
 
     response_id: str
-    starting_after: int = -1
-    stream_id: str | None = None
+    starting_after: int = -1  # last sequence number that was received; -1 for none
+    stream_id: str | None = None  # name of the turn queue for its further events
 
 
 def check_stream_id(stream_id: object) -> None:
@@ -334,25 +300,15 @@ Body = CreateResponse | CancelResponse | SteerResponse | ResumeResponse
 
 @attrs.frozen(kw_only=True)
 class ClientEvent:
-    """Parsed message of a client.
+    """Parsed message of a client."""
 
-    Args:
-        num_bytes: length of the message.
-        type: type of the event; None if it is unknown.
-        stream_id: its lane; None also for an invalid name.
-        payload: the JSON object.
-        body: the structured event, if it is valid.
-        params: sampling parameters of a `response.create`.
-        error: why it is invalid.
-    """
-
-    num_bytes: int
-    type: str | None = None
-    stream_id: str | None = None
-    payload: Mapping[str, Any] = attrs.field(factory=dict)
-    body: Body | None = None
-    params: SamplingParams | None = None
-    error: WireError | None = None
+    num_bytes: int  # length of the message
+    type: str | None = None  # type of the event; None if it is unknown
+    stream_id: str | None = None  # its lane; None also for an invalid name
+    payload: Mapping[str, Any] = attrs.field(factory=dict)  # the JSON object
+    body: Body | None = None  # the structured event, if it is valid
+    params: SamplingParams | None = None  # sampling parameters of a `response.create`
+    error: WireError | None = None  # why it is invalid
 
     def traced_by(self, headers: TraceHeaders) -> ClientEvent:
         """Return the event with the connection's trace headers, if it starts a response and has none itself."""
@@ -370,7 +326,6 @@ def read_event(
     """Parse and check a message; errors are returned in the event.
 
     Args:
-        raw: the message.
         models: names under which the model answers.
         params_of: returns the sampling parameters of a request; raises WireError.
         limits: on the shape of the JSON.

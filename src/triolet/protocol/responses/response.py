@@ -66,7 +66,7 @@ class ResponseBuilder:
         new_id: names items.
         plan: how it is read.
         chat: what it answers, less its instructions: with its own messages, what later turns continue.
-        outlives_server: the next server goes on with it, if this one can not finish it.
+        outlives_server: the next server goes on with it, if this one cannot finish it.
     """
 
     response_id: str

@@ -44,15 +44,10 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 @attrs.frozen(kw_only=True)
 class ContentPart:
-    """Content part of a message.
+    """Content part of a message."""
 
-    Args:
-        type: `input_text`, `output_text`, `text` or `refusal`; other types are refused.
-        text: of those; a refusal has it under `refusal`.
-    """
-
-    type: str
-    text: str = ""
+    type: str  # `input_text`, `output_text`, `text` or `refusal`; other types are refused
+    text: str = ""  # a refusal has it under `refusal`
 
     @classmethod
     def of(cls, value: Any, _: Any = None) -> ContentPart:
@@ -198,24 +193,17 @@ CONVERTER.register_structure_hook_func(lambda kind: kind == Item, _item)
 
 @attrs.frozen(kw_only=True)
 class ResponseDelta:
-    """New content of one engine output.
+    """New content of one engine output."""
 
-    Args:
-        text: the next characters.
-        num_tokens: number of new tokens; their text may come with a later delta.
-        logprobs: of these tokens, if requested.
-    """
-
-    text: str
-    num_tokens: int
-    logprobs: Logprobs = attrs.field(factory=Logprobs)
+    text: str  # the next characters
+    num_tokens: int  # number of new tokens; their text may come with a later delta
+    logprobs: Logprobs = attrs.field(factory=Logprobs)  # of these tokens, if requested
 
     @classmethod
     def of(cls, completion: CompletionOutput, num_top: int | None) -> ResponseDelta:
         """Return the new content of an output of kind DELTA.
 
         Args:
-            completion: its answer.
             num_top: most likely tokens to report per position, -1 for all; None for no log-probabilities.
         """
         logprobs = Logprobs()
@@ -229,21 +217,13 @@ class ResponseDelta:
 
 @attrs.frozen(kw_only=True)
 class ResponseHistory:
-    """Everything that determines the events of a response.
+    """Everything that determines the events of a response."""
 
-    Args:
-        pieces: that it has taken.
-        item_ids: of its items, in the order in which they were made.
-        output: the last one, of which nothing counts but what is not in the pieces.
-        finish_reason: why it ended, if it has.
-        completed_at: when that was, seconds since the epoch.
-    """
-
-    pieces: tuple[ResponseDelta, ...] = ()
-    item_ids: tuple[str, ...] = ()
-    output: RequestOutput | None = None
-    finish_reason: FinishReason | None = None
-    completed_at: int = 0
+    pieces: tuple[ResponseDelta, ...] = ()  # deltas so far
+    item_ids: tuple[str, ...] = ()  # ids of its items, in the order in which they were made
+    output: RequestOutput | None = None  # the last one; only what is not in the pieces counts
+    finish_reason: FinishReason | None = None  # why it ended, if it has
+    completed_at: int = 0  # when that was, seconds since the epoch
 
     @property
     def num_chars(self) -> int:
@@ -277,16 +257,11 @@ NewId = Callable[[str], str]
 
 @attrs.define(eq=False)
 class ResponseItems:
-    """Output items of one response; see the module.
+    """Output items of one response; see the module."""
 
-    Args:
-        new_id: makes item ids.
-        plan: how the answer is parsed.
-        num_reasoning_tokens: tokens of the deltas that contain reasoning.
-    """
-
-    _new_id: NewId
-    _plan: ToolPlan
+    _new_id: NewId  # makes item ids
+    _plan: ToolPlan  # how the answer is parsed
+    # Tokens of the deltas that contain reasoning.
     num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
     _statuses: list[str] = attrs.field(factory=list, init=False)  # of those that are closed
@@ -312,7 +287,6 @@ class ResponseItems:
         """Add a delta; return its events.
 
         Args:
-            new: the delta.
             prompt: the prompt; reasoning may begin there.
             is_last: whether nothing follows.
         """

@@ -53,29 +53,17 @@ from triolet.protocol.responses.store import ResponseStore, StoreBudget, previou
 
 @attrs.define(eq=False, kw_only=True)
 class Turn:
-    """One `response.create` or `response.resume`, with its response.
-
-    Args:
-        stream_id: its lane.
-        request: the request; None for a resume.
-        params: its sampling parameters.
-        resume: the response to read on; None for a create.
-        error: why it cannot be started.
-        messages: chat for the model, once started.
-        answer: the response, once started.
-        was_told: whether any event was sent to the client.
-        num_bytes: length of the message that asked for it.
-    """
+    """One `response.create` or `response.resume`, with its response."""
 
     stream_id: str | None
-    request: CreateResponse | None = None
-    params: SamplingParams | None = None
-    resume: ResumeResponse | None = None
-    error: WireError | None = None
-    messages: list[Message] = attrs.field(factory=list)
-    answer: ResponseBuilder | None = None
-    was_told: bool = False
-    num_bytes: int = 0
+    request: CreateResponse | None = None  # the request; None for a resume
+    params: SamplingParams | None = None  # its sampling parameters
+    resume: ResumeResponse | None = None  # the response to read on; None for a create
+    error: WireError | None = None  # why it cannot be started
+    messages: list[Message] = attrs.field(factory=list)  # chat for the model, once started
+    answer: ResponseBuilder | None = None  # the response, once started
+    was_told: bool = False  # whether any event was sent to the client
+    num_bytes: int = 0  # length of the message that asked for it
 
     @classmethod
     def of(cls, event: ClientEvent) -> Turn:
@@ -130,19 +118,12 @@ class _Lane:
 
 @attrs.define(eq=False, kw_only=True)
 class TurnQueues:
-    """Lanes of one connection, each a queue of turns; the one without a name always exists.
+    """Lanes of one connection, each a queue of turns; the one without a name always exists."""
 
-    Args:
-        max_active: most active turns, of all lanes together.
-        max_lanes: most named lanes; a used name counts until the connection ends.
-        max_queued: most queued turns.
-        max_queued_bytes: most bytes of their messages together.
-    """
-
-    max_active: int
-    max_lanes: int
-    max_queued: int
-    max_queued_bytes: int
+    max_active: int  # most active turns, of all lanes together
+    max_lanes: int  # most named lanes; a used name counts until the connection ends
+    max_queued: int  # most queued turns
+    max_queued_bytes: int  # most bytes of their messages together
     num_active: int = attrs.field(default=0, init=False)
     num_queued: int = attrs.field(default=0, init=False)
     num_queued_bytes: int = attrs.field(default=0, init=False)
@@ -315,7 +296,6 @@ class Session:
     """Session of one connection; see the table in the module. `now` is always seconds since the epoch.
 
     Args:
-        service: the server.
         owner: name of the connection's key; None where there are no keys.
     """
 

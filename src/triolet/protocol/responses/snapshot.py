@@ -54,35 +54,20 @@ class SavedOutput:
 
 @attrs.frozen(kw_only=True)
 class SavedResponse:
-    """Saved response.
-
-    Args:
-        response_id: its id.
-        owner: who may read it.
-        request: the fields of its request, less its input.
-        model: name of the model.
-        created_at: seconds since the epoch.
-        chat: what it answers.
-        pieces: see `ResponseHistory`, as the next three.
-        item_ids: likewise.
-        finish_reason: likewise.
-        completed_at: likewise.
-        output: of the last one.
-        engine: what the engine knows of it, if it has not ended.
-    """
+    """Saved response."""
 
     response_id: str
-    owner: str | None = None
-    request: Mapping[str, Any]
-    model: str
-    created_at: int
-    chat: tuple[Mapping[str, Any], ...] = ()
-    pieces: tuple[ResponseDelta, ...] = ()
-    item_ids: tuple[str, ...] = ()
-    finish_reason: str | None = None
-    completed_at: int = 0
+    owner: str | None = None  # name of the key that may read it
+    request: Mapping[str, Any]  # the fields of its request, less its input
+    model: str  # name of the model
+    created_at: int  # seconds since the epoch
+    chat: tuple[Mapping[str, Any], ...] = ()  # messages before the answer
+    pieces: tuple[ResponseDelta, ...] = ()  # see `ResponseHistory`, as the next three
+    item_ids: tuple[str, ...] = ()  # likewise
+    finish_reason: str | None = None  # likewise
+    completed_at: int = 0  # likewise
     output: SavedOutput | None = None
-    engine: str | None = None
+    engine: str | None = None  # what the engine knows of it, if it has not ended
 
     @classmethod
     def of(
@@ -92,7 +77,6 @@ class SavedResponse:
 
         Args:
             answer: it.
-            history: its own.
             owner: who may read it.
             engine: what the engine knows of it, if it has not ended.
         """
@@ -252,15 +236,10 @@ CONVERTER.register_structure_hook(EncodedList, _logprobs)
 
 @attrs.define
 class ReplaySkipper:
-    """Filter that skips the outputs which the previous server has sent already.
+    """Filter that skips the outputs which the previous server has sent already."""
 
-    Args:
-        num_chars: sent characters.
-        num_tokens: sent tokens.
-    """
-
-    num_chars: int
-    num_tokens: int
+    num_chars: int  # sent characters
+    num_tokens: int  # sent tokens
 
     @classmethod
     def after(cls, history: ResponseHistory) -> ReplaySkipper:

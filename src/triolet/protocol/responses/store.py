@@ -36,19 +36,13 @@ def _size_of_message(message: Message) -> int:
 
 @attrs.frozen(kw_only=True)
 class StoredResponse:
-    """A finished response.
+    """A finished response."""
 
-    Args:
-        response: the response object of its terminal event.
-        messages: the whole chat, input and answer, without the turn's instructions: later turns do not inherit them.
-        num_input: number of input messages; the others are the answer.
-        owner: name of the key that it belongs to; None where there are no keys.
-    """
-
-    response: dict[str, Any]
+    response: dict[str, Any]  # the response object of its terminal event
+    # The whole chat, input and answer, without the turn's instructions: later turns do not inherit them.
     messages: tuple[Message, ...]
-    num_input: int
-    owner: str | None = None
+    num_input: int  # number of input messages; the others are the answer
+    owner: str | None = None  # name of the key that it belongs to; None where there are no keys
 
     @property
     def id(self) -> str:
@@ -84,15 +78,11 @@ class ResponseStore:
 
     Over a bound, the owner that holds most loses the response that was not used for the longest time. So the responses
     of an owner that holds no more than an equal share are never evicted because of another one.
-
-    Args:
-        max_responses: most responses.
-        max_bytes: most memory.
-        shared: memory that this store shares with others; it evicts only its own responses for it.
     """
 
-    max_responses: int
-    max_bytes: int
+    max_responses: int  # most responses
+    max_bytes: int  # most memory
+    # Memory that this store shares with others; it evicts only its own responses for it.
     shared: StoreBudget | None = None
     num_bytes: int = attrs.field(default=0, init=False)
     _owner_of: dict[str, str | None] = attrs.field(factory=dict, init=False)

@@ -129,7 +129,6 @@ def responses_context(
 
     Args:
         engine: a running engine.
-        config: the limits.
         find_resumable: finds a resumable response by id and owner.
     """
     return ResponsesContext(
@@ -252,7 +251,6 @@ class ActiveResponses:
         """Cancel a response; its KV blocks are free within a step.
 
         Args:
-            response_id: its id.
             owner: name of the key that it must belong to.
             now: seconds since the epoch.
         Returns:
@@ -280,13 +278,9 @@ class _Place:
 
 @attrs.frozen(eq=False)
 class ActivePerKey:
-    """Active responses of each key.
+    """Active responses of each key."""
 
-    Args:
-        limit: most active responses of one key; None for no limit.
-    """
-
-    limit: int | None
+    limit: int | None  # most active responses of one key; None for no limit
     _places: dict[str, list[_Place]] = attrs.field(factory=dict, init=False)
 
     def num_active(self, owner: str) -> int:

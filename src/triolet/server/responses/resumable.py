@@ -27,22 +27,15 @@ MIN_SHARE = 16  # OpenAI's limit of active responses on one connection: one clie
 
 @attrs.define(eq=False)
 class ResumableResponse:
-    """One resumable response and its readers.
+    """One resumable response and its readers."""
 
-    Args:
-        answer: the response, which logs its events.
-        owner: name of the key that may read it.
-        error: why it could not begin.
-        waits_for_readers: whether it is generated only as fast as it is read.
-    """
-
-    answer: ResponseBuilder
-    owner: str | None
-    error: BaseException | None = None
+    answer: ResponseBuilder  # the response, which logs its events
+    owner: str | None  # name of the key that may read it
+    error: BaseException | None = None  # why it could not begin
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     num_readers: int = 0
     is_done: bool = False
-    waits_for_readers: bool = True
+    waits_for_readers: bool = True  # whether it is generated only as fast as it is read
     _generators: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -71,21 +64,14 @@ class ResumableResponse:
 
 @attrs.define(eq=False)
 class ResumableResponses:
-    """Resumable responses of one server.
-
-    Args:
-        nursery: of the responses service.
-        grace_s: how long a response waits for a reader, and can be read after its end; seconds.
-        max_responses: most responses in all.
-        on_finished: called for every response that was generated to its end, whether it was read or not.
-        max_per_owner: most responses of one key; None without keys.
-    """
+    """Resumable responses of one server."""
 
     nursery: trio.Nursery
-    grace_s: float
-    max_responses: int
+    grace_s: float  # how long a response waits for a reader, and can be read after its end; seconds
+    max_responses: int  # most responses in all
+    # Called for every response that was generated to its end, whether it was read or not.
     on_finished: Callable[[ResponseBuilder, str | None], None]
-    max_per_owner: int | None = None
+    max_per_owner: int | None = None  # most responses of one key; None without keys
     _responses: dict[str, ResumableResponse] = attrs.field(factory=dict, init=False)
     _by_owner: Counter[str | None] = attrs.field(factory=Counter, init=False)
 

@@ -75,13 +75,9 @@ MAX_REPLIES = 1024  # to messages that start no response, such as errors
 
 @attrs.define(eq=False)
 class SendQueue:
-    """Bounded by its producers: texts to send, then perhaps a close frame.
+    """Bounded by its producers: texts to send, then perhaps a close frame."""
 
-    Args:
-        close: code and reason of the close frame, once queued.
-    """
-
-    close: tuple[int, str] | None = None
+    close: tuple[int, str] | None = None  # code and reason of the close frame, once queued
     _texts: list[str] = attrs.field(factory=list, init=False)
     _num_bytes: int = attrs.field(default=0, init=False)
     _writer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
@@ -147,7 +143,6 @@ class ResponsesConnection:
 
     Args:
         socket: its `run` must run in another task.
-        config: the limits.
         service: models, defaults, store and limits of the server.
         answer: generates the response of a turn.
         owner: name of the API key; None without keys.
@@ -307,7 +302,6 @@ class ResponsesService:
 
     Args:
         engine: a running engine.
-        config: the limits.
         nursery: for tasks that outlive a connection.
     """
 
@@ -346,11 +340,7 @@ class ResponsesService:
     # -------------------------------------------------------------------------------- one connection
 
     async def serve_websocket(self, stream: trio.abc.Stream) -> None:
-        """Serve a client whose upgrade request is the next thing to read; the stream is closed at the end.
-
-        Args:
-            stream: the connection.
-        """
+        """Serve a client whose upgrade request is the next thing to read; the stream is closed at the end."""
         if isinstance(stream, ClientStream):  # the connection itself times out slow readers
             stream.write_timeout = 2 * self.config.write_timeout + self.config.close_timeout
         try:

@@ -80,7 +80,6 @@ async def save_responses(path: Path, gateway: ResponsesService, snapshot: Snapsh
     """Write every resumable response that has not failed to the file; no file if there are none.
 
     Args:
-        path: of the file.
         gateway: a drained responses service.
         snapshot: of its drained engine.
     """

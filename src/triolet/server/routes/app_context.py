@@ -30,11 +30,9 @@ class AppContext:
 
     Args:
         engine: what answers.
-        config: of the server.
         answering: how responses are made, and where they are remembered.
         running: responses that are being made.
         gateway: of the server that the app belongs to, if any.
-        metrics: of the engine.
         input_budget: memory for bodies that are being read.
         began_at: start of the app, seconds since the epoch.
     """

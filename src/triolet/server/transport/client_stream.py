@@ -97,15 +97,10 @@ FREE_BYTES: Final = 2**14
 
 @attrs.define(eq=False)
 class InputBudget:
-    """Budget shared by all connections of a server.
+    """Budget shared by all connections of a server."""
 
-    Args:
-        max_bytes: of all clients together.
-        max_bytes_per_client: of one API key, or, without keys, of one address.
-    """
-
-    max_bytes: int
-    max_bytes_per_client: int
+    max_bytes: int  # of all clients together
+    max_bytes_per_client: int  # of one API key, or, without keys, of one address
     num_bytes: int = attrs.field(default=0, init=False)
     _by_client: Counter[str] = attrs.field(factory=Counter, init=False)
 

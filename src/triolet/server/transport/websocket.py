@@ -51,21 +51,13 @@ MAX_PARTS: Final = (
 
 @attrs.frozen(kw_only=True)
 class SocketLimits:
-    """Limits on the input of one client.
+    """Limits on the input of one client."""
 
-    Args:
-        max_message_bytes: of one message.
-        max_message_fragments: of one message.
-        max_frames_per_second: of any kind.
-        max_pings_per_second: pings and pongs.
-        close_timeout: seconds for the closing handshake.
-    """
-
-    max_message_bytes: int
-    max_message_fragments: int
-    max_frames_per_second: int
-    max_pings_per_second: int
-    close_timeout: float
+    max_message_bytes: int  # of one message
+    max_message_fragments: int  # of one message
+    max_frames_per_second: int  # of any kind
+    max_pings_per_second: int  # pings and pongs
+    close_timeout: float  # seconds for the closing handshake
 
 
 class Handshake:

@@ -29,7 +29,6 @@ class WaitingQueue:
     """Waiting requests in the order of a policy, here that of arrival; none takes the row of a running one.
 
     Args:
-        config: limits.
         budget: of tokens, with the measured cost of steps.
     """
 
