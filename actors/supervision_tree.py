@@ -30,13 +30,14 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.model_runner import model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import make_grammars, structured_output_actor
-from triolet.actors.supervisor import ChildSpec, Supervisor
+from triolet.actors.supervisor import ChildSpec, Supervisor, root_cause
 from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
-from triolet.actors.watchdog import STRUCTURED_OUTPUT, Lives, watchdog_actor, watched
+from triolet.actors.watchdog import STRUCTURED_OUTPUT, ActorStuck, Lives, watchdog_actor, watched
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
-from triolet.core.recovery.supervision import CrashReport, Strategy
+from triolet.core.recovery.supervision import CrashReport, RestartLog, Strategy
+from triolet.errors import ResourceShortage, RunnerDied
 
 
 def build_supervision_tree(
@@ -51,6 +52,7 @@ def build_supervision_tree(
     on_progress: OnProgress,
     on_step: Callable[[float], None],
     on_report: Callable[[CrashReport], None],
+    restart_log: RestartLog,
 ) -> Supervisor:
     """Return the root of an engine's actors, not yet running.
 
@@ -64,6 +66,7 @@ def build_supervision_tree(
         on_progress: called with the progress of loading.
         on_step: called with the time after every step.
         on_report: called with every crash.
+        restart_log: told of the actors that are being restarted.
     """
     lives: Lives = {}
 
@@ -89,6 +92,7 @@ def build_supervision_tree(
         max_restarts=5,
         period_s=30.0,
         on_report=on_report,
+        restart_log=restart_log,
         num_achieved=core.num_steps_done,
         take_uncounted_restarts=core.take_uncounted_restarts,
     )
@@ -107,6 +111,7 @@ def build_supervision_tree(
         max_restarts=10,
         period_s=10.0,
         on_report=on_report,
+        restart_log=restart_log,
     )
     structured_output = partial(structured_output_actor, core, channels, grammars, open_grammars)
     # A process that the system kills again and again costs the requests that need it; the others do not hear of it.
@@ -117,6 +122,7 @@ def build_supervision_tree(
         max_restarts=10,
         period_s=10.0,
         on_report=on_report,
+        restart_log=restart_log,
         gives_up=False,
     )
     # a late stop is reported once, by the supervisor of the actor that is late, and not again by the root
@@ -136,3 +142,20 @@ def build_supervision_tree(
         period_s=60.0,
         num_achieved=core.num_steps_done,
     )
+
+
+def restart_cause(reason: BaseException | None) -> str:
+    """Return the cause of a restart, one of `RESTART_CAUSES`.
+
+    Args:
+        reason: what the actor ended with; None for a return.
+    """
+    match reason and root_cause(reason):
+        case ActorStuck() | RunnerDied(is_hang=True):
+            return "hang"
+        case RunnerDied():
+            return "exit"
+        case ResourceShortage():
+            return "shortage"
+        case _:
+            return "crash"

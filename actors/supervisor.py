@@ -23,6 +23,7 @@ from triolet.core.recovery.supervision import (
     CrashReport,
     Restart,
     RestartIntensity,
+    RestartLog,
     Strategy,
     children_to_restart,
     must_restart,
@@ -138,6 +139,7 @@ class Supervisor:
         on_report: told of every crash and of giving up.
         num_achieved: a count of what the children have done; see `RestartIntensity.allow`.
         take_uncounted_restarts: number of the latest crashes that were explained since the last call; not counted.
+        restart_log: told of the children that are being restarted.
         gives_up: whether too many restarts end the supervisor; otherwise further ones wait, longer and longer.
     """
 
@@ -152,6 +154,7 @@ class Supervisor:
         on_report: Callable[[CrashReport], None] = lambda report: None,
         num_achieved: Callable[[], int | None] = lambda: None,
         take_uncounted_restarts: Callable[[], int] = lambda: 0,
+        restart_log: RestartLog | None = None,
         gives_up: bool = True,
     ) -> None:
         names = [spec.name for spec in children]
@@ -164,6 +167,7 @@ class Supervisor:
         self._on_report = on_report
         self._num_achieved = num_achieved
         self._take_uncounted_restarts = take_uncounted_restarts
+        self._restart_log = restart_log or RestartLog()
         self._gives_up = gives_up
         self._pauses = Backoff()  # once there were too many restarts
         self._children: dict[str, _Child] = {}
@@ -200,6 +204,8 @@ class Supervisor:
 
     def _note_death(self, child: _Child) -> None:
         self._dead.append(child)
+        if must_restart(child.spec.restart, crashed=child.reason is not None):
+            self._restart_log.restarting.add(child.spec.name)
         self._waiting.unpark()
 
     async def _start(self, spec: ChildSpec, nursery: trio.Nursery) -> None:
@@ -209,6 +215,7 @@ class Supervisor:
         if not child.has_started:
             del self._children[spec.name]
             raise child.reason or RuntimeError(f"{spec.name} returned before it was ready")
+        self._restart_log.restarting.discard(spec.name)
 
     async def _stop(self, names: Sequence[str]) -> None:
         """Stop the children of these names that exist, one after the other, the last one first."""
@@ -247,6 +254,9 @@ class Supervisor:
                     raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
                 await trio.sleep(self._pauses.next_s())
             affected = children_to_restart(self._strategy, tuple(self._specs), name)
+            self._restart_log.restarting.update(
+                one for one in affected if self._specs[one].restart is not Restart.TEMPORARY
+            )
             await self._stop(affected)
             failed = await self._start_again(affected, nursery)
             if failed is None:

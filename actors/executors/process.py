@@ -311,7 +311,7 @@ class RunnerProcess:
             except FrameError as error:
                 raise await self._death(f"and the engine do not understand each other ({error})") from error
             if scope.cancelled_caught:
-                raise await self._death(None if self._dying.is_set() else late) from None
+                raise await self._death(None if self._dying.is_set() else late, is_hang=True) from None
         except BaseException:
             self._popen.kill()
             raise
@@ -385,11 +385,12 @@ class RunnerProcess:
         else:  # its last reply is in the pipe, or will never come
             self._talk.deadline = trio.current_time()
 
-    async def _death(self, reason: str | None = None) -> RunnerDied:
+    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         """Kill the process if it still lives, and return the exception that says how it died.
 
         Args:
             reason: why it is killed, if it still lives.
+            is_hang: that reason is a hang.
         """
         self._popen.kill()  # changes no exit status of a process that is ending already
         await self._dying.wait()
@@ -399,10 +400,11 @@ class RunnerProcess:
             await self._exited.wait()
             returncode = self._popen.returncode
         self._hear_the_rest()
+        is_hang = is_hang and reason is not None
         reason = reason or describe_exit(returncode)
         if last_words := self._last_words.since(trio.current_time() - RECENT_S):
             reason += "; its last words: " + " | ".join(last_words)
-        return RunnerDied(reason, returncode)
+        return RunnerDied(reason, returncode, is_hang=is_hang)
 
     async def _end(self) -> None:
         self._requests.close()

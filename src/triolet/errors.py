@@ -283,11 +283,12 @@ class RunnerDied(TrioletError):
     Args:
         reason: completing "the model runner's process ...".
         returncode: its exit status, or, negative, the number of the signal that ended it.
+        is_hang: it was ended because it hung.
     """
 
-    def __init__(self, reason: str, returncode: int) -> None:
+    def __init__(self, reason: str, returncode: int, *, is_hang: bool = False) -> None:
         super().__init__(f"the model runner's process {reason}")
-        self.reason, self.returncode = reason, returncode
+        self.reason, self.returncode, self.is_hang = reason, returncode, is_hang
 
     @property
     def exit_status(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +28,9 @@ from triolet.actors import detokenizer, scheduler, tokenizer
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
+from triolet.actors.supervision_tree import restart_cause
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
+from triolet.actors.watchdog import ActorStuck
 from triolet.core.load_progress import OnProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import LoadedModel, ModelInfo
@@ -36,7 +39,8 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import EngineDead, InvalidPrompt, RequestFailed
+from triolet.errors import EngineDead, InvalidPrompt, RequestFailed, ResourceShortage, RunnerDied
+from triolet.observability.prometheus import Metrics
 
 
 class Planted(Exception):
@@ -255,6 +259,39 @@ ANSWER = answer_of([9], 1, 30)
 
 async def last_of(stream: TokenStream) -> RequestOutput:
     return [output async for output in stream][-1]
+
+
+async def test_a_restart_is_seen_from_outside_while_it_lasts_and_afterwards(
+    autojump_clock: MockClock,
+) -> None:
+    async with runner_away() as (engine, stream):
+        metrics = Metrics(engine)
+        # the scheduler restarts with the runner
+        assert engine.statistics().restarting == ("model_runner", "scheduler")
+        assert engine.statistics().restarts == {("model_runner", "crash"): 1}
+        assert re.search(rb'actor_restarting{actor="model_runner".*} 1.0', metrics.render())
+        assert (await last_of(stream)).outputs[0].token_ids == ANSWER
+        assert engine.statistics().restarting == ()
+        text = metrics.render()
+        assert re.search(rb'actor_restarting{actor="model_runner".*} 0.0', text)
+        assert re.search(rb'actor_restarts_total{actor="model_runner",cause="crash".*} 1.0', text)
+        assert re.search(rb'actor_restarts_total{actor="scheduler",cause="hang".*} 0.0', text)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ValueError("x"), "crash"),
+        (None, "crash"),
+        (RunnerDied("was killed", -9), "exit"),
+        (RunnerDied("took too long", -9, is_hang=True), "hang"),
+        (ActorStuck("x"), "hang"),
+        (ExceptionGroup("x", [ActorStuck("x")]), "hang"),
+        (ResourceShortage("descriptors", "a process"), "shortage"),
+    ],
+)
+def test_the_cause_of_a_restart_is_told_by_its_error(error: BaseException | None, cause: str) -> None:
+    assert restart_cause(error) == cause
 
 
 async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: MockClock) -> None:

@@ -141,6 +141,8 @@ async def test_what_vllm_registers_is_here_with_its_kind_labels_and_buckets_or_h
 
 async def test_what_is_here_beside_them_is_known() -> None:
     assert set(await ours()) - set(recorded()) == {
+        "actor_restarting",
+        "actor_restarts",
         "cache_config_info",  # vLLM registers it later, with labels of its own
         "kv_blocks",
         "requests_received",

@@ -55,6 +55,8 @@ class EngineStatistics:
         kv_blocks_quarantined: blocks of ended requests, until the step in flight ends.
         num_preemptions: times that a request's blocks were taken back, since the start.
         num_restarts: starts of an actor after a crash, those that failed while loading included, since the start.
+        restarts: crashes and hangs of actors, and starts that failed, since the start, by actor and cause.
+        restarting: actors that have ended and do not serve again yet; streams may wait for them.
         prefix_cache_queries: tokens looked up in the prefix cache, since the start.
         prefix_cache_hits: tokens found in the prefix cache.
         steps: forward passes finished, since the start.
@@ -89,6 +91,8 @@ class EngineStatistics:
     steps: int
     num_requests_received: int
     num_requests_ended: Mapping[str, int]
+    restarts: Mapping[tuple[str, str], int] = attrs.field(factory=dict)
+    restarting: tuple[str, ...] = ()
     num_requests_deferred: int = 0
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
@@ -107,6 +111,8 @@ def statistics_of(
     num_running: int,
     engine_index: int = 0,
     num_restarts: int = 0,
+    restarts: Mapping[tuple[str, str], int] | None = None,
+    restarting: tuple[str, ...] = (),
     longest_task_step_s: float = 0.0,
     num_long_task_steps: int = 0,
 ) -> EngineStatistics:
@@ -132,6 +138,8 @@ def statistics_of(
         num_preemptions=counters.num_preemptions,
         engine_index=engine_index,
         num_restarts=num_restarts,
+        restarts=restarts or {},
+        restarting=restarting,
         prefix_cache_queries=counters.prefix_cache_queries,
         prefix_cache_hits=counters.prefix_cache_hits,
         steps=counters.num_steps_done,
@@ -539,6 +547,8 @@ class EngineCore:
         *,
         engine_index: int = 0,
         num_restarts: int = 0,
+        restarts: Mapping[tuple[str, str], int] | None = None,
+        restarting: tuple[str, ...] = (),
         longest_task_step_s: float = 0.0,
         num_long_task_steps: int = 0,
     ) -> EngineStatistics:
@@ -549,6 +559,8 @@ class EngineCore:
             num_running=self._scheduler.num_running if self.is_scheduling else 0,
             engine_index=engine_index,
             num_restarts=num_restarts,
+            restarts=restarts,
+            restarting=restarting,
             longest_task_step_s=longest_task_step_s,
             num_long_task_steps=num_long_task_steps,
         )

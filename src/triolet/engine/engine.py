@@ -18,12 +18,13 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
 from triolet.actors.grammar_requests import GrammarRequests
+from triolet.actors.supervision_tree import restart_cause
 from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.recovery.supervision import CrashReport
+from triolet.core.recovery.supervision import CrashReport, RestartLog
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
@@ -67,7 +68,7 @@ class Engine:
         preparation = RequestPreparation(builder, channels, progress, grammars)
         self._availability = Availability()
         self._requests = RequestTable(config, core, channels, progress, preparation, self._availability)
-        self._num_restarts = 0
+        self._num_restarts, self._restart_log = 0, RestartLog()
         self._loop_watch = LoopMonitor()
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=config.log_stats)
         self._tracing = open_tracing(config)
@@ -121,6 +122,8 @@ class Engine:
         return self._core.statistics(
             engine_index=self.index,
             num_restarts=self._num_restarts,
+            restarts=dict(self._restart_log.counts),
+            restarting=tuple(sorted(self._restart_log.restarting)),
             longest_task_step_s=self._loop_watch.longest_s,
             num_long_task_steps=self._loop_watch.num_long,
         )
@@ -368,4 +371,6 @@ class Engine:
 
     def _note_report(self, report: CrashReport) -> None:
         # A start that fails is followed by another one, as a crash is.
-        self._num_restarts += report.context in ("child_terminated", "start_error")
+        if report.context in ("child_terminated", "start_error"):
+            self._num_restarts += 1
+            self._restart_log.counts[report.offender, restart_cause(report.reason)] += 1

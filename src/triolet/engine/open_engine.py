@@ -77,6 +77,7 @@ async def run_engine(
         on_progress=on_progress,
         on_step=engine._reporting.report,
         on_report=engine._note_report,
+        restart_log=engine._restart_log,
     )
     failure: BaseException | None = None
     try:

@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from triolet.core.engine_core import EngineStatistics
 from triolet.core.metrics.iteration_stats import REJECTED, FinishedRequest, IterationStats
+from triolet.core.recovery.supervision import RESTART_CAUSES
 from triolet.core.request.request import FinishReason
 
 DEFAULT_PREFIX: Final = "triolet:"
@@ -77,6 +78,7 @@ _TOKENS: Final = {
     "request_params_max_tokens": "max_tokens of a request.",
     "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
 }
+_ACTORS: Final = ("model_runner", "scheduler", "tokenizer", "detokenizer", "structured_output")
 _BLOCK_STATES: Final = ("free", "cached", "in_use", "quarantined")
 _REASONS: Final = (*FinishReason, REJECTED)
 _REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
@@ -169,6 +171,20 @@ class Metrics:
             "Draft tokens accepted, by position in the draft.",
             "position",
             tuple(map(str, range(len(engine.statistics().spec_decode_num_accepted_tokens_per_pos)))),
+        )
+        restarts = Counter(
+            prefix + "actor_restarts",
+            "Crashes, hangs and failed starts of actors, each followed by a restart.",
+            (*LABELS, "actor", "cause"),
+            registry=self.registry,
+        )
+        self._restarts = {
+            (actor, cause): restarts.labels(**self._labels, actor=actor, cause=cause)
+            for actor in _ACTORS
+            for cause in RESTART_CAUSES
+        }
+        self._restarting = self._make_by(
+            Gauge, "actor_restarting", "1 while an actor is being restarted, else 0.", "actor", _ACTORS
         )
         self._make_cache_info()
         self._last: EngineStatistics | None = None
@@ -296,6 +312,10 @@ class Metrics:
             ("long_task_steps", "num_long_task_steps"),
         ):
             self._counters[name].inc(getattr(now, field) - (getattr(before, field) if before else 0))
+        for key, counter in self._restarts.items():
+            counter.inc(now.restarts.get(key, 0) - (before.restarts.get(key, 0) if before else 0))
+        for actor, gauge in self._restarting.items():
+            gauge.set(actor in now.restarting)
         num_hits = now.prefix_cache_hits - (before.prefix_cache_hits if before else 0)
         self._cached_by_source["device"].inc(num_hits)
         for reason, total in now.num_requests_ended.items():

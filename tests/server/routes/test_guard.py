@@ -42,7 +42,7 @@ async def test_every_answer_has_a_request_id(autojump_clock: trio.testing.MockCl
 
 async def test_keys_guard_everything_but_what_operators_and_the_page_need() -> None:
     async with serving(config=KEYS) as scene:
-        for path in ("/", "/health", "/metrics", "/version", "/static/app.js"):
+        for path in ("/", "/health", "/health/ready", "/metrics", "/version", "/static/app.js"):
             assert (await scene.get(path)).status == 200, path
         for path in ("/v1/models", "/v1/responses/x", "/nothing", "/static", "/healthy"):
             answer = await scene.get(path)

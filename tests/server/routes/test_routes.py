@@ -211,6 +211,37 @@ async def test_health_turns_red_when_work_is_pending_and_no_step_is_made(
             nursery.cancel_scope.cancel()
 
 
+async def test_health_names_what_restarts_and_readiness_turns_red_meanwhile(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class CrashesOnce(FakeExecutor):
+        async def start(self, on_progress: Any) -> Any:
+            if self.num_lives:
+                await trio.sleep(1)
+            return await super().start(on_progress)
+
+        async def compute(self, plan: Any) -> Any:
+            if self.num_lives == 1:
+                raise ValueError("planted")
+            return await super().compute(plan)
+
+    async with serving(CrashesOnce(num_blocks=64, block_size=4)) as scene, trio.open_nursery() as nursery:
+        assert (await scene.get("/health/ready")).json == {"status": "ok"}
+        nursery.start_soon(scene.call("POST", "/v1/chat/completions", {**HELLO, "max_tokens": 2}).run)
+        await trio.sleep(0.5)
+        answer = await scene.get("/health")
+        expected = {"status": "restarting", "restarting": ["model_runner", "scheduler"]}
+        assert (answer.status, answer.json) == (200, expected)
+        red = await scene.get("/health/ready")
+        assert red.error == (503, "restarting", None)
+        assert red.headers["retry-after"] == "1"
+        await trio.sleep(2)
+        assert (await scene.get("/health")).json == {"status": "ok"}
+        assert (await scene.get("/health/ready")).json == {"status": "ok"}
+        await scene.engine.drain(trio.current_time())
+        assert (await scene.get("/health/ready")).error[:2] == (503, "service_unavailable")
+
+
 async def test_metrics_are_prometheus_text(autojump_clock: trio.testing.MockClock) -> None:
     async with serving() as scene:
         await scene.post("/v1/chat/completions", {**HELLO, "max_tokens": 3})

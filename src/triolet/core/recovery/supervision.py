@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import errno
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -103,6 +103,23 @@ class CrashReport:
     context: str  # `start_error`, `child_terminated`, `shutdown_error` or `intensity_exceeded`
     reason: BaseException | None  # the exception, or None for a return where none was expected
     offender: str  # name of the child
+
+
+RESTART_CAUSES: Final = ("crash", "exit", "hang", "shortage")
+"""Causes of restarts: an exception, the end of a process, a hang, a resource of the machine that is used up."""
+
+
+@attrs.define(eq=False)
+class RestartLog:
+    """Restarts of an engine's actors.
+
+    Args:
+        counts: by actor and cause; an attempt to start again that failed counts as well.
+        restarting: actors that have ended and do not serve again yet.
+    """
+
+    counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    restarting: set[str] = attrs.field(factory=set)
 
 
 # Last lines of stderr: what a process wrote is reduced to the few lines that say why it died. Usually those

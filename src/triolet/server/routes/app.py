@@ -18,7 +18,7 @@ from triolet.server.routes.chat_completions import chat_completions
 from triolet.server.routes.completions import completions
 from triolet.server.routes.errors import answer_error, answer_http_error
 from triolet.server.routes.guard import AccessMiddleware
-from triolet.server.routes.operations import health, metrics, model, models, requests, version
+from triolet.server.routes.operations import health, metrics, model, models, ready, requests, version
 from triolet.server.routes.page import page, static
 from triolet.server.routes.responses import (
     cancel_response,
@@ -60,6 +60,7 @@ def create_app(
             Route("/", page),
             Route("/static/{name}", static),
             Route("/health", health),
+            Route("/health/ready", ready),
             Route("/metrics", metrics),
             Route("/version", version),
             Route("/tokenize", tokenize, methods=["POST"]),

@@ -27,7 +27,7 @@ SHOWN_HEADERS = "x-request-id, retry-after"
 PREFLIGHT_S = "600"
 
 # No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
-OPEN_PATHS = frozenset(("/", "/health", "/metrics", "/version"))
+OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/metrics", "/version"))
 OPEN_FOLDER = "/static/"
 
 

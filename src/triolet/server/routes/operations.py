@@ -12,11 +12,12 @@ import triolet
 from triolet.errors import EngineDead, EngineUnhealthy
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, model_not_found
+from triolet.protocol.responses.session import shutting_down
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 
 
 async def health(request: Request) -> Response:
-    """Answer 200 while the engine makes progress or is idle, otherwise 503."""
+    """Answer 200 while the engine makes progress, is idle or restarts a part of itself, otherwise 503 (liveness)."""
     try:
         context_of(request).engine.check_health()
     except (EngineUnhealthy, EngineDead) as error:
@@ -26,6 +27,27 @@ async def health(request: Request) -> Response:
             else "The engine has stopped after repeated failures."
         )  # the cause may contain file names
         raise WireError(sentence, code="unhealthy", status=503, type="server_error") from None
+    # A restart is no reason to end the server: the streams wait for it, and would be lost.
+    restarting = context_of(request).engine.statistics().restarting
+    return JSONResponse(
+        {"status": "restarting", "restarting": restarting} if restarting else {"status": "ok"}
+    )
+
+
+async def ready(request: Request) -> Response:
+    """Answer 200 while new requests are computed at once, otherwise 503 (readiness)."""
+    await health(request)
+    engine = context_of(request).engine
+    if not engine.is_open:
+        raise shutting_down()
+    if restarting := engine.statistics().restarting:
+        raise WireError(
+            f"The engine is restarting: {', '.join(restarting)}.",
+            code="restarting",
+            status=503,
+            type="server_error",
+            retry_after_s=1.0,
+        )
     return JSONResponse({"status": "ok"})
 
 
