@@ -5,10 +5,6 @@ it. The process speaks frames (`ipc`) over its standard input and output; what i
 log. However it ends, this side knows within milliseconds: from the end of its lifeline (`ipc.lifeline`), or from the
 operating system if something else still holds that pipe.
 
-A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned, and in a load
-that makes no progress after a multiple of the longest silence of the first load. That one has no limit: it may compile
-kernels, and the operator watches it.
-
 The first life decides how many KV blocks there are. Later ones are asked for as many, whatever memory is free by then:
 requests in flight were admitted for that number. If a load fails so, the next one measures anew, and the scheduler ends
 what no longer fits.
@@ -83,6 +79,9 @@ READ_BYTES = 2**16  # what a pipe holds on Linux
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 SECRET_VARIABLES: Final = EngineConfig.secret_variables()
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
+# A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned,
+# and in a load that makes no progress after a multiple of the longest silence of the first load. That one has
+# no limit: it may compile kernels, and the operator watches it.
 LOAD_SILENCE_FACTOR = 3.0  # times the longest silence of the first load
 MIN_LOAD_SILENCE_S = 10.0  # a later load starts an interpreter, on a machine that may be busy
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told

@@ -1,10 +1,4 @@
-"""A call of `generate` on its way to the journal, and the checks that need neither a model nor an engine.
-
-Preparation: `RequestBuilder` decides, and the actors tokenize and compile grammars.
-
-Guard against use from another Trio run or from another thread: the tasks of one event loop change an engine's state
-without locks. A call from elsewhere would corrupt it, so every public method checks first; the check is one comparison.
-"""
+"""A call of `generate` on its way to the journal, and the checks that need neither a model nor an engine."""
 
 from __future__ import annotations
 
@@ -230,6 +224,9 @@ class RequestPreparation:
         return None
 
 
+# Guard against use from another Trio run or from another thread: the tasks of one event loop change an
+# engine's state without locks. A call from elsewhere would corrupt it, so every public method checks first;
+# the check is one comparison.
 class TrioRunGuard:
     """Guard that knows the Trio run in which it was made."""
 

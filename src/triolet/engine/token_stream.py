@@ -4,11 +4,6 @@
 entered, and everything is given back when it is left, in any way: `__aexit__` makes one synchronous call and has no
 checkpoint, so that no cancellation can come in between. There is no task and no nursery per request, and no clean-up
 is left to the garbage collector.
-
-`RequestTable` has an engine's requests by id: their admission, and the one way in which they leave. A request exists in
-one of two places. Before its admission it is a `Submission`, held only by the task of its caller; from then on it is an
-entry in the journal with an output beside it. The step from the one to the other has no checkpoint, and neither has
-leaving, so that no cancellation can come in between.
 """
 
 from __future__ import annotations
@@ -112,6 +107,10 @@ def death_by(cause: BaseException) -> EngineDead:
     return error
 
 
+# `RequestTable` has an engine's requests by id: their admission, and the one way in which they leave. A
+# request exists in one of two places. Before its admission it is a `Submission`, held only by the task of its
+# caller; from then on it is an entry in the journal with an output beside it. The step from the one to the
+# other has no checkpoint, and neither has leaving, so that no cancellation can come in between.
 class RequestTable:
     """Submissions of one engine, from their admission until their reader has left.
 

@@ -110,12 +110,12 @@ class Tracing:
 
     def close(self) -> None:
         """Flush for at most CLOSE_S seconds and end the export thread. Blocks: call it outside of the event loop."""
-        patience = threading.Timer(CLOSE_S, self._exporter.shutdown)
-        patience.daemon = True
-        patience.start()
+        shutdown_timer = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        shutdown_timer.daemon = True
+        shutdown_timer.start()
         self._provider.shutdown()
-        patience.cancel()
-        patience.join()
+        shutdown_timer.cancel()
+        shutdown_timer.join()
 
 
 def _resource() -> Resource:

@@ -9,10 +9,6 @@ can take the GIL:
 * `_LongText` parses the structure in Python and long strings and runs of numbers window by window in C.
 
 A short text is parsed by `json.loads`: it takes less than a millisecond.
-
-`structure` converts JSON data to attrs classes: exact types, no coercion, and errors that name the field by its path.
-`null` gives a field its default, if it has one. Keys that a class does not have are ignored, since every client sends
-some of its own.
 """
 
 from __future__ import annotations
@@ -342,6 +338,9 @@ def _invalid(reason: str) -> WireError:
     return WireError(f"This is not valid JSON: {reason}", code="invalid_json")
 
 
+# `structure` converts JSON data to attrs classes: exact types, no coercion, and errors that name the field by
+# its path. `null` gives a field its default, if it has one. Keys that a class does not have are ignored,
+# since every client sends some of its own.
 T = TypeVar("T")
 Hook = Callable[[Any, Any], Any]
 

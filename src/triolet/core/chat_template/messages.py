@@ -2,10 +2,6 @@
 
 Templates get copies for two reasons: they can call methods of every object that they see, and those of plain data are
 harmless; and the caller's objects are never changed.
-
-A prompt may continue the last message of a chat: the text ends where that message ends. A template writes text of its
-own after a message. So the last message is rendered with a mark at its end, and the text is cut at the mark. The result
-equals that of transformers' `continue_final_message`, spaces included.
 """
 
 from __future__ import annotations
@@ -136,6 +132,9 @@ def _wrong(field: str, rule: str, got: object) -> InvalidPrompt:
     return InvalidPrompt(f"{field} must be {rule}; got {type(got).__name__}", field=field, got=got)
 
 
+# A prompt may continue the last message of a chat: the text ends where that message ends. A template writes
+# text of its own after a message. So the last message is rendered with a mark at its end, and the text is cut
+# at the mark. The result equals that of transformers' `continue_final_message`, spaces included.
 _MARK = "<here the last message goes on> "  # whether its space is left shows whether a template keeps such
 
 

@@ -1,15 +1,4 @@
-"""Filters, tests and operators of chat templates, each charged to the meter before it runs.
-
-Most cost as much as their operands weigh. Operations that can make much out of little (a long text from a number, or a
-text per character) have a guard: a function with the same arguments that computes the size of the result from them.
-
-Jinja's filters that chat templates do not need are left out: those for HTML (`forceescape`, `striptags`, `urlencode`,
-`urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordcount`, `wordwrap`.
-
-Meter: the work budget of one rendering, counted without a clock, so that the same template always costs the same. One
-unit is a fraction of a microsecond: a step of a loop, a call, an item looked at, or `CHARS_PER_UNIT` characters. An
-operation whose cost depends on its operands is charged *before* it runs, so the same number bounds memory, too.
-"""
+"""Filters, tests and operators of chat templates, each charged to the meter before it runs."""
 
 from __future__ import annotations
 
@@ -24,6 +13,10 @@ from jinja2.exceptions import TemplateRuntimeError
 from jinja2.filters import FILTERS
 from jinja2.tests import TESTS
 
+# Meter: the work budget of one rendering, counted without a clock, so that the same template always costs the
+# same. One unit is a fraction of a microsecond: a step of a loop, a call, an item looked at, or
+# `CHARS_PER_UNIT` characters. An operation whose cost depends on its operands is charged *before* it runs, so
+# the same number bounds memory, too.
 CHARS_PER_UNIT = 64
 """Characters that are copied, compared or searched in about the time of one unit."""
 
@@ -201,6 +194,9 @@ def run_method(meter: Meter, method: Operation, *args: Any, **kwargs: Any) -> An
     return meter.passed(method(*args, **kwargs))
 
 
+# Most operations cost as much as their operands weigh. Operations that can make much out of little (a long text from a
+# number, or a text per character) have a guard: a function with the same arguments that computes the size of
+# the result from them.
 def _guard_comparison(meter: Meter, name: str, left: Any, right: Any) -> None:
     """Charge for a comparison: two values as far as the lighter one goes, or an item with every item of a list."""
     meter.charge(OPERATION_UNITS)
@@ -364,6 +360,9 @@ _METHOD_GUARDS: dict[str, Guard] = {
     "strip": _guard_trim,
 }
 
+# Jinja's filters that chat templates do not need are left out: those for HTML (`forceescape`, `striptags`,
+# `urlencode`, `urlize`, `xmlattr`), `random`, and `attr`, `filesizeformat`, `pprint`, `wordcount`,
+# `wordwrap`.
 _FILTER_GUARDS: dict[str, Guard | None] = {
     # These look at no more than a few items, or take them one by one (see `_LAZY_FILTERS`).
     **dict.fromkeys(["abs", "count", "d", "default", "first", "items", "last", "length"]),

@@ -24,8 +24,6 @@ HoldBack = Literal["exact", "blind"]
 # Rules, those of vLLM: the stop string completed earliest wins, and of those completed by the same character
 # the first in the list; the text is cut where the match begins, or behind it with `include_in_output`. Text
 # of tokens that may not end the answer (`min_tokens`) completes no match, but a later match may begin in it.
-
-
 @attrs.define(eq=False)
 class _Node:
     """Prefix of one or more stop strings."""

@@ -1,9 +1,4 @@
-"""Log-probabilities in the form of outputs: a mapping per position, or the same as columns.
-
-`ListPrefix` is a read-only view of the first items of a list that only grows. A CUMULATIVE stream of n tokens yields n
-outputs, each with all tokens so far. Copies would make that n * n work, and the list itself would change after it was
-handed out; its first `length` items never change.
-"""
+"""Log-probabilities in the form of outputs: a mapping per position, or the same as columns."""
 
 from __future__ import annotations
 
@@ -19,6 +14,9 @@ from triolet.core.step_plan import TokenLogprobs
 T = TypeVar("T")
 
 
+# `ListPrefix` is a read-only view of the first items of a list that only grows. A CUMULATIVE stream of n
+# tokens yields n outputs, each with all tokens so far. Copies would make that n * n work, and the list itself
+# would change after it was handed out; its first `length` items never change.
 @attrs.frozen(eq=False, repr=False)
 class ListPrefix(Sequence[T]):
     """First `length` items of an append-only list; equal to any sequence of the same items."""

@@ -1,13 +1,4 @@
-"""Output processor: it converts a request's new tokens in the journal to text for its reader.
-
-Collector: the buffer between the detokenizer and the reader of one stream. The detokenizer puts, the reader takes, and
-neither waits for the other: what is put before the reader has taken is joined. So a slow reader loses nothing, and the
-buffer is bounded by the length of one answer.
-
-Parallel sampling: the outputs of several answers to one prompt (`n`), for one reader. Each answer has a collector. With
-n = 1 it is used alone. Otherwise a streamed output carries one answer, in turns, and only the last output is
-`finished`; a FINAL_ONLY reader gets all answers in one output, in the order of their index.
-"""
+"""Output processor: converts a request's new tokens in the journal to text, and collects the outputs for its reader."""
 
 from __future__ import annotations
 
@@ -41,6 +32,9 @@ from triolet.core.request.tokenizer_interface import ContextFreeTokenizer, Token
 T = TypeVar("T")
 
 
+# Collector: the buffer between the detokenizer and the reader of one stream. The detokenizer puts, the reader
+# takes, and neither waits for the other: what is put before the reader has taken is joined. So a slow reader
+# loses nothing, and the buffer is bounded by the length of one answer.
 @attrs.define(eq=False)
 class OutputCollector:
     """Collector of the outputs of one answer."""
@@ -226,6 +220,10 @@ def collector_of(collectors: Sequence[OutputCollector]) -> ParallelCollector | O
     return collectors[0] if len(collectors) == 1 else ParallelCollector(collectors)
 
 
+# Parallel sampling: the outputs of several answers to one prompt (`n`), for one reader. Each answer has a
+# collector. With n = 1 it is used alone. Otherwise a streamed output carries one answer, in turns, and only
+# the last output is `finished`; a FINAL_ONLY reader gets all answers in one output, in the order of their
+# index.
 class ParallelCollector:
     """Collector of several answers, with the methods of an `OutputCollector`.
 

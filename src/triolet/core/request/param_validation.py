@@ -1,13 +1,9 @@
-"""Converters of `SamplingParams`: each turns a caller's value into that of the field, or raises an error that names it.
+"""Converters of `SamplingParams`, each of which turns a caller's value into that of the field or raises an error that
+names it; and the table of sampling parameters.
 
-They are strict: a text does not become a number, nor a number a flag. An accepted value fits in 64 bits, is finite, and
-is short enough that a request cannot fill the memory with it; the limits of an engine (`RequestLimits`) are
+The converters are strict: a text does not become a number, nor a number a flag. An accepted value fits in 64 bits, is
+finite, and is short enough that a request cannot fill the memory with it; the limits of an engine (`RequestLimits`) are
 narrower.
-
-Table of sampling parameters: names, help and refusals on every route, on the command line and in the docs.
-`SamplingParams` keeps one `ParameterSpec` in the metadata of each of its fields. The HTTP and WebSocket routes, the
-command line, the documentation and the page at `/` read these entries and list no parameter themselves, so a new
-parameter reaches all of them at once. A place that does not take a parameter says why, and refuses it with that reason.
 """
 
 from __future__ import annotations
@@ -255,6 +251,11 @@ def nothing_for_plugins(value: Mapping[str, Any] | None) -> None:
         raise refuse("extra_args", "must be None: this engine has no plugins that would read them", value)
 
 
+# Table of sampling parameters: names, help and refusals on every route, on the command line and in the docs.
+# `SamplingParams` keeps one `ParameterSpec` in the metadata of each of its fields. The HTTP and WebSocket
+# routes, the command line, the documentation and the page at `/` read these entries and list no parameter
+# themselves, so a new parameter reaches all of them at once. A place that does not take a parameter says why,
+# and refuses it with that reason.
 SPEC: Final = "triolet.sampling_parameter"
 """Key of the entry in the metadata of an attrs field."""
 

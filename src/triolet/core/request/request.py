@@ -1,14 +1,4 @@
-"""Request: a prompt with its parameters, resolved and checked once; its status, the reasons for its end, and its times.
-
-A request for n answers becomes n requests for one answer each (`fan_out`). They share everything but the noise: the
-i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered like any other;
-`core.output.output_processor` joins their outputs.
-
-The two headers of W3C Trace Context are carried along unread. They are not checked here. The exporter of spans reads
-them with OpenTelemetry's own parser, which ignores a header that it does not understand.
-
-Source: W3C Trace Context, level 1.
-"""
+"""Request: a prompt with its parameters, resolved and checked once; its status, reasons for its end, and times."""
 
 from __future__ import annotations
 
@@ -25,6 +15,10 @@ from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
 
+# The two headers of W3C Trace Context are carried along unread. They are not checked here. The exporter of
+# spans reads them with OpenTelemetry's own parser, which ignores a header that it does not understand.
+#
+# Source: W3C Trace Context, level 1.
 TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_HEADER_CHARS = 1024  # W3C asks for 512 at least; a longer one costs memory and says nothing more
 
@@ -96,6 +90,9 @@ class Request:
         return frozenset(eos) | frozenset(self.params.stop_token_ids)
 
 
+# A request for n answers becomes n requests for one answer each (`fan_out`). They share everything but the
+# noise: the i-th has the i-th seed. Each is scheduled, preempted, stopped and recovered like any other;
+# `core.output.output_processor` joins their outputs.
 def fan_out(request: Request, draw_seed: Callable[[], int]) -> tuple[Request, ...]:
     """Return one request per answer, in the order of their index; for one answer the request itself.
 

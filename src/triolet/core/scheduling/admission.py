@@ -427,8 +427,8 @@ class RequestQueues:
 
     def _check_each_request(self) -> None:
         running, waiting, live = self.running, tuple(self.waiting), self.live
-        everybody = {sequence.entry.serial for sequence in (*running, *waiting)}
-        if everybody != live.keys() or len(everybody) != len(running) + len(waiting):
+        serials = {sequence.entry.serial for sequence in (*running, *waiting)}
+        if serials != live.keys() or len(serials) != len(running) + len(waiting):
             raise InvariantViolated(f"running {len(running)} + waiting {len(waiting)} != {len(live)}")
         if {sequence.entry.epoch: sequence for sequence in live.values()} != self.by_epoch:
             raise InvariantViolated("epochs do not name the live sequences")

@@ -69,8 +69,6 @@ class _Drafter:
 #
 # A row's next draft is at most twice as long, and one token, as what was accepted of its last one: where
 # drafts are rejected they soon cost next to nothing.
-
-
 class SpeculativeDecoding:
     """Maker of the drafts of a step.
 
@@ -155,8 +153,6 @@ class SpeculativeDecoding:
 # reaches its length, and a request that arrives, leaves or ends makes it end after the step that is being
 # computed: exactly when the next plan would have been made. Tokens of that step for an answer that ended in
 # the step before are dropped.
-
-
 def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, recovery: RecoveryState) -> int:
     """Return how many steps these rows may run for, if no other request runs or waits, and blocks suffice.
 

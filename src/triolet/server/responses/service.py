@@ -16,9 +16,6 @@ A connection has a reader, a writer and a task per active turn, in one nursery. 
 `protocol.responses.session` makes all decisions. Only the writer sends messages, and it is cancelled only together with
 the connection, because half a frame cannot be taken back. A turn waits for room in the send queue before it takes its
 next output from the engine: outputs that a slow client has not read yet are merged, and the engine never waits.
-
-The send queue never lets a producer wait: `put` has no limit: producers call `wait_for_room` before they make more. So
-a slow reader delays only its own responses, while the engine's outputs are merged in their streams.
 """
 
 from __future__ import annotations
@@ -69,6 +66,9 @@ from triolet.server.transport.client_stream import ClientStream
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 from triolet.server.transport.websocket import PING, Handshake, ServerSocket, SocketLimits
 
+# The send queue never lets a producer wait: `put` has no limit, and producers call `wait_for_room` before
+# they make more. So a slow reader delays only its own responses, while the engine's outputs are merged in
+# their streams.
 HIGH_WATER_BYTES = 2**16  # some hundred events
 MAX_REPLIES = 1024  # to messages that start no response, such as errors
 

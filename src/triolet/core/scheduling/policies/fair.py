@@ -15,19 +15,6 @@ served of the waiting clients has had. What it was served beyond that it still o
 has no more than its share from then on, and leaving and coming back gains nothing. While no request waits, all accounts
 are closed.
 
-Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that runs at least two
-requests more, unless it is ahead of that one by more than `SLACK` tokens. So a client that fills all rows makes way
-within a step for the few requests of another, and two clients with the same number of rows leave each other alone.
-The client that makes way also sits out that step: its many rows would make the step long and the other's first token
-late, and it loses little, since the step without it is short.
-Where there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
-answer does not keep others waiting to its end.
-
-While a client with few requests is active, the rows that clients with many requests have in a step are limited, so
-that the step is short (`core.scheduling.budget`): a new request waits for the end of the step in flight. Their rows
-take turns, the one that has waited longest first; none of them loses its row or its blocks. A client that is behind in
-tokens by more than `SLACK` is not throttled. Alone, or among clients of its size, a client has whole steps.
-
 Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
 """
 
@@ -45,9 +32,22 @@ from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingQue
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
+# While a client with few requests is active, the rows that clients with many requests have in a step are
+# limited, so that the step is short (`core.scheduling.budget`): a new request waits for the end of the step
+# in flight. Their rows take turns, the one that has waited longest first; none of them loses its row or its
+# blocks. A client that is behind in tokens by more than `SLACK` is not throttled. Alone, or among clients of
+# its size, a client has whole steps.
 MANY = 4
 LINGER_S = 5.0  # a reader of a short answer who goes on is back by then
 MAX_LINGERING = 64
+
+# Rows are lent, not owned. A waiting client takes a row (and blocks, if it needs them) of one that runs at
+# least two requests more, unless it is ahead of that one by more than `SLACK` tokens. So a client that fills
+# all rows makes way within a step for the few requests of another, and two clients with the same number of
+# rows leave each other alone. The client that makes way also sits out that step: its many rows would make the
+# step long and the other's first token late, and it loses little, since the step without it is short. Where
+# there are more clients than rows, a gap of `QUANTUM` tokens lets the one behind take the row, so that a long
+# answer does not keep others waiting to its end.
 
 # Tokens that a client may be ahead before it loses its last row: a preemption may cost a whole prompt's computation,
 # so it must not come often; 1024 tokens are the length of an answer that is long, but not endless.
