@@ -4,9 +4,11 @@
 
 The model is a stand-in that takes `--step-ms` for a step and no processor, so that the engine alone is measured:
 scheduler, detokenizer, streams, and the real tokenizer of triolet-nano. Each round is run twice, in turns: without the
-long prompt and with it. Prints one JSON line per run: task steps, those over 10 ms, the longest and the name of its
-task, the same in processor time, and the gaps between the tokens of a stream. `slowness` says how many times 10 ms a
-fixed loop of Python takes on this machine, and `long_steps` counts the steps of more work than that loop.
+long prompt and with it. Prints one JSON line per run: the number of task steps; those over 10 ms by the wall clock, the
+longest, and the name of its task (`over_10_ms`, `longest_ms`, `longest_task`); the same in processor time
+(`over_10_ms_of_work`, `longest_work_ms`), which leaves out what a step waits for the core or for Python's lock; and the
+gaps between the tokens of a stream. `slowness` says how many times 10 ms a fixed loop of Python takes on this machine,
+and `long_steps` counts the steps of more work than that loop. Only the wall clock says how long other tasks waited.
 """
 
 from __future__ import annotations
