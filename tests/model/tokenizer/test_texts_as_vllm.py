@@ -1,6 +1,7 @@
 """Texts that vLLM 0.32.0's detokenizer made of tokens of triolet-nano: recorded there, held here.
 
-What differs on purpose: where a prompt ends inside a character, vLLM begins the answer with text of the prompt.
+What differs on purpose: where a prompt ends inside a character, vLLM begins the answer with text of the prompt; and
+where an answer ends inside one, vLLM leaves out whole characters of the last token, too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers.decoders import DecodeStream
 
 from triolet.core.output.detokenizer import OutputText, no_piece
 from triolet.core.output.output_processor import decoder, pieces
@@ -75,3 +77,14 @@ def test_texts_are_those_of_vllm(
             break
     shown.append(output.flush())
     assert ("".join(shown), output.num_tokens, output.stop_reason) == (text, num_tokens, stop)
+
+
+def test_whole_characters_of_a_token_that_ends_inside_another_are_shown_where_vllm_drops_them() -> None:
+    tokenizer = load_tokenizer(PATH)
+    assert tokenizer is not None
+    prompt, answer = [313], [1851, 1999]  # the last one is a space and two bytes of an emoji's four
+    stream = DecodeStream(ids=prompt, skip_special_tokens=True)  # vLLM's detokenizer is made of this
+    theirs = [stream.step(tokenizer.backend, token_id) or "" for token_id in answer]
+    output = OutputText(decoder(tokenizer, skip_special_tokens=True, is_spaced=True), prompt)
+    ours = [*(output.add([token_id]).text for token_id in answer), output.flush()]
+    assert ("".join(theirs), "".join(ours)) == ("could", "could ")
