@@ -173,11 +173,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, defect: Any) -> None:
     monkeypatch.setattr(transformers_attention, "paged_attention", planted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", WITH_WINDOWS)
 @pytest.mark.parametrize("by", [None, 1, -1])
 def test_an_attention_whose_window_is_not_the_configs_is_seen(
-    family: str, by: int | None, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, by: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(metadata: AttentionMetadata, window: int | None) -> tuple[AttentionMetadata, int | None]:
         return metadata, None if window is None or by is None else window + by
@@ -186,7 +185,7 @@ def test_an_attention_whose_window_is_not_the_configs_is_seen(
     save_model(tmp_path, architecture, **fields)
     plant(monkeypatch, change)
     with pytest.raises(UnsupportedModel, match=f"sliding_window={fields['sliding_window']}.*rounding"):
-        load(tmp_path, dtype=dtype)
+        load(tmp_path, dtype=torch.bfloat16)  # the dtype with the widest tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
