@@ -13,10 +13,11 @@ from openai.types.responses import response_create_params
 
 from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
+from triolet.core.tools import plan_tools
 from triolet.protocol.chat_completions import ChatRequest
 from triolet.protocol.completions import CompletionRequest
 from triolet.protocol.errors import WireError
-from triolet.protocol.responses.requests import CreateResponse, read_event
+from triolet.protocol.responses.requests import CreateResponse, SamplingPlan, read_event
 from triolet.protocol.sampling import (
     HINTS,
     UNSUPPORTED,
@@ -157,10 +158,11 @@ def test_a_parameter_with_its_default_value_passes_everywhere(
 
 
 def test_a_websocket_refuses_what_http_refuses() -> None:
+    planned = SamplingPlan(SamplingParams(), plan_tools())
     for parameter in SAMPLING_PARAMETERS:
         if parameter.wire_name(RESPONSES) is None:
             body = {**BODIES[RESPONSES], parameter.name: value_of(parameter), "type": "response.create"}
-            event = read_event(json.dumps(body), ("m",), lambda request: SamplingParams())
+            event = read_event(json.dumps(body), ("m",), lambda request: planned)
             assert event.error is not None
             assert event.error.param == parameter.name
 

@@ -201,7 +201,7 @@ def test_an_input_that_was_only_taken_in_can_be_continued() -> None:
     talk = Talk()
     talk.create(input="Long", generate=False, store=False)
     [turn] = talk.started
-    assert turn.params is not None and turn.params.max_tokens == 1
+    assert turn.planned is not None and turn.planned.params.max_tokens == 1
     [*_, last] = talk.put(turn, "x", FinishReason.LENGTH)
     assert last["type"] == "response.completed" and last["response"]["output"] == []
     talk.create(input="Go on", previous_response_id=last["response"]["id"])
@@ -247,7 +247,7 @@ def test_a_steered_turn_ends_and_its_successor_continues_it() -> None:
     assert [event["sequence_number"] for event in talk.said] == list(range(len(talk.said)))
     successor = talk.started[1]
     assert [message["content"] for message in successor.messages] == ["Tell", "Once", "Shorter"]
-    assert successor.params is not None and successor.params.temperature == 0.5
+    assert successor.planned is not None and successor.planned.params.temperature == 0.5
     talk.finish(successor)
     assert talk.started[2].messages[0]["content"] == "Later"
 
@@ -455,9 +455,9 @@ def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form:
     talk = Talk(context(tool_parser="hermes"))
     talk.create(**fields)
     [turn] = talk.started
-    assert turn.params is not None and turn.params.structured_outputs is not None
+    assert turn.planned is not None and turn.planned.params.structured_outputs is not None
     for name, value in form.items():
-        assert getattr(turn.params.structured_outputs, name) == value
+        assert getattr(turn.planned.params.structured_outputs, name) == value
 
 
 @pytest.mark.parametrize(
@@ -487,6 +487,15 @@ def test_the_form_of_an_answer_can_be_asked_for(fields: dict[str, object], form:
 def test_a_form_that_can_not_be_is_refused_by_name(fields: dict[str, object], param: str) -> None:
     [error] = Talk(context(tool_parser="hermes")).create(**fields)
     assert error["error"]["param"] == param
+
+
+def test_the_tools_of_a_response_are_planned_once(count_plans: list[str | None]) -> None:
+    talk = Talk(context(tool_parser="hermes"))
+    talk.create(tools=[ADD])
+    [turn] = talk.started
+    assert turn.answer is not None and turn.planned is not None
+    assert turn.answer.plan is turn.planned.tools
+    assert count_plans == ["hermes"]
 
 
 def test_a_model_whose_calls_can_not_be_read_refuses_tools() -> None:

@@ -46,7 +46,7 @@ def context(**fields: Any) -> ResponsesContext:
 
 def begun(ours: ResponsesContext, **fields: Any) -> ResponseBuilder:
     request = CreateResponse.of(create(resumable=True, **fields))
-    return ours.answer(request, ours.params(request), EARLIER, NOW)
+    return ours.answer(request, ours.planned(request), EARLIER, NOW)
 
 
 def outputs_of(text: str, *, logprobs: bool) -> list[RequestOutput]:
@@ -121,7 +121,7 @@ def test_what_a_server_can_not_finish_is_left_without_a_last_event() -> None:
 def test_what_is_not_resumable_or_not_handed_over_fails_with_the_server(saves_snapshot: bool) -> None:
     ours = context(saves_snapshot=saves_snapshot)
     request = CreateResponse.of(create(resumable=not saves_snapshot))
-    subject = ours.answer(request, ours.params(request), (), NOW)
+    subject = ours.answer(request, ours.planned(request), (), NOW)
     assert subject.add(output("", FinishReason.SHUTDOWN), NOW)[-1]["type"] == "response.failed"
 
 
@@ -194,3 +194,13 @@ def test_a_response_that_can_not_have_been_is_refused_with_the_reason(
     [kept] = from_bytes(a_file(**changes))
     with pytest.raises(SnapshotError, match=problem):
         kept.answer(context())
+
+
+def test_the_tools_of_a_response_are_planned_once_in_each_life_of_the_server(
+    count_plans: list[str | None],
+) -> None:
+    subject = begun(context(), tools=[WEATHER])
+    subject.begin()
+    assert count_plans == ["hermes"]
+    through_a_file(subject, "engine", context())
+    assert count_plans == ["hermes", "hermes"]

@@ -298,6 +298,14 @@ CONVERTER.register_structure_hook_func(lambda kind: kind == str | Mapping[str, A
 Body = CreateResponse | CancelResponse | SteerResponse | ResumeResponse
 
 
+@attrs.frozen
+class SamplingPlan:
+    """Sampling parameters of a request, and the tool plan that they follow from."""
+
+    params: SamplingParams
+    tools: ToolPlan
+
+
 @attrs.frozen(kw_only=True)
 class ClientEvent:
     """Parsed message of a client."""
@@ -307,7 +315,7 @@ class ClientEvent:
     stream_id: str | None = None  # its lane; None also for an invalid name
     payload: Mapping[str, Any] = attrs.field(factory=dict)  # the JSON object
     body: Body | None = None  # the structured event, if it is valid
-    params: SamplingParams | None = None  # sampling parameters of a `response.create`
+    planned: SamplingPlan | None = None  # sampling parameters and tool plan of a `response.create`
     error: WireError | None = None  # why it is invalid
 
     def traced_by(self, headers: TraceHeaders) -> ClientEvent:
@@ -320,14 +328,14 @@ class ClientEvent:
 def read_event(
     raw: str | bytes,
     models: tuple[str, ...],
-    params_of: Callable[[CreateResponse], SamplingParams],
+    plan_of: Callable[[CreateResponse], SamplingPlan],
     limits: JsonLimits | None = None,
 ) -> ClientEvent:
     """Parse and check a message; errors are returned in the event.
 
     Args:
         models: names under which the model answers.
-        params_of: returns the sampling parameters of a request; raises WireError.
+        plan_of: returns the sampling parameters and the tool plan of a request; raises WireError.
         limits: on the shape of the JSON.
     """
     try:
@@ -343,14 +351,14 @@ def read_event(
         body = _READERS[kind](payload)
         if not isinstance(body, SteerResponse):
             check_stream_id(body.stream_id)
-        params = None
+        planned = None
         if isinstance(body, CreateResponse):
             if body.model not in models:
                 raise model_not_found(body.model)
-            params = params_of(body)
+            planned = plan_of(body)
     except WireError as error:
         return ClientEvent(**facts, type=kind, error=error)
-    return ClientEvent(**facts, type=kind, body=body, params=params)
+    return ClientEvent(**facts, type=kind, body=body, planned=planned)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Body]] = {

@@ -35,7 +35,6 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from triolet.core.request.params import SamplingParams
-from triolet.core.tools import ToolPlan
 from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
@@ -44,6 +43,7 @@ from triolet.protocol.responses.requests import (
     ClientEvent,
     CreateResponse,
     ResumeResponse,
+    SamplingPlan,
     SteerResponse,
 )
 from triolet.protocol.responses.response import ResponseBuilder
@@ -57,7 +57,7 @@ class Turn:
 
     stream_id: str | None
     request: CreateResponse | None = None  # the request; None for a resume
-    params: SamplingParams | None = None  # its sampling parameters
+    planned: SamplingPlan | None = None  # its sampling parameters and tool plan
     resume: ResumeResponse | None = None  # the response to read on; None for a create
     error: WireError | None = None  # why it cannot be started
     messages: list[Message] = attrs.field(factory=list)  # chat for the model, once started
@@ -71,7 +71,7 @@ class Turn:
         return cls(
             stream_id=event.stream_id,
             request=event.body if isinstance(event.body, CreateResponse) else None,
-            params=event.params,
+            planned=event.planned,
             resume=event.body if isinstance(event.body, ResumeResponse) else None,
             error=event.error,
             num_bytes=event.num_bytes,
@@ -252,41 +252,35 @@ class ResponsesContext:
     local_budget: StoreBudget | None = None
     saves_snapshot: bool = False
 
-    def plan(self, request: CreateResponse) -> ToolPlan:
-        """Return the tool plan of a request.
+    def planned(self, request: CreateResponse) -> SamplingPlan:
+        """Return the sampling parameters and the tool plan of a request.
 
         Raises:
-            WireError: its tools are invalid.
+            WireError: a value or a tool is invalid.
         """
-        return request.plan(self.tool_parser, self.reasoning_parser)
-
-    def params(self, request: CreateResponse) -> SamplingParams:
-        """Return the sampling parameters of a request.
-
-        Raises:
-            WireError: a value is invalid.
-        """
-        return request.sampling_params(self.defaults, self.plan(request))
+        # Once per request, because a client may send hundreds of tools, and a plan reads them all.
+        tools = request.plan(self.tool_parser, self.reasoning_parser)
+        return SamplingPlan(request.sampling_params(self.defaults, tools), tools)
 
     def answer(
-        self, request: CreateResponse, params: SamplingParams, before: tuple[Message, ...], now: int
+        self, request: CreateResponse, planned: SamplingPlan, before: tuple[Message, ...], now: int
     ) -> ResponseBuilder:
         """Return a new response, still without events.
 
         Args:
             request: what is asked for.
-            params: with what it is sampled.
+            planned: from `planned`.
             before: the chat that it continues, see `previous_messages`.
             now: seconds since the epoch.
         """
         return ResponseBuilder(
             response_id=self.new_id("resp"),
             request=request,
-            params=params,
+            params=planned.params,
             model=self.models[0],
             created_at=now,
             new_id=self.new_id,
-            plan=self.plan(request),
+            plan=planned.tools,
             chat=(*before, *request.input.messages()),
             survives_restart=self.saves_snapshot and request.resumable,
         )
@@ -384,8 +378,8 @@ class Session:
         successor = attrs.evolve(
             request, input=steer.input, previous_response_id=answer.response_id, generate=True
         )
-        params = self._context.params(successor)
-        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, params=params))
+        planned = self._context.planned(successor)
+        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, planned=planned))
         events = answer.begin()
         named = {"id": self._context.new_id("steer"), "previous_response_id": answer.response_id}
         events.append(answer.numbered({"type": "response.steer.accepted", "steer": named}))
@@ -503,12 +497,12 @@ class Session:
                     param="response_id",
                 )
             return
-        request, params = turn.request, turn.params
-        assert request is not None and params is not None, "a turn without an error has a request"
+        request, planned = turn.request, turn.planned
+        assert request is not None and planned is not None, "a turn without an error has a request"
         self._context.access.check_priority(self._owner, request.priority)
         stores = (self._local, self._context.store)
         before = previous_messages(request.previous_response_id, self._owner, *stores)
-        turn.answer = self._context.answer(request, params, before, now)
+        turn.answer = self._context.answer(request, planned, before, now)
         turn.messages = prompt_of(request.instructions, turn.answer.chat)
 
     def _ended(self, turn: Turn, now: int) -> list[Effect]:

@@ -125,14 +125,15 @@ class SavedResponse:
             raise ValueError("either it has ended, or an engine knows of it")
         if history.pieces and history.output is None:
             raise ValueError("it has pieces, and no output that they are of")
+        planned = context.planned(request)
         answer = ResponseBuilder(
             response_id=self.response_id,
             request=request,
-            params=context.params(request),
+            params=planned.params,
             model=self.model,
             created_at=self.created_at,
             new_id=_first(self.item_ids, context.new_id),
-            plan=context.plan(request),
+            plan=planned.tools,
             chat=tuple(map(dict, self.chat)),
             survives_restart=context.saves_snapshot,
         )

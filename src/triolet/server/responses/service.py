@@ -214,11 +214,11 @@ class ResponsesConnection:
             self._socket.message_taken()
 
     async def _parse(self, raw: str | bytes) -> ClientEvent:
-        models, params_of = self._context.models, self._context.params
+        models, plan_of = self._context.models, self._context.planned
         limits = json_limits(self._config)
         if len(raw) < LONG_INPUT_BYTES:
-            return read_event(raw, models, params_of, limits)
-        return await parse_in_thread(lambda: read_event(raw, models, params_of, limits))
+            return read_event(raw, models, plan_of, limits)
+        return await parse_in_thread(lambda: read_event(raw, models, plan_of, limits))
 
     async def _write(self) -> None:
         send_queue = self._send_queue

@@ -42,9 +42,9 @@ async def responses(request: Request) -> Response:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
     context.access.check_priority(owner, body.priority)
     body = body.traced_by(pick_trace_headers(request.headers))
-    params = context.responses_context.params(body)
+    planned = context.responses_context.planned(body)
     before = previous_messages(body.previous_response_id, owner, context.responses_context.store)
-    answer = context.responses_context.answer(body, params, before, int(time.time()))
+    answer = context.responses_context.answer(body, planned, before, int(time.time()))
     run = _Run(context, owner, answer, prompt_of(body.instructions, answer.chat))
     if body.stream:
         return EventStream(_Stream(run.generate, answer, request).write)
