@@ -94,6 +94,26 @@ def test_every_request_gets_its_answer_step_by_step(engine: LLMEngine) -> None:
     assert engine.statistics().kv_blocks_in_use == 0
 
 
+def test_a_plan_for_several_steps_gives_each_token_once_in_order_and_one_for_each_step(
+    runner: FakeRunner,
+) -> None:
+    longest: list[int] = []
+    runner.fault = lambda plan: longest.append(plan.num_steps)
+    engine = make_engine(runner, num_scheduler_steps=4)
+    engine.add_request("a", [1, 2, 3], seeded(5, 12, output_kind=RequestOutputKind.DELTA))
+    told: dict[str, list[tuple[int, ...]]] = {"a": [], "b": []}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            told[output.request_id].append(tuple(output.outputs[0].token_ids))
+        if len(told["a"]) == 3 and not told["b"]:  # in the middle of a plan: it joins the next step
+            engine.add_request("b", [4, 5], seeded(6, 9, output_kind=RequestOutputKind.DELTA))
+            told["b"].append(())
+    assert max(longest) == 4
+    assert told["a"] == [(token_id,) for token_id in answer_of([1, 2, 3], 5, 12)]
+    assert told["b"] == [(), *((token_id,) for token_id in answer_of([4, 5], 6, 9))]
+    assert engine.statistics().kv_blocks_in_use == 0
+
+
 def test_a_text_is_tokenized_and_stop_strings_end_it(engine: LLMEngine) -> None:
     whole = "".join(chr(65 + token_id) for token_id in answer_of([0, 1, 2], 3, 12))
     engine.add_request("r", "ABC", seeded(3, 12, stop=[whole[4:6]]))

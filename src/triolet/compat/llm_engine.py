@@ -37,7 +37,7 @@ from triolet.core.request.request_builder import Need, RequestBuilder
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
-from triolet.core.step_plan import StepRunner
+from triolet.core.step_plan import StepRunner, steps_of
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
@@ -306,7 +306,9 @@ class LLMEngine(EngineFacts):
         plan = core.plan_step(self._clock())
         if plan is not None:
             try:
-                result = self._runner.execute(plan)
+                # One step for each call, as in vLLM, also of a plan for several: the caller may add or abort requests
+                # between any two. Such a plan ends here, and the next one goes on with the blocks that it has taken.
+                result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
             except Exception as error:
                 core.fail_step(plan, error)
                 self._start_over()
