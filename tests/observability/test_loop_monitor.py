@@ -39,7 +39,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     return made
 
 
-async def test_the_longest_step_is_measured_and_named(fake_time: FakeTime) -> None:
+async def test_the_longest_step_is_measured(fake_time: FakeTime) -> None:
     async def hog() -> None:
         fake_time.now_s += 3 * LONG_STEP_S
         await trio.lowlevel.checkpoint()
@@ -47,9 +47,8 @@ async def test_the_longest_step_is_measured_and_named(fake_time: FakeTime) -> No
     watch = LoopMonitor()
     with watch.installed():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hog, name="the hog")
+            nursery.start_soon(hog)
             nursery.start_soon(trio.lowlevel.checkpoint)
-    assert watch.longest_name == "the hog"
     assert watch.longest_s == pytest.approx(3 * LONG_STEP_S)
     assert watch.num_long == 1
 
@@ -59,11 +58,7 @@ async def test_who_waits_is_no_hog(fake_time: FakeTime) -> None:
     with watch.installed():
         await trio.sleep(0.01)
         assert watch.longest_s == 0.0
-        assert watch.num_steps > 0
     assert fake_time.now_s >= 0.5
-    num_steps = watch.num_steps
-    await trio.lowlevel.checkpoint()
-    assert watch.num_steps == num_steps
 
 
 async def test_an_engine_says_how_long_the_longest_was() -> None:

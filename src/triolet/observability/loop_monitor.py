@@ -21,9 +21,7 @@ class LoopMonitor(trio.abc.Instrument):
     """Trio instrument that measures task steps while installed."""
 
     longest_s: float = 0.0  # the longest step so far, seconds
-    longest_name: str = ""  # of its task
     num_long: int = 0  # steps longer than LONG_STEP_S
-    num_steps: int = 0  # all of them
     _last_s: float = attrs.field(factory=time.perf_counter, init=False)
 
     def after_io_wait(self, timeout: float) -> None:
@@ -34,11 +32,9 @@ class LoopMonitor(trio.abc.Instrument):
         """Measure the step that has ended."""
         now_s = time.perf_counter()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
-        self.num_steps += 1
         if elapsed_s > LONG_STEP_S:
             self.num_long += 1
-        if elapsed_s > self.longest_s:
-            self.longest_s, self.longest_name = elapsed_s, task.name
+        self.longest_s = max(self.longest_s, elapsed_s)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
