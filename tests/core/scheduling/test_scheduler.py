@@ -11,6 +11,8 @@ import pytest
 from tests.core.make import make_request
 from tests.core.stage import Stage, crowded_stage, make_config
 from triolet.core.journal import Journal
+from triolet.core.request.grammar_state import TokenMask
+from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepResult
 from triolet.errors import InvariantViolated
@@ -161,3 +163,46 @@ def test_a_count_that_is_wrong_is_found(corrupt: Callable[[Scheduler], object], 
     corrupt(stage.scheduler)
     with pytest.raises(InvariantViolated, match=message):
         stage.scheduler.check()
+
+
+# ------------------------------------------------------------------------------- masks, whereabouts
+
+
+def test_a_mask_for_another_length_of_the_answer_changes_nothing() -> None:
+    stage = Stage()
+    entry = stage.add("a", 2)
+    stage.scheduler.guide(entry.serial, TokenMask(1, is_over=True))
+    assert entry.guidance is None and entry.finish_reason is None
+
+
+def test_a_mask_for_a_request_that_has_ended_changes_nothing() -> None:
+    stage = Stage()
+    entry = stage.add("a", 2)
+    stage.scheduler.abort(entry.serial)
+    stage.scheduler.guide(entry.serial, TokenMask(0, problem="planted"))
+    assert entry.finish_reason is FinishReason.ABORT and entry.failure is None
+
+
+def test_an_answer_that_its_grammar_allows_no_further_token_stops() -> None:
+    stage = Stage()
+    entry = stage.add("a", 2)
+    stage.scheduler.guide(entry.serial, TokenMask(0, is_over=True))
+    assert entry.finish_reason is FinishReason.STOP
+
+
+def test_a_request_that_is_not_queued_yet_stands_behind_all_that_wait() -> None:
+    stage = Stage(max_num_seqs=1)
+    for name in "abc":
+        stage.add(name, 2)
+    stage.step()
+    unknown = stage.journal.open(make_request((1, 2), request_id="d"))
+    assert stage.scheduler.whereabouts(unknown.serial) == (2, 0, 0)
+
+
+def test_a_request_ends_where_the_smaller_of_kv_cache_and_max_model_len_has_no_room() -> None:
+    stage = Stage(num_blocks=4, max_model_len=64)  # 16 places
+    entry = stage.add("a", 14, max_tokens=40)
+    for _ in range(3):
+        stage.step()
+    assert entry.finish_reason is FinishReason.ERROR
+    assert entry.num_tokens == 16

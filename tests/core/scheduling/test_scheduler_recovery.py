@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.stage import Stage
-from triolet.core.step_plan import StepPlan
+from triolet.core.step_plan import StepPlan, StepResult
 
 
 def names(stage: Stage, plan: StepPlan | None) -> set[str]:
@@ -45,3 +45,40 @@ def test_who_comes_during_a_trial_waits_for_its_end() -> None:
     scheduler.abort(first.serial)
     scheduler.abandon_step()
     assert names(stage, scheduler.plan_step(0.0)) == {"newcomer"}
+
+
+def test_the_result_of_a_step_ends_the_attempt_that_it_was() -> None:
+    stage = Stage(max_num_batched_tokens=16)
+    for name in "ab":
+        stage.add(name, 3)
+    scheduler = stage.scheduler
+    assert names(stage, scheduler.plan_step(0.0)) == {*"ab"}
+    for _ in range(2):
+        scheduler.recovery.poison_bisection.step_failed(scheduler.marks(), num_rows=2)
+    scheduler.abandon_step()
+    plan = scheduler.plan_step(0.0)
+    assert plan is not None
+    assert names(stage, plan) == {"a"}
+    stage.end(plan)
+    assert names(stage, scheduler.plan_step(0.0)) == {"b"}
+
+
+def test_after_a_step_that_fitted_one_row_leaves_a_step_that_does_not() -> None:
+    stage = Stage(max_num_batched_tokens=16)
+    for name in "abcd":
+        stage.add(name, 3)
+    for num_preemptions in (1, 2):
+        plan = stage.in_flight()
+        stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
+        assert stage.scheduler.counters.num_preemptions == num_preemptions
+        assert len(stage.step()) == 4 - num_preemptions
+
+
+def test_a_step_that_did_not_fit_is_tried_with_the_rows_that_are_left() -> None:
+    stage = Stage(max_num_batched_tokens=16)
+    for name in "ab":
+        stage.add(name, 3)
+    plan = stage.in_flight()
+    stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
+    assert stage.scheduler.marks() == {}
+    assert len(stage.step()) == 1

@@ -197,6 +197,24 @@ def test_where_guesses_are_wrong_they_become_short() -> None:
     assert lengths[0] == 4 and max(lengths[1:]) <= 1
 
 
+def test_a_draft_is_at_most_twice_as_long_and_one_token_as_what_was_right_of_the_last_one() -> None:
+    walk = make_walk(prompt_lookup_min=1)
+    entry = ask(walk)
+    step(walk)
+    lengths = []
+    # Of the first draft one token is right, of the second none; after a token of the circle there always is a guess.
+    for token_ids in ((CIRCLE[1], CIRCLE[0]), (CIRCLE[0],), (CIRCLE[0],)):
+        planned = plan(walk)
+        lengths += drafts(planned.rows)
+        position = len(entry.output_token_ids)
+        sampled = [
+            SampledToken("r0", entry.epoch, position + i, token_id) for i, token_id in enumerate(token_ids)
+        ]
+        walk.scheduler.apply(StepResult(planned.step_id, tuple(sampled)), 0.0)
+    assert lengths == [4, 3, 1]
+    assert walk.scheduler.counters.num_drafts == 3
+
+
 def test_an_answer_bound_to_a_form_tries_nothing() -> None:
     walk = make_walk()
     entry = ask(walk, constraint=Constraint(grammar=StructuredOutputsParams(regex="a*")))
