@@ -168,6 +168,10 @@ def test_a_count_that_is_wrong_is_found(corrupt: Callable[[Scheduler], object], 
 # ------------------------------------------------------------------------------- masks, whereabouts
 
 
+def test_before_the_first_step_no_request_is_in_one() -> None:
+    assert Stage().scheduler.marks() == {}
+
+
 def test_a_mask_for_another_length_of_the_answer_changes_nothing() -> None:
     stage = Stage()
     entry = stage.add("a", 2)
