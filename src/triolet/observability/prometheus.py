@@ -10,7 +10,7 @@ that `requests_received_total` is the sum of `request_success_total` over all re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -79,6 +79,7 @@ _TOKENS: Final = {
     "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
 }
 _ACTORS: Final = ("model_runner", "scheduler", "tokenizer", "detokenizer", "structured_output")
+_REFUSING_STATUSES: Final = (401, 403, 413, 429, 503)
 _BLOCK_STATES: Final = ("free", "cached", "in_use", "quarantined")
 _REASONS: Final = (*FinishReason, REJECTED)
 _REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
@@ -333,3 +334,60 @@ def decade_buckets(most: int) -> tuple[float, ...]:
     """Return 1, 2, 5, 10, 20, 50 and so on, up to `most`."""
     buckets = [mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5)]
     return tuple(bucket for bucket in buckets if bucket <= most)
+
+
+class GatewayMetrics:
+    """Prometheus registry of one server: its connections and what it answers.
+
+    Args:
+        prefix: of every name, colon included.
+        num_websockets: counts the open WebSockets.
+        num_waiting_bytes: counts the bytes of events that wait to be sent to their clients.
+    """
+
+    def __init__(
+        self,
+        prefix: str = DEFAULT_PREFIX,
+        num_websockets: Callable[[], int] = lambda: 0,
+        num_waiting_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.registry = CollectorRegistry()
+
+        def make(kind: Any, name: str, text: str, *labels: str) -> Any:
+            return kind(prefix + name, text, labels, registry=self.registry)
+
+        make(Gauge, "open_websockets", "Open WebSockets.").set_function(num_websockets)
+        make(Gauge, "send_queue_bytes", "Bytes of events that wait to be sent on WebSockets.").set_function(
+            num_waiting_bytes
+        )
+        self._closes = make(Counter, "websocket_closes", "WebSockets that have ended, by close code.", "code")
+        self._responses = make(
+            Counter, "http_responses", "HTTP responses, by route and status.", "route", "status"
+        )
+        self._rejections = make(
+            Counter, "gateway_rejections", "Requests refused by the server, by code of the error.", "reason"
+        )
+        self._by_key = make(Counter, "key_requests", "Generation requests, by hash of the API key.", "key")
+
+    def render(self) -> bytes:
+        """Return the metrics as text."""
+        return generate_latest(self.registry)
+
+    def note_close(self, code: int) -> None:
+        """Count the end of a WebSocket."""
+        # Codes from 3000 on are the client's own choice: each would be a series.
+        self._closes.labels(code=str(code) if code < 3000 else "other").inc()
+
+    def note_response(self, route: str, status: int) -> None:
+        """Count an HTTP response; `route` is the pattern of the path."""
+        self._responses.labels(route=route, status=str(status)).inc()
+
+    def note_error(self, status: int, code: str) -> None:
+        """Count an error, if it refuses a request for access, a limit or the state of the server."""
+        if status in _REFUSING_STATUSES:
+            self._rejections.labels(reason=code).inc()
+
+    def note_request(self, key: str | None) -> None:
+        """Count a generation request of a key; `key` is its name, a hash."""
+        if key is not None:
+            self._by_key.labels(key=key).inc()

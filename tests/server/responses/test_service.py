@@ -598,3 +598,24 @@ async def test_a_bug_in_one_connection_ends_that_one_alone(
             await good.create()
             assert endings(await good.until_ended()) == [":response.incomplete"]
     assert "a WebSocket failed" in caplog.text
+
+
+async def test_open_websockets_their_closes_by_code_and_bytes_that_wait_are_counted(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as client:
+            await client.create()
+            await client.until_ended()
+            text = gateway.metrics.render().decode()
+            assert "triolet:open_websockets 1.0" in text
+            assert "triolet:send_queue_bytes 0.0" in text
+            await client.stream.send_all(client.protocol.send(CloseConnection(code=1000)))
+            await client.until_closed()
+        async with connected(gateway):
+            pass
+        await trio.sleep(10)
+        text = gateway.metrics.render().decode()
+        assert "triolet:open_websockets 0.0" in text
+        assert 'triolet:websocket_closes_total{code="1000"} 1.0' in text
+        assert 'triolet:websocket_closes_total{code="1006"} 1.0' in text

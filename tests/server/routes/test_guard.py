@@ -269,3 +269,19 @@ async def test_a_key_needs_permission_for_a_priority_before_all_others(
         assert (await scene.post(path, {**body, "priority": -1}, headers=first)).status == 200
     async with serving() as scene:
         assert (await scene.post(path, {**body, "priority": -1})).status == 200
+
+
+async def test_responses_are_counted_by_route_and_status_refusals_by_reason_and_requests_by_key() -> None:
+    async with serving(config=KEYS) as scene:
+        await scene.get("/v1/models/made-up", headers={"Authorization": "Bearer key-one"})
+        await scene.get("/made-up", headers={"Authorization": "Bearer key-one"})
+        await scene.get("/v1/models")
+        body = {"model": MODEL, "prompt": "A", "max_tokens": 1}
+        await scene.post("/v1/completions", body, headers={"Authorization": "Bearer key-one"})
+        text = (await scene.get("/metrics")).body.decode()
+    assert 'triolet:http_responses_total{route="/v1/models/{name:path}",status="404"} 1.0' in text
+    assert 'triolet:http_responses_total{route="unmatched",status="404"} 1.0' in text
+    assert 'triolet:http_responses_total{route="/v1/completions",status="200"} 1.0' in text
+    assert 'triolet:gateway_rejections_total{reason="invalid_api_key"} 1.0' in text
+    assert f'triolet:key_requests_total{{key="{owner_name(b"key-one")}"}} 1.0' in text
+    assert "key-one" not in text and "made-up" not in text

@@ -33,6 +33,7 @@ from trio_websocket import ConnectionClosed
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
+from triolet.observability.prometheus import GatewayMetrics
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
 from triolet.protocol.responses.requests import ClientEvent, read_event
@@ -79,7 +80,7 @@ class SendQueue:
 
     close: tuple[int, str] | None = None  # code and reason of the close frame, once queued
     _texts: list[str] = attrs.field(factory=list, init=False)
-    _num_bytes: int = attrs.field(default=0, init=False)
+    num_bytes: int = attrs.field(default=0, init=False)
     _writer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _producers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -87,7 +88,7 @@ class SendQueue:
         """Queue a text; ignored after `put_close`."""
         if self.close is None:
             self._texts.append(text)
-            self._num_bytes += len(text)
+            self.num_bytes += len(text)
             self._writer.unpark_all()
 
     def put_close(self, code: int, reason: str) -> None:
@@ -98,14 +99,14 @@ class SendQueue:
 
     def abort(self, code: int, reason: str) -> None:
         """Drop all queued texts and close the connection."""
-        self._num_bytes -= sum(map(len, self._texts))
+        self.num_bytes -= sum(map(len, self._texts))
         self._texts.clear()
         self.put_close(code, reason)
 
     async def wait_for_room(self) -> None:
         """Wait until less than HIGH_WATER_BYTES are queued."""
         await trio.lowlevel.checkpoint()
-        while self._num_bytes > HIGH_WATER_BYTES:
+        while self.num_bytes > HIGH_WATER_BYTES:
             await self._producers.park()
 
     async def wait_for_reply_room(self) -> None:
@@ -126,11 +127,12 @@ class SendQueue:
 
     def mark_sent(self, texts: list[str]) -> None:
         """Record that these texts were handed to the network."""
-        self._num_bytes -= sum(map(len, texts))
+        self.num_bytes -= sum(map(len, texts))
         self._producers.unpark_all()
 
 
 FAILED, SLOW = 1011, 1013
+NO_CLOSE_FRAME = 1006
 
 RunTurn = Callable[[Turn, str | None, EmitEvents, WaitForRoom], Awaitable[None]]
 """Generates the response of a turn: (turn, owner, emit events, wait for room)."""
@@ -146,6 +148,7 @@ class ResponsesConnection:
         service: models, defaults, store and limits of the server.
         answer: generates the response of a turn.
         owner: name of the API key; None without keys.
+        on_error: told of status and code of each turn's error.
     """
 
     def __init__(
@@ -155,13 +158,20 @@ class ResponsesConnection:
         context: ResponsesContext,
         answer: RunTurn,
         owner: str | None,
+        on_error: Callable[[int, str], None] = lambda status, code: None,
     ) -> None:
+        self._on_error = on_error
         self._socket, self._config, self._context = socket, config, context
         self._run_response, self._owner = answer, owner
         self._session = Session(context, owner)
         self._send_queue = SendQueue()
         self._turns: dict[Turn, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of events that wait to be sent."""
+        return self._send_queue.num_bytes
 
     async def run(self) -> None:
         """Serve until the connection ends."""
@@ -276,6 +286,7 @@ class ResponsesConnection:
                 )
         except Exception as error:
             wire_error = of_exception(error)
+            self._on_error(wire_error.status, wire_error.code)
             if wire_error.status >= 500:
                 log.exception("a response failed")
             self._apply(self._session.refuse(turn, wire_error, _now()))
@@ -331,7 +342,13 @@ class ResponsesService:
         self._connections_by_key: Counter[str] = Counter()
         self.active_per_key = ActivePerKey(config.max_active_per_key)
         self._is_draining = False
+        self.metrics = GatewayMetrics(
+            config.metrics_prefix, lambda: len(self._connections), self._num_waiting_bytes
+        )
         self._no_connections = trio.lowlevel.ParkingLot()
+
+    def _num_waiting_bytes(self) -> int:
+        return sum(connection.num_waiting_bytes for connection in self._connections)
 
     @property
     def num_connections(self) -> int:
@@ -363,6 +380,7 @@ class ResponsesService:
         try:
             owner = self._admit(handshake)
         except WireError as error:
+            self.metrics.note_error(error.status, error.code)
             headers = {"Content-Type": "application/json"}
             if error.retry_after is not None:
                 headers["Retry-After"] = str(error.retry_after)
@@ -375,12 +393,15 @@ class ResponsesService:
         """Run the session, then the closing handshake."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(socket.run)
-            connection = ResponsesConnection(socket, self.config, self.context, self.answer, owner)
+            connection = ResponsesConnection(
+                socket, self.config, self.context, self.answer, owner, self.metrics.note_error
+            )
             with self._counted(connection, owner):
                 await connection.run()
             with trio.move_on_after(self.config.close_timeout):
                 await socket.ended.wait()
             nursery.cancel_scope.cancel()
+        self.metrics.note_close(NO_CLOSE_FRAME if socket.closed is None else socket.closed.code)
 
     def _admit(self, handshake: Handshake) -> str | None:
         """Return the name of the key that opens the connection.
@@ -495,6 +516,7 @@ class ResponsesService:
         Raises:
             WireError: the key has reached its limit.
         """
+        self.metrics.note_request(owner)
         with self.active_per_key.acquire(owner, answer):
             yield
 

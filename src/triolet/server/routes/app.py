@@ -10,7 +10,7 @@ from starlette.routing import Route
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.errors import TrioletError
-from triolet.observability.prometheus import Metrics
+from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.server.responses.generate import ActiveResponses, input_budget, responses_context
 from triolet.server.responses.service import ResponsesService
 from triolet.server.routes.app_context import AppContext
@@ -53,6 +53,7 @@ def create_app(
         active=gateway.active if gateway is not None else ActiveResponses(),
         gateway=gateway,
         metrics=Metrics(engine, config.metrics_prefix),
+        gateway_metrics=gateway.metrics if gateway is not None else GatewayMetrics(config.metrics_prefix),
         input_budget=gateway.input_budget if gateway is not None else input_budget(config),
     )
     app = Starlette(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
-from triolet.observability.prometheus import Metrics
+from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.protocol.access import Access
 from triolet.protocol.errors import model_not_found, wrong
 from triolet.protocol.generation import GenerationRequest
@@ -42,6 +42,7 @@ class AppContext:
     responses_context: ResponsesContext
     active: ActiveResponses
     gateway: ResponsesService | None
+    gateway_metrics: GatewayMetrics
     metrics: Metrics
     input_budget: InputBudget
     began_at: int = attrs.field(factory=lambda: int(time.time()))

@@ -30,6 +30,7 @@ def error_response(error: WireError) -> Response:
 async def answer_error(request: Request, error: Exception) -> Response:
     """Answer an exception of triolet; a failure of the engine is logged with its cause."""
     wire_error = of_exception(error)
+    request.app.state.context.gateway_metrics.note_error(wire_error.status, wire_error.code)
     if wire_error.status == 500:
         log_failure(request, error)
     return error_response(wire_error)

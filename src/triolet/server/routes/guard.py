@@ -12,6 +12,7 @@ import trio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triolet.protocol.access import ANY
@@ -28,6 +29,7 @@ PREFLIGHT_S = "600"
 
 # No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
 OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/metrics", "/version"))
+CLIENT_LEFT = 499  # nginx' status for a client that left before it was answered
 OPEN_FOLDER = "/static/"
 
 
@@ -63,6 +65,8 @@ class AccessMiddleware:
             if response.has_started:
                 raise  # a part was sent already: the server closes the connection
             await (await answer_error(request, error))(scope, receive, response.send)
+        finally:
+            self.context.gateway_metrics.note_response(_route_of(scope), response.status)
 
     def _refusal(self, request: Request) -> Response | None:
         access, headers = self.context.access, request.headers
@@ -75,6 +79,7 @@ class AccessMiddleware:
             if path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
                 request.scope["state"]["owner"] = access.owner(headers.get("authorization"))
         except WireError as error:
+            self.context.gateway_metrics.note_error(error.status, error.code)
             return error_response(error)
         return None
 
@@ -99,10 +104,11 @@ class _Response:
     _request_id: str
     _more: dict[str, str]
     has_started: bool = attrs.field(default=False, init=False)
+    status: int = attrs.field(default=CLIENT_LEFT, init=False)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.has_started = True
+            self.has_started, self.status = True, message["status"]
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             headers["x-request-id"] = self._request_id
             headers["x-content-type-options"] = "nosniff"
@@ -115,6 +121,13 @@ def _request_id(headers: Headers) -> str:
     """Return the client's own request id if it is valid, otherwise a new one."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else new_id("req")
+
+
+def _route_of(scope: Scope) -> str:
+    """Return the pattern of the route that answered; a path that is unknown is not told, since clients make it up."""
+    routes = (route for route in scope["app"].routes if isinstance(route, Route))
+    endpoint = scope.get("endpoint")
+    return next((route.path for route in routes if route.endpoint is endpoint), "unmatched")
 
 
 def _path(scope: Scope) -> str:

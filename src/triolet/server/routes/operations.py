@@ -53,7 +53,9 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Answer the metrics in Prometheus' text format."""
-    return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+    context = context_of(request)
+    text = context.metrics.render() + context.gateway_metrics.render()
+    return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
 async def version(request: Request) -> Response:
