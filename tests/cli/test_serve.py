@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.actors.harness import fake_engine
 from tests.server.responses.websocket_client import ChatTokenizer, Client
 from triolet.cli import main, options
-from triolet.cli.serve import Server
+from triolet.cli.serve import Server, warn_of_open_access
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.server.responses.service import open_gateway
@@ -98,3 +98,21 @@ async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
             await stream.aclose()
             nursery.cancel_scope.cancel()
     assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [
+        ("0.0.0.0", (), True),
+        ("::", (), True),
+        ("192.0.2.7", (), True),
+        ("0.0.0.0", ("key",), False),
+        ("127.0.0.2", (), False),
+        ("localhost", (), False),
+    ],
+)
+def test_a_server_that_other_machines_reach_without_a_key_warns_at_its_start(
+    host: str, keys: tuple[str, ...], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_open_access(GatewayConfig(host=host, api_keys=keys), EngineConfig())
+    assert ("without API keys" in caplog.text) is warns

@@ -46,11 +46,29 @@ def test_a_name_that_is_bent_to_this_machine_is_refused(host: str | None) -> Non
 
 @pytest.mark.parametrize(
     "access",
-    [Access(listens_on="0.0.0.0"), Access(api_keys=("key",)), Access(allowed_hosts=("api.example",))],
+    [
+        Access(listens_on="0.0.0.0", api_keys=("key",)),
+        Access(api_keys=("key",)),
+        Access(allowed_hosts=("api.example",)),
+        Access(listens_on="0.0.0.0", allowed_hosts=("Api.example",)),
+        Access(listens_on="api.example"),
+        Access(listens_on="0.0.0.0", allowed_hosts=("*",)),
+    ],
 )
 def test_a_public_server_answers_to_other_names(access: Access) -> None:
     access.check_host("api.example:8000")
     assert not access.is_allowed_origin("http://evil.example", "api.example")
+
+
+def test_a_public_server_without_keys_answers_to_addresses_and_to_no_foreign_name() -> None:
+    access = Access(listens_on="0.0.0.0", allowed_hosts=("api.example",))
+    for host in ("192.0.2.7:8000", "[2001:db8::1]:8000", "localhost", "127.0.0.1:1", "api.example"):
+        access.check_host(host)
+    for host in ("evil.example:8000", None, "192.0.2.7.evil.example"):
+        with pytest.raises(WireError) as refused:
+            access.check_host(host)
+        assert (refused.value.status, refused.value.code) == (403, "host_not_allowed")
+    assert "--allowed-hosts" in str(refused.value)
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://[", "https://localhost:1"])

@@ -32,6 +32,7 @@ from triolet.core.recovery.supervision import Restart, Strategy
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import freeze_gc
 from triolet.errors import EngineUnhealthy
+from triolet.protocol.access import Access
 from triolet.server import create_app
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
@@ -52,6 +53,7 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _raise_descriptor_limit()
     check_directory(gateway.snapshot)
+    warn_of_open_access(gateway, config)
     server = Server(gateway, config)
     trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
     if server.signal == signal.SIGINT:
@@ -163,6 +165,16 @@ async def _watch_engine(engine: Engine) -> None:
         await trio.sleep(CHECK_INTERVAL_S)
         with contextlib.suppress(EngineUnhealthy):
             engine.check_health()
+
+
+def warn_of_open_access(gateway: GatewayConfig, config: EngineConfig) -> None:
+    """Warn if other machines can connect and no key is needed."""
+    has_keys = bool(gateway.api_keys or config.api_keys)
+    if not has_keys and not Access(listens_on=gateway.host).listens_on_loopback:
+        log.warning(
+            "host %s without API keys: every machine that reaches this address may use the model; set --api-keys",
+            gateway.host,
+        )
 
 
 def _raise_descriptor_limit() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 import attrs
@@ -29,8 +30,8 @@ class Access:
     priority_keys: tuple[str, ...] = ()
     # Origins of web pages that may connect, besides the server's own; `*` means any.
     allowed_origins: tuple[str, ...] = ()
-    # Names accepted in the Host header; `*` means any. Default: this machine's names, if there are no keys
-    # and the server listens on this machine only, otherwise any.
+    # Names accepted in the Host header, besides this machine's names and `listens_on`; `*` means any. Without any, all
+    # names are accepted if there are keys.
     allowed_hosts: tuple[str, ...] = ()
 
     def owner(self, authorization: str | None) -> str | None:
@@ -79,22 +80,28 @@ class Access:
         Raises:
             WireError: 403.
         """
-        if self._allowed_hosts == (ANY,) or _name_of(host) in self._allowed_hosts:
-            return
-        raise WireError(
-            "The server does not answer to this name (--allowed-hosts).",
-            code="host_not_allowed",
-            status=403,
-            type="permission_error",
-        )
+        if not self._is_allowed_host(_name_of(host)):
+            raise WireError(
+                "The server does not answer to this name in the Host header; --allowed-hosts NAME allows it.",
+                code="host_not_allowed",
+                status=403,
+                type="permission_error",
+            )
+
+    def _is_allowed_host(self, name: str) -> bool:
+        if ANY in self.allowed_hosts or (self.api_keys and not self.allowed_hosts):
+            return True  # a page that is bound to a foreign name does not have the key
+        allowed = (*THIS_MACHINE, self.listens_on, *self.allowed_hosts)
+        if name in map(str.lower, allowed):
+            return True
+        # An address is no name that can be bound anew, so a page from there comes from this server.
+        return not self.listens_on_loopback and _address_of(name) is not None
 
     @property
-    def _allowed_hosts(self) -> tuple[str, ...]:
-        if ANY in self.allowed_hosts:
-            return (ANY,)
-        if self.allowed_hosts:
-            return tuple(name.lower() for name in self.allowed_hosts)
-        return THIS_MACHINE if not self.api_keys and self.listens_on in THIS_MACHINE else (ANY,)
+    def listens_on_loopback(self) -> bool:
+        """True if only this machine can connect."""
+        address = _address_of(self.listens_on)
+        return self.listens_on == "localhost" or (address is not None and address.is_loopback)
 
     def is_allowed_origin(self, origin: str | None, host: str | None) -> bool:
         """Return whether a page of this origin may use the server; None means no page.
@@ -135,3 +142,10 @@ def _name_of(host: str | None) -> str:
         return (urlsplit(f"//{host or ''}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+def _address_of(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
