@@ -24,6 +24,7 @@ from triolet.actors.executors.grammars import (
     InlineGrammars,
     NoGrammars,
     OpenGrammars,
+    unusable_grammar,
 )
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.config.engine import EngineConfig
@@ -136,7 +137,7 @@ class StructuredOutputManager:
             [serial] = answers
             masks = (MaskAnswer(serial, len(answers[serial]), b"", False, f"its grammar failed: {error}"),)
         for one in masks:
-            self._put_down(one)
+            self._put_down(params, one)
 
     async def ask_later(self, serials: tuple[int, ...], shortage: ResourceShortage) -> None:
         """Have these masks asked for again after a pause; fail the requests whose last attempt this was."""
@@ -150,8 +151,13 @@ class StructuredOutputManager:
         self._core.masks.put_back(serials)
         self._requests.wake()
 
-    def _put_down(self, answer: MaskAnswer) -> None:
+    def _put_down(self, params: StructuredOutputsParams, answer: MaskAnswer) -> None:
         del self._num_attempts[answer.serial]
+        if answer.problem and self._core.masks.is_current(answer.serial, answer.position):
+            # A grammar can pass compilation and exceed the limits of matching later: that is the request's fault.
+            self._fail(answer.serial, unusable_grammar(params, answer.problem))
+            self._channels.wake_scheduler()
+            return
         mask = TokenMask(answer.position, answer.mask, answer.is_over, answer.problem or None)
         if self._core.masks.put_down(answer.serial, mask):
             self._channels.wake_scheduler()

@@ -93,6 +93,16 @@ def wrong_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParam
     )
 
 
+def unusable_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParams:
+    """Return the error for a grammar that was compiled and cannot be followed within the limits."""
+    field = f"structured_outputs.{params.kind}"
+    return InvalidParams(
+        f"{field} must be a grammar that can be followed: {problem}",
+        field=field,
+        got=getattr(params, params.kind),
+    )
+
+
 class NoGrammars:
     """Grammars for a tokenizer that cannot work with any: every request is refused.
 

@@ -220,10 +220,12 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
             assert self.grammars is not None
             late.extend(await self.grammars.guide(form, answers))
 
-    def told(self: structured_output.StructuredOutputManager, guided: Any) -> None:
-        put_down(self, guided)
+    def told(
+        self: structured_output.StructuredOutputManager, form: StructuredOutputsParams, guided: Any
+    ) -> None:
+        put_down(self, form, guided)
         if late and guided.position > late[0].position:
-            put_down(self, late.pop())
+            put_down(self, form, late.pop())
 
     late: list[Any] = []
     async with opened(folder, runner="inline") as engine:
@@ -281,6 +283,29 @@ async def test_a_wrong_form_is_the_callers_error(folder: Path, runner: str) -> N
                 await engine.complete([1, 2], params(form))
         assert (await engine.complete([1, 2], params(None, max_tokens=3))).finished
         assert engine.statistics().num_requests_live == 0
+
+
+RECURSIVE = 'start: "a" start | start'
+ALTERNATIVES = "start: " + " | ".join(f'"w{number}"' for number in range(5000))
+
+
+@pytest.mark.parametrize(
+    ("runner", "grammar"),
+    # Inline each answer is followed from its beginning at once, which keeps RECURSIVE within the limits.
+    [("thread", RECURSIVE), ("thread", ALTERNATIVES), ("inline", ALTERNATIVES)],
+)
+async def test_a_grammar_that_fails_while_it_is_followed_is_the_callers_error(
+    folder: Path, runner: str, grammar: str
+) -> None:
+    async with opened(folder, runner=runner, max_grammar_bytes=2**20) as engine:
+        with pytest.raises(
+            InvalidParams, match=r"structured_outputs\.grammar must be a grammar that can be"
+        ) as caught:
+            await engine.complete([1, 2], params(StructuredOutputsParams(grammar=grammar)))
+        assert caught.value.field == "structured_outputs.grammar"
+        assert (await engine.complete([1, 2], params(None, max_tokens=3))).finished
+        assert engine.statistics().num_requests_live == 0
+        assert engine.statistics().kv_blocks_in_use == 0
 
 
 async def test_a_form_that_is_too_large_is_refused_with_the_limit(folder: Path) -> None:

@@ -64,9 +64,9 @@ def test_a_public_server_without_keys_answers_to_addresses_and_to_no_foreign_nam
     access = Access(listens_on="0.0.0.0", allowed_hosts=("api.example",))
     for host in ("192.0.2.7:8000", "[2001:db8::1]:8000", "localhost", "127.0.0.1:1", "api.example"):
         access.check_host(host)
-    for host in ("evil.example:8000", None, "192.0.2.7.evil.example"):
+    for foreign in ("evil.example:8000", None, "192.0.2.7.evil.example"):
         with pytest.raises(WireError) as refused:
-            access.check_host(host)
+            access.check_host(foreign)
         assert (refused.value.status, refused.value.code) == (403, "host_not_allowed")
     assert "--allowed-hosts" in str(refused.value)
 

@@ -69,8 +69,8 @@ class GatewayConfig(Configuration):
     )
     allowed_hosts: tuple[str, ...] = option(
         # against DNS rebinding: a foreign name that is made to point to this machine is not in the list
-        "Names in the Host header that are answered, beside --host and this machine's own; * allows all. By default all "
-        "if there are keys, otherwise none; with a --host that other machines reach, all addresses too.",
+        "Names in the Host header that are answered, beside --host and this machine's own; * allows all. By default "
+        "all if there are keys, otherwise none; with a --host that other machines reach, all addresses too.",
         default=(),
         rule=texts(),
     )

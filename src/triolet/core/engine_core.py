@@ -291,16 +291,24 @@ class GrammarMasks:
         Returns:
             True if the request waits for this mask.
         """
-        if (entry := self._journal.get(serial)) is None:
+        if not self.is_current(serial, mask.position):
             return False
         thinking, bits = self._thinking.get(serial), mask.mask
-        position = mask.position + (0 if thinking is None else thinking.ended or 0)
-        if position != len(entry.output_token_ids):
-            return False  # asked in an earlier stay of the request, which has grown since
+        position = self._position(serial, mask.position)
         if thinking is not None and thinking.optional_token_id is not None and bits is not None:
             bits = with_token(bits, thinking.optional_token_id)
         self.answer(serial, TokenMask(position, bits, mask.is_over, mask.problem))
         return True
+
+    def is_current(self, serial: int, position: int) -> bool:
+        """Return True if an answer of a grammar at this position is about the request as it is now."""
+        # Otherwise it was asked in an earlier stay of the request, which has grown since.
+        entry = self._journal.get(serial)
+        return entry is not None and self._position(serial, position) == len(entry.output_token_ids)
+
+    def _position(self, serial: int, position: int) -> int:
+        thinking = self._thinking.get(serial)
+        return position + (0 if thinking is None else thinking.ended or 0)
 
     def answer(self, serial: int, mask: TokenMask) -> None:
         """Set the mask of a request; the next `plan_step` takes it."""
