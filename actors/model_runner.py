@@ -5,6 +5,7 @@ What `execute` raises ends this life of the actor, and the scheduler's with it: 
 
 from __future__ import annotations
 
+import attrs
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
@@ -62,6 +63,8 @@ async def model_runner_actor(
                     await _compute(plan, core, channels, progress, executor)
             finally:
                 progress.is_runner_ready = False
+                # that process is gone, or about to be; the next life brings its own
+                core.model.info = attrs.evolve(core.model.info, process_id=None)
 
 
 async def _compute(

@@ -127,9 +127,9 @@ def build_supervision_tree(
     )
     # a late stop is reported once, by the supervisor of the actor that is late, and not again by the root
     children = [
-        ChildSpec(name="engine", start=engine.run, shutdown_s=math.inf),
-        ChildSpec(name="text", start=text.run, shutdown_s=math.inf),
-        ChildSpec(name="masks", start=masks.run, shutdown_s=math.inf),
+        ChildSpec(name="engine", start=engine.run, report_late_stop_s=math.inf),
+        ChildSpec(name="text", start=text.run, report_late_stop_s=math.inf),
+        ChildSpec(name="masks", start=masks.run, report_late_stop_s=math.inf),
     ]
     if config.step_timeout is not None:
         watchdog = partial(watchdog_actor, channels, progress, grammars, lives, config.step_timeout)

@@ -51,13 +51,13 @@ class ChildSpec:
         name: for reports, unique among siblings.
         start: the child itself, started anew for every life.
         restart: kinds of endings after which the child is restarted.
-        shutdown_s: time after which a stop is reported as late, seconds. A task cannot be killed.
+        report_late_stop_s: time after which a stop is reported as late, seconds. A task cannot be killed.
     """
 
     name: str
     start: ChildStart
     restart: Restart = Restart.PERMANENT
-    shutdown_s: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
+    report_late_stop_s: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
 
 
 class SupervisorGaveUp(Exception):
@@ -224,7 +224,7 @@ class Supervisor:
                 continue
             child.is_stopping = True
             child.scope.cancel()
-            with trio.move_on_after(child.spec.shutdown_s):
+            with trio.move_on_after(child.spec.report_late_stop_s):
                 await child.done.wait()
             if not child.done.is_set():
                 self._report("shutdown_error", None, name)

@@ -11,6 +11,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -292,6 +293,22 @@ async def test_a_restart_is_seen_from_outside_while_it_lasts_and_afterwards(
 )
 def test_the_cause_of_a_restart_is_told_by_its_error(error: BaseException | None, cause: str) -> None:
     assert restart_cause(error) == cause
+
+
+async def test_the_model_names_no_process_while_there_is_none(autojump_clock: MockClock) -> None:
+    class InProcess(SlowToStartAgain):
+        async def start(self, on_progress: OnProgress) -> ModelInfo:
+            return attrs.evolve(await super().start(on_progress), process_id=100 + self.num_lives)
+
+    executor = InProcess(num_blocks=64, block_size=4)
+    crash_in_steps(executor, 5)
+    async with fake_engine(executor) as engine:
+        before = engine.model_info.process_id
+        async with engine.generate([9], PARAMS) as stream:
+            await trio.sleep(0.5)
+            assert engine.model_info.process_id is None
+            await last_of(stream)
+        assert engine.model_info.process_id not in (None, before)
 
 
 async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: MockClock) -> None:

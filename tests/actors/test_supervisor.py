@@ -359,7 +359,7 @@ async def test_a_child_that_is_late_to_stop_is_reported_and_waited_for(autojump_
         with trio.CancelScope(shield=True):
             await trio.sleep(60)
 
-    specs = [nursery.child("a"), ChildSpec(name="stubborn", start=stubborn, shutdown_s=5.0)]
+    specs = [nursery.child("a"), ChildSpec(name="stubborn", start=stubborn, report_late_stop_s=5.0)]
     with trio.move_on_after(10):
         await supervisor(nursery, specs).run()
     assert trio.current_time() == pytest.approx(60.0)
@@ -379,7 +379,9 @@ async def test_a_late_stop_below_a_supervisor_is_reported_once_and_is_no_error_i
 
     inner = supervisor(nursery, [ChildSpec(name="stubborn", start=stubborn)])
     with trio.move_on_after(10):
-        await supervisor(nursery, [ChildSpec(name="inner", start=inner.run, shutdown_s=math.inf)]).run()
+        await supervisor(
+            nursery, [ChildSpec(name="inner", start=inner.run, report_late_stop_s=math.inf)]
+        ).run()
     assert nursery.events == [("shutdown_error", "stubborn")]
     assert [record.levelno for record in caplog.records] == [logging.INFO]
 
