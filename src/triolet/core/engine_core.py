@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import attrs
 
@@ -35,9 +34,6 @@ from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import RequestFailed, UnsupportedFeature
-
-if TYPE_CHECKING:
-    from triolet.core.scheduling.scheduler import Scheduler, SchedulerCounters
 
 
 @attrs.frozen(kw_only=True)

@@ -18,7 +18,7 @@ from triolet.model.backends import transformers_attention, transformers_backend
 from triolet.model.backends.position_thresholds import (
     MAX_PREFIX,
     SPAN_TOKENS,
-    Span,
+    PositionSpan,
     Threshold,
     position_thresholds,
     spans_of,
@@ -74,10 +74,10 @@ def test_what_is_no_whole_number_is_no_threshold(value: object) -> None:
 def test_spans_stand_on_both_sides_of_thresholds_and_at_both_ends() -> None:
     window, also, floor = Threshold("window", 512), Threshold("chunk", 512), Threshold("floor", 100_000)
     assert spans_of([window, also, floor], 131_072) == (
-        Span(0, 0),
-        Span(510, 510, (window, also)),
-        Span(99_998, 8, (floor,)),
-        Span(131_064, 8),
+        PositionSpan(0, 0),
+        PositionSpan(510, 510, (window, also)),
+        PositionSpan(99_998, 8, (floor,)),
+        PositionSpan(131_064, 8),
     )
 
 

@@ -42,12 +42,12 @@ class Threshold:
 
     @property
     def is_window(self) -> bool:
-        """Whether its name is that of a window or chunk, which only as many earlier tokens can show."""
+        """True if its name is that of a window or chunk, which only as many earlier tokens can show."""
         return _WINDOW_NAMES.search(self._name) is not None
 
     @property
     def is_position(self) -> bool:
-        """Whether its name is that of a position, whatever number of earlier tokens is attended to."""
+        """True if its name is that of a position, whatever number of earlier tokens is attended to."""
         return not self.is_window and _POSITION_NAMES.search(self._name) is not None
 
     @property
@@ -56,7 +56,7 @@ class Threshold:
 
 
 @attrs.frozen
-class Span:
+class PositionSpan:
     """Tokens of one sequence that are computed to see what a threshold changes.
 
     Args:
@@ -111,7 +111,7 @@ def _whole_numbers(section: Mapping[str, object], path: str) -> Iterator[tuple[s
                 yield f"{path}{name}", int(entry)
 
 
-def spans_of(thresholds: Sequence[Threshold], max_position: int) -> tuple[Span, ...]:
+def spans_of(thresholds: Sequence[Threshold], max_position: int) -> tuple[PositionSpan, ...]:
     """Choose what to compute: a sequence's beginning, its end, and the tokens around each threshold.
 
     Args:
@@ -124,7 +124,8 @@ def spans_of(thresholds: Sequence[Threshold], max_position: int) -> tuple[Span, 
         start = min(max(0, threshold.tokens - TOKENS_BEFORE), last)
         crossing.setdefault(start, []).append(threshold)
     return tuple(
-        Span(start, _num_prefix(start, found), tuple(found)) for start, found in sorted(crossing.items())
+        PositionSpan(start, _num_prefix(start, found), tuple(found))
+        for start, found in sorted(crossing.items())
     )
 
 
@@ -134,7 +135,7 @@ def _num_prefix(start: int, thresholds: Sequence[Threshold]) -> int:
     return start if needs_all else min(start, _SHORT_PREFIX)
 
 
-def uncovered(spans: Sequence[Span], windows: frozenset[int]) -> tuple[Threshold, ...]:
+def uncovered(spans: Sequence[PositionSpan], windows: frozenset[int]) -> tuple[Threshold, ...]:
     """Find windows that no span shows, because they lie beyond the longest prefix.
 
     Args:

@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from triolet.errors import UnsupportedModel
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.backends.position_thresholds import SPAN_TOKENS, TOKENS_BEFORE, Span
+from triolet.model.backends.position_thresholds import SPAN_TOKENS, TOKENS_BEFORE, PositionSpan
 from triolet.model.backends.transformers_attention import (
     INSPECTED_ATTENTION,
     PAGED_ATTENTION,
@@ -121,7 +121,7 @@ class _Layout:
     weights: Mapping[int, int]
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> _Layout:
+    def of(cls, spans: Sequence[PositionSpan]) -> _Layout:
         tables, weights, num_blocks = list[tuple[int, ...]](), dict[int, int](), _NUM_FILLERS
         for span in spans:
             num_own = -(-(span.num_prefix + SPAN_TOKENS) // _BLOCK_SIZE) - span.num_prefix // _BLOCK_SIZE
@@ -151,7 +151,7 @@ class _Layout:
         return weights.flatten()
 
     def batch(
-        self, spans: Sequence[Span], tokens: Tensor, part: slice, cache: tuple[LayerCache, ...]
+        self, spans: Sequence[PositionSpan], tokens: Tensor, part: slice, cache: tuple[LayerCache, ...]
     ) -> ForwardBatch:
         """Return the step that computes the same part of every span."""
         device = tokens.device
@@ -184,7 +184,9 @@ class _Layout:
         )
 
 
-def compare_attention_arguments(model: PreTrainedModel, vocab_size: int, spans: Sequence[Span]) -> None:
+def compare_attention_arguments(
+    model: PreTrainedModel, vocab_size: int, spans: Sequence[PositionSpan]
+) -> None:
     """Compare what reaches the attention functions with and without explicit positions; leaves them inspected.
 
     Args:
@@ -234,7 +236,7 @@ def _changed_argument(
 
 
 def compare_over_prefixes(
-    model: PreTrainedModel, paged: CausalModel, spans: Sequence[Span], allowed: float
+    model: PreTrainedModel, paged: CausalModel, spans: Sequence[PositionSpan], allowed: float
 ) -> None:
     """Compare what spans with a past compute, alone in the model's own attention and together in ours.
 
