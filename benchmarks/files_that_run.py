@@ -153,7 +153,7 @@ async def crashing(_: str) -> AsyncIterator[Case]:
                 assert process_id is not None
                 os.kill(process_id, signal.SIGKILL)
                 recorder.start()
-                while engine.model_info.process_id == process_id:
+                while engine.model_info.process_id in (None, process_id):
                     await anext(outputs)
                 recorder.stop()
 
