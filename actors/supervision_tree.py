@@ -30,14 +30,13 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.model_runner import model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import make_grammars, structured_output_actor
-from triolet.actors.supervisor import ChildSpec, Supervisor, root_cause
+from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
-from triolet.actors.watchdog import STRUCTURED_OUTPUT, ActorStuck, Lives, watchdog_actor, watched
+from triolet.actors.watchdog import STRUCTURED_OUTPUT, Lives, watchdog_actor, watched
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import CrashReport, RestartLog, Strategy
-from triolet.errors import ResourceShortage, RunnerDied
 
 
 def build_supervision_tree(
@@ -142,20 +141,3 @@ def build_supervision_tree(
         period_s=60.0,
         num_achieved=core.num_steps_done,
     )
-
-
-def restart_cause(reason: BaseException | None) -> str:
-    """Return the cause of a restart, one of `RESTART_CAUSES`.
-
-    Args:
-        reason: what the actor ended with; None for a return.
-    """
-    match reason and root_cause(reason):
-        case ActorStuck() | RunnerDied(is_hang=True):
-            return "hang"
-        case RunnerDied():
-            return "exit"
-        case ResourceShortage():
-            return "shortage"
-        case _:
-            return "crash"

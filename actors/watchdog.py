@@ -17,9 +17,9 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.grammar_requests import GrammarRequests
-from triolet.actors.supervisor import ChildStart
+from triolet.actors.supervisor import ChildStart, root_cause
 from triolet.core.engine_core import EngineCore
-from triolet.errors import EngineUnhealthy
+from triolet.errors import EngineUnhealthy, ResourceShortage, RunnerDied
 
 CHECKS_PER_TIMEOUT = 4  # so a hang is found after at most one and a half times `step_timeout`
 
@@ -148,3 +148,20 @@ def _bottleneck(core: EngineCore, channels: Channels, progress: ActorProgress) -
     if core.scheduler is not None and core.scheduler.is_step_in_flight:
         return "model_runner"
     return STRUCTURED_OUTPUT if core.masks.unanswered() else "scheduler"
+
+
+def restart_cause(reason: BaseException | None) -> str:
+    """Return the cause of a restart, one of `RESTART_CAUSES`.
+
+    Args:
+        reason: what the actor ended with; None for a return.
+    """
+    match reason and root_cause(reason):
+        case ActorStuck() | RunnerDied(is_hang=True):
+            return "hang"
+        case RunnerDied():
+            return "exit"
+        case ResourceShortage():
+            return "shortage"
+        case _:
+            return "crash"

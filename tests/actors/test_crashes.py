@@ -29,9 +29,8 @@ from triolet.actors import detokenizer, scheduler, tokenizer
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
-from triolet.actors.supervision_tree import restart_cause
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
-from triolet.actors.watchdog import ActorStuck
+from triolet.actors.watchdog import ActorStuck, restart_cause
 from triolet.core.load_progress import OnProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import LoadedModel, ModelInfo

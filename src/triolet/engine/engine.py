@@ -18,8 +18,7 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
 from triolet.actors.grammar_requests import GrammarRequests
-from triolet.actors.supervision_tree import restart_cause
-from triolet.actors.watchdog import check_health
+from triolet.actors.watchdog import check_health, restart_cause
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, EngineStatistics
 from triolet.core.output.output_processor import LiveRequest

@@ -499,7 +499,8 @@ class Session:
             return
         request, planned = turn.request, turn.planned
         assert request is not None and planned is not None, "a turn without an error has a request"
-        self._context.access.check_priority(self._owner, request.priority)
+        if request.priority < 0:
+            self._context.access.check_priority(self._owner, request.priority)
         stores = (self._local, self._context.store)
         before = previous_messages(request.previous_response_id, self._owner, *stores)
         turn.answer = self._context.answer(request, planned, before, now)
