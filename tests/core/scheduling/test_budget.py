@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from tests.core.stage import make_config
-from triolet.core.scheduling.budget import MEMORY_STEPS, MIN_CHUNK, CostModel, TokenBudget
+from tests.core.stage import Stage, make_config
+from triolet.core.scheduling.budget import MEMORY_STEPS, MIN_CHUNK, CostModel, TokenBudget, _Point
 from triolet.core.scheduling.policies.fair import LINGER_S, MANY, ActiveClients
 
 
@@ -44,6 +44,32 @@ def test_a_step_of_unknown_length_teaches_nothing() -> None:
     costs = CostModel()
     costs.observe(4, 40, 0.0)
     assert costs == CostModel()
+
+
+def test_a_point_goes_half_way_down_and_a_tenth_of_the_way_up_with_all_that_it_holds() -> None:
+    point = _Point(4, 40, 10.0, 1)
+    point.move(8, 60, 8.0, 2)
+    assert point == _Point(6, 50, 9.0, 2)
+    point.move(16, 150, 14.0, 3)
+    assert point == _Point(7, 60, 9.5, 3)
+
+
+def test_without_decodes_all_of_the_time_is_for_the_further_tokens() -> None:
+    costs = CostModel()
+    costs.observe(1, 33, 8.0)
+    assert (costs.fixed_s, costs.row_s, costs.token_s) == (0.0, 0.0, 0.25)
+
+
+def test_a_fixed_cost_below_one_second_is_found() -> None:
+    assert taught(fixed_s=0.5).fixed_s == pytest.approx(0.5)
+
+
+def test_where_more_rows_took_less_time_rows_cost_nothing() -> None:
+    costs = CostModel()
+    costs.observe(1, 1, 2.0)
+    costs.observe(8, 8, 1.0)
+    # Relative errors: the weights of 2 s and 1 s are 1/4 and 1, so the mean is (2/4 + 1) / (1/4 + 1).
+    assert (costs.fixed_s, costs.row_s) == pytest.approx((1.2, 0.0))
 
 
 # --------------------------------------------------------------------------------------- prompts
@@ -97,6 +123,31 @@ def test_before_anything_is_known_nothing_is_cut() -> None:
     limited.begin_step(has_decodes=True)
     assert limited.chunk(100) == 100
     assert limited.many_s == math.inf
+
+
+def test_two_pending_tokens_are_a_prompt_and_find_no_room_after_the_bound() -> None:
+    limited = pace(max_prefill_delay_s=0.001)
+    limited.begin_step(has_decodes=True)
+    assert [limited.chunk(100), limited.chunk(2), limited.chunk(1)] == [MIN_CHUNK, 0, 1]
+
+
+def test_time_left_for_less_than_a_token_is_used_for_one() -> None:
+    limited = pace(max_prefill_delay_s=5.0625)  # 40 tokens of 0.125 seconds and a half
+    limited.begin_step(has_decodes=True)
+    assert [limited.chunk(40), limited.chunk(5), limited.chunk(5)] == [40, 1, 0]
+
+
+def test_rows_of_clients_with_many_requests_have_the_time_that_the_factor_leaves_beside_a_first_step() -> (
+    None
+):
+    stage = Stage()
+    stage.add("a", 1)
+    first_step = stage.in_flight()
+    budget = pace(fair_ttft_factor=3.0)
+    budget.step_done(first_step, 0.0)
+    assert budget.many_s == math.inf  # a step of unknown length is no measurement
+    budget.step_done(first_step, 5.0)
+    assert budget.many_s == pytest.approx((3 - 1) * 5.0 - 2.0)
 
 
 # --------------------------------------------------------------------------------------- company

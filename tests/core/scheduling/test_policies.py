@@ -14,7 +14,7 @@ from tests.source_tree import package_files, parse, where
 from triolet.config.engine import EngineConfig
 from triolet.core.journal import JournalEntry
 from triolet.core.request.request import FinishReason
-from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, FairQueue
+from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, SLACK, FairQueue
 from triolet.core.scheduling.policies.registry import POLICIES
 
 
@@ -284,6 +284,56 @@ def test_accounts_are_kept_for_a_bounded_number_of_clients() -> None:
     line = stage.scheduler._queues.waiting
     assert isinstance(line, FairQueue)
     assert len(line._served) <= MAX_ACCOUNTS + 1
+
+
+def fair_queue(stage: Stage) -> FairQueue:
+    queue = stage.scheduler._queues.waiting
+    assert isinstance(queue, FairQueue)
+    return queue
+
+
+def test_the_last_row_is_lost_at_a_gap_of_exactly_a_quantum() -> None:
+    queue = fair_queue(fair_stage())
+    queue._served.update(a=QUANTUM - 1)
+    assert not queue._makes_way("a", "b")
+    queue._served.update(a=QUANTUM)
+    assert queue._makes_way("a", "b")
+
+
+def test_waiting_requests_count_until_they_are_removed() -> None:
+    stage = fair_stage()
+    entries = [stage.add(f"a{number}", 1, client="a") for number in range(4)]
+    stage.add("b", 1, client="b")
+    assert fair_queue(stage)._active.with_many() == ["a"]
+    stage.scheduler.abort(entries[0].serial)
+    assert fair_queue(stage)._active.with_many() == []
+
+
+def test_a_client_is_throttled_until_it_is_behind_every_client_with_few_requests_by_more_than_the_slack() -> (
+    None
+):
+    queue = fair_queue(fair_stage())
+    for client, number in (("many", 8), ("least", 1), ("most", 1)):
+        queue._active.set_num_requests(client, number)
+    queue._served.update(many=1000, least=1000 + SLACK, most=5000)
+    assert queue._is_throttled("many")
+    queue._served.update(many=999)
+    assert not queue._is_throttled("many")
+
+
+def test_a_client_that_waits_or_runs_is_not_idle() -> None:
+    stage = fair_stage(max_num_seqs=1)
+    stage.add("runs", 1, client="a")
+    stage.step()
+    stage.add("waits", 1, client="b")
+    assert [fair_queue(stage)._is_idle(client) for client in "abc"] == [False, False, True]
+
+
+def test_when_the_accounts_are_closed_clients_start_at_no_tokens() -> None:
+    queue = fair_queue(fair_stage())
+    queue._floor = 40
+    queue._close_accounts()
+    assert queue.served("newcomer") == 0
 
 
 # --------------------------------------------------------------------------- positions, and the cache

@@ -56,6 +56,14 @@ def test_those_that_wait_for_a_beginning_are_counted_as_deferred_and_those_that_
     assert statistics_of(stage.scheduler, stage.scheduler.counters, num_running=1).num_requests_deferred == 2
 
 
+def test_a_beginning_of_exactly_one_block_is_waited_for() -> None:
+    stage = wide_stage()
+    stage.add("a", BEGINNING[:4])
+    stage.add("b", [*BEGINNING[:4], 2])
+    assert stage.step() == [("a", 0, 4)]
+    assert stage.step() == [("a", 4, 1), ("b", 4, 1)]
+
+
 def test_a_long_beginning_is_waited_for_chunk_by_chunk() -> None:
     stage = wide_stage(max_num_batched_tokens=20, max_model_len=64)
     long = list(range(100, 132))

@@ -223,7 +223,7 @@ class FairQueue(WaitingQueue):
         """Take the tokens of a throttled client's row out of what is left of the time."""
         costs = self._budget.costs
         self._spare_s -= costs.row_s
-        if num_tokens > 1 and self._spare_s < float("inf"):
+        if num_tokens > 1:
             num_tokens = min(num_tokens, 1 + self._budget.tokens_within(max(0.0, self._spare_s)))
             self._spare_s -= (num_tokens - 1) * costs.token_s
         self._has_spare = self._spare_s >= costs.row_s
