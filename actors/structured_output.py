@@ -134,10 +134,17 @@ class StructuredOutputManager:
                 for serial, token_ids in answers.items():
                     await self.ask(params, {serial: token_ids})
                 return
-            [serial] = answers
-            masks = (MaskAnswer(serial, len(answers[serial]), b"", False, f"its grammar failed: {error}"),)
+            [(serial, token_ids)] = answers.items()
+            self._put_down(MaskAnswer(serial, len(token_ids), b"", False, f"its grammar failed: {error}"))
+            return
         for one in masks:
-            self._put_down(params, one)
+            if one.problem and self._core.masks.is_current(one.serial, one.position):
+                # A grammar can pass compilation and exceed the limits of matching later: that is the request's fault.
+                del self._num_attempts[one.serial]
+                self._fail(one.serial, unusable_grammar(params, one.problem))
+                self._channels.wake_scheduler()
+            else:
+                self._put_down(one)
 
     async def ask_later(self, serials: tuple[int, ...], shortage: ResourceShortage) -> None:
         """Have these masks asked for again after a pause; fail the requests whose last attempt this was."""
@@ -151,13 +158,8 @@ class StructuredOutputManager:
         self._core.masks.put_back(serials)
         self._requests.wake()
 
-    def _put_down(self, params: StructuredOutputsParams, answer: MaskAnswer) -> None:
+    def _put_down(self, answer: MaskAnswer) -> None:
         del self._num_attempts[answer.serial]
-        if answer.problem and self._core.masks.is_current(answer.serial, answer.position):
-            # A grammar can pass compilation and exceed the limits of matching later: that is the request's fault.
-            self._fail(answer.serial, unusable_grammar(params, answer.problem))
-            self._channels.wake_scheduler()
-            return
         mask = TokenMask(answer.position, answer.mask, answer.is_over, answer.problem or None)
         if self._core.masks.put_down(answer.serial, mask):
             self._channels.wake_scheduler()

@@ -220,12 +220,10 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
             assert self.grammars is not None
             late.extend(await self.grammars.guide(form, answers))
 
-    def told(
-        self: structured_output.StructuredOutputManager, form: StructuredOutputsParams, guided: Any
-    ) -> None:
-        put_down(self, form, guided)
+    def told(self: structured_output.StructuredOutputManager, guided: Any) -> None:
+        put_down(self, guided)
         if late and guided.position > late[0].position:
-            put_down(self, form, late.pop())
+            put_down(self, late.pop())
 
     late: list[Any] = []
     async with opened(folder, runner="inline") as engine:
