@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -147,6 +148,7 @@ def chat(address: str, random_: random.Random) -> str:
 async def respond(address: str, random_: random.Random) -> str:
     """Have some responses on one WebSocket; cancel some."""
     async with open_websocket_url(address.replace("http", "ws", 1) + "/v1/responses") as socket:
+        has_cancelled = False
         for _ in range(random_.randrange(1, 6)):
             create = {"type": "response.create", "model": MODEL, "input": "Tell a story."}
             await socket.send_message(json.dumps(create | {"max_output_tokens": random_.randrange(1, 40)}))
@@ -154,8 +156,11 @@ async def respond(address: str, random_: random.Random) -> str:
             while True:
                 event = json.loads(await socket.get_message())
                 if event["type"] == "error":
-                    return f"error {event.get('code')}"
+                    if has_cancelled and event["error"]["code"] == "response_not_found":
+                        continue  # a cancellation that came when its response was complete
+                    return f"error {event['error']['code']}"
                 if event["type"] == "response.created" and is_cancelled:
+                    has_cancelled = True
                     await socket.send_message(json.dumps({"type": "response.cancel"}))
                 if event["type"] in ("response.completed", "response.incomplete", "response.cancelled"):
                     break
@@ -193,7 +198,7 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
                     shared[pid] = memory[1]
         alive = {pid: name_of(pid) for pid in processes_of(root)}
         metrics = await trio.to_thread.run_sync(get, f"{address}/metrics")
-    in_use = [line for line in metrics.splitlines() if line.startswith("triolet:kv_blocks_in_use")]
+    in_use = [line for line in metrics.splitlines() if re.match(r'triolet:kv_blocks{.*state="in_use"', line)]
     common = {
         "bench": "soak_server",
         "minutes": minutes,
