@@ -151,5 +151,6 @@ def test_numbers_that_are_too_small_for_tiles_do_no_harm_to_their_neighbours(mul
     x, weight = normal(3, 64), normal(64, 64, seed=2)
     weight[:, 1::2] = 0.0
     truth = (x.double() @ weight.double().T).float()
-    weight[:, 1::2] = 1.1e-40  # its lower half is not zero, and its thirds are no numbers of a usual size
+    # the lower half is not zero, and the three parts are no numbers of a usual size
+    weight[:, 1::2] = 1.1e-40
     torch.testing.assert_close(multiply(x, weight), truth, rtol=1e-5, atol=1e-5)

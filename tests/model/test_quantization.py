@@ -137,11 +137,11 @@ def test_models_that_do_not_run_as_one_step_are_refused(
         load_model(str(make_model(family, tmp_path)), quantization=quantization)
 
 
-def test_widths_that_are_no_fours_are_refused(tmp_path: Path) -> None:
+def test_widths_that_are_no_groups_of_four_are_refused(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path, intermediate_size=70)
     with pytest.raises(ConfigError, match="quantization must be none for this model"):
         load_model(str(folder), quantization="int8")
-    with pytest.raises(KernelShapeError, match="fours of inputs"):
+    with pytest.raises(KernelShapeError, match="groups of 4 inputs"):
         pack_int8(compiled(""), torch.zeros(8, 6))
 
 
