@@ -205,7 +205,7 @@ class Supervisor:
     def _note_death(self, child: _Child) -> None:
         self._dead.append(child)
         if must_restart(child.spec.restart, crashed=child.reason is not None):
-            self._restart_log.restarting.add(child.spec.name)
+            self._restart_log.note_end((child.spec.name,))
         self._waiting.unpark()
 
     async def _start(self, spec: ChildSpec, nursery: trio.Nursery) -> None:
@@ -215,7 +215,7 @@ class Supervisor:
         if not child.has_started:
             del self._children[spec.name]
             raise child.reason or RuntimeError(f"{spec.name} returned before it was ready")
-        self._restart_log.restarting.discard(spec.name)
+        self._restart_log.note_start(spec.name)
 
     async def _stop(self, names: Sequence[str]) -> None:
         """Stop the children of these names that exist, one after the other, the last one first."""
@@ -254,7 +254,7 @@ class Supervisor:
                     raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
                 await trio.sleep(self._pauses.next_s())
             affected = children_to_restart(self._strategy, tuple(self._specs), name)
-            self._restart_log.restarting.update(
+            self._restart_log.note_end(
                 one for one in affected if self._specs[one].restart is not Restart.TEMPORARY
             )
             await self._stop(affected)

@@ -56,6 +56,29 @@ def test_a_chat_whole_and_streamed(client: Any) -> None:
     assert whole.usage.prompt_tokens + whole.usage.completion_tokens == whole.usage.total_tokens
 
 
+def test_vendor_events_leave_every_stream_of_the_sdk_whole(client: Any) -> None:
+    chat = {"model": MODEL, "messages": HELLO, "temperature": 0}
+    told: dict[str, Any] = {"extra_body": {"triolet_events": True}}
+    text = client.chat.completions.create(**chat).choices[0].message.content
+
+    chunks = list(client.chat.completions.create(**chat, **told, stream=True))
+    assert [chunk for chunk in chunks if not chunk.choices and chunk.model_extra["triolet"]["type"]]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    with client.chat.completions.stream(**chat, **told) as stream:
+        assert stream.get_final_completion().choices[0].message.content == text
+
+    response = {"model": MODEL, "input": "Hello!", "temperature": 0}
+    events = list(client.responses.create(**response, **told, stream=True))
+    assert [event for event in events if event.type in ("triolet:queue", "triolet:prefill")]
+    assert events[-1].response.output_text == text
+    with client.responses.stream(**response, **told) as stream:
+        assert "".join(one.delta for one in stream if one.type == "response.output_text.delta") == text
+        assert stream.get_final_response().output_text == text
+
+    quiet = list(client.responses.create(**response, stream=True))
+    assert not [event for event in quiet if event.type.startswith("triolet:")]
+
+
 def test_the_helper_for_streams_is_satisfied(client: Any) -> None:
     with client.chat.completions.stream(model=MODEL, messages=HELLO, temperature=0) as stream:
         kinds = {event.type for event in stream}

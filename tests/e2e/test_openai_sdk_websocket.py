@@ -139,12 +139,19 @@ def test_a_session_tells_its_lanes_apart(client: Any) -> None:
         assert lanes["a"].get_final_response(timeout=30).output_text == alone["a"]
 
 
-def test_the_accumulator_follows_a_stream(client: Any) -> None:
+@pytest.mark.parametrize("triolet_events", [False, True])
+def test_the_accumulator_follows_a_stream_also_one_with_vendor_events(
+    client: Any, triolet_events: bool
+) -> None:
     accumulator = ResponsesWebSocketAccumulator()
     with client.responses.connect() as connection:
-        connection.response.create(**GREEDY, input="Hello!")
-        for event in until_ended(connection):
+        wish = {"type": "response.create", **GREEDY, "input": "Hello!", "triolet_events": triolet_events}
+        connection.send(wish)
+        events = until_ended(connection)
+        for event in events:
             accumulator.add_event(event)
+    # The place in the queue is told at once, also where nothing goes before.
+    assert any(event.type.startswith("triolet:") for event in events) == triolet_events
     assert accumulator.snapshot().output_text == accumulator.get_final_response().output_text != ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import trio
@@ -45,6 +45,31 @@ from triolet.observability.tracing_setup import accepted_trace_headers, open_tra
 SCOPE_ENDED = "the engine's scope has ended"
 
 
+class RestartStream:
+    """Iterator over the actors that are being restarted; made by `Engine.follow_restarts`.
+
+    The first value is that of now, empty if none is. Values that were not read in time are left out. Ends with the
+    engine, and needs no clean-up.
+    """
+
+    def __init__(self, log: RestartLog, progress: ActorProgress, availability: Availability) -> None:
+        self._log, self._progress, self._availability = log, progress, availability
+        self._shown: tuple[str, ...] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[str, ...]:
+        await trio.lowlevel.checkpoint()
+        while self._availability.is_serving and self._availability.death is None:
+            restarting = tuple(sorted(self._log.restarting))
+            if restarting != self._shown:
+                self._shown = restarting
+                return restarting
+            await self._progress.restarted.park()
+        raise StopAsyncIteration
+
+
 class Engine:
     """Running engine; `open_engine` makes it.
 
@@ -67,7 +92,7 @@ class Engine:
         preparation = RequestPreparation(builder, channels, progress, grammars)
         self._availability = Availability()
         self._requests = RequestTable(config, core, channels, progress, preparation, self._availability)
-        self._num_restarts, self._restart_log = 0, RestartLog()
+        self._num_restarts, self._restart_log = 0, RestartLog(progress.restarted.unpark_all)
         self._loop_watch = LoopMonitor()
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=config.log_stats)
         self._tracing = open_tracing(config)
@@ -171,6 +196,11 @@ class Engine:
     def is_open(self) -> bool:
         """True if requests are taken."""
         return self._availability.is_open
+
+    def follow_restarts(self) -> RestartStream:
+        """Return an iterator over changes of `statistics().restarting`, which ends with the engine."""
+        self._run.check()
+        return RestartStream(self._restart_log, self._progress, self._availability)
 
     def status(self, request_id: str) -> RequestStatus | None:
         """Return the status of a request, also for a while after it ended; None for an unknown id."""
@@ -356,6 +386,7 @@ class Engine:
         self._availability.close(SCOPE_ENDED)
         self._requests.end_admissions()
         self._end_all(FinishReason.SHUTDOWN)
+        self._progress.restarted.unpark_all()
 
     def _die(self, cause: BaseException) -> None:
         """Fail every live request, after the root supervisor has given up."""
@@ -367,6 +398,7 @@ class Engine:
             self._core.fail(serial, death_by(cause), trio.current_time())
         self._progress.stepped.unpark_all()
         self._progress.idle.unpark_all()
+        self._progress.restarted.unpark_all()
 
     def _note_report(self, report: CrashReport) -> None:
         # A start that fails is followed by another one, as a crash is.

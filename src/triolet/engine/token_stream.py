@@ -9,6 +9,7 @@ is left to the garbage collector.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from types import TracebackType
 from typing import Self, cast
@@ -32,7 +33,13 @@ from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.request import FinishReason, Request, RequestStatus
 from triolet.engine.live_requests import has_first_token, progress_of
 from triolet.engine.snapshot import fill_in, goes_on
-from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, counted_admission
+from triolet.engine.submission import (
+    RequestPreparation,
+    Submission,
+    TrioRunGuard,
+    counted_admission,
+    seconds,
+)
 from triolet.errors import EngineClosed, EngineDead, RequestFailed, RequestIdInUse, StreamMisused
 from triolet.ipc.snapshot import Snapshot
 
@@ -269,16 +276,19 @@ class TokenStream:
         self._readable()
         return progress_of(self._submission, self._core)
 
-    def follow(self) -> ProgressStream:
+    def follow(self, interval: float = 0.0) -> ProgressStream:
         """Return an iterator over changes of `progress`, which ends with the first token or with the request.
 
         The outputs are not touched, and several tasks may follow while one reads.
 
+        Args:
+            interval: shortest time between two looks at the progress, seconds.
         Raises:
+            InvalidRequest: `interval` is no number of seconds.
             StreamMisused: outside of the `async with`.
         """
         self._readable()
-        return ProgressStream(self._submission, self._core, self._progress)
+        return ProgressStream(self._submission, self._core, self._progress, seconds("interval", interval))
 
     async def __aenter__(self) -> Self:
         self._run.check()
@@ -364,10 +374,18 @@ class ProgressStream:
     Ends with the first token, or with the request. It needs no clean-up, so it may be dropped at any point.
     """
 
-    def __init__(self, submission: Submission, core: EngineCore, progress: ActorProgress) -> None:
+    def __init__(
+        self, submission: Submission, core: EngineCore, progress: ActorProgress, interval_s: float
+    ) -> None:
         self._submission, self._core, self._progress = submission, core, progress
+        self._interval_s, self._looked_s = interval_s, -math.inf
         self._shown: RequestProgress | None = None
         self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if the last value was the final one: the request had a token, or had ended."""
+        return self._is_over
 
     def __aiter__(self) -> Self:
         return self
@@ -375,6 +393,8 @@ class ProgressStream:
     async def __anext__(self) -> RequestProgress:
         await trio.lowlevel.checkpoint()
         while not self._is_over:
+            # Not parked meanwhile, so that the steps in between cost nothing.
+            await self._sleep_until_next_look()
             self._is_over = has_first_token(self._submission)
             progress = progress_of(self._submission, self._core)
             if progress != self._shown:
@@ -383,3 +403,8 @@ class ProgressStream:
             if not self._is_over:
                 await self._progress.stepped.park()
         raise StopAsyncIteration
+
+    async def _sleep_until_next_look(self) -> None:
+        if (next_s := self._looked_s + self._interval_s) > trio.current_time():
+            await trio.sleep_until(next_s)
+        self._looked_s = trio.current_time()

@@ -12,6 +12,7 @@ from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidRequest
+from triolet.protocol.errors import wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
 from triolet.protocol.json import CONVERTER, Wrong
 
@@ -55,6 +56,11 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts  # one prompt or several, each with answers of its own
     # True to begin each answer with its prompt; with `logprobs`, also with those of its tokens.
     echo: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if self.triolet_events and len(self.prompt.prompts) > 1:
+            raise wrong("triolet_events", "left out beside several prompts", True)
 
     def num_logprobs(self) -> int | None:
         return self.sampling.get("logprobs")

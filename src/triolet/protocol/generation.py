@@ -84,6 +84,8 @@ class GenerationRequest:
     user: str | None = None  # end user of the client; has no effect
 
     timeout: float | None = None  # seconds after which the answer ends with what it has
+    # True to send chunks without choices too, that say in `triolet` what the answer waits for.
+    triolet_events: bool = False
     priority: int = 0  # lower runs first under the engine's `priority` policy
     client: str | None = None  # name under which admission and fairness count the request
     cache_salt: str | None = None  # prefixes are shared only between requests of the same salt
@@ -113,6 +115,8 @@ class GenerationRequest:
             raise wrong("logprob_token_ids", "left out where logprobs are not asked for", "both")
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "left out where stream is false", self.stream_options)
+        if self.triolet_events and not self.stream:
+            raise wrong("triolet_events", "left out where stream is false", True)
 
     @property
     def includes_usage(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -114,12 +114,27 @@ class RestartLog:
     """Restarts of an engine's actors.
 
     Args:
+        on_change: called when `restarting` has changed.
         counts: by actor and cause; an attempt to start again that failed counts as well.
         restarting: actors that have ended and do not serve again yet.
     """
 
+    on_change: Callable[[], object] = lambda: None
     counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
     restarting: set[str] = attrs.field(factory=set)
+
+    def note_end(self, actors: Iterable[str]) -> None:
+        """Record that actors have ended and will be started again."""
+        num_before = len(self.restarting)
+        self.restarting.update(actors)
+        if len(self.restarting) != num_before:
+            self.on_change()
+
+    def note_start(self, actor: str) -> None:
+        """Record that an actor serves, for the first time or again."""
+        if actor in self.restarting:
+            self.restarting.discard(actor)
+            self.on_change()
 
 
 # Last lines of stderr: what a process wrote is reduced to the few lines that say why it died. Usually those

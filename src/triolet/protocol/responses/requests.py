@@ -108,6 +108,8 @@ class CreateResponse(OffersTools):
 
     timeout: float | None = None  # seconds after which the answer ends with what it has
     resumable: bool = False  # True to keep the answer running for a while if the connection is lost
+    # True to send events named `triolet:...` too: place in the queue, progress of the prompt, restarts of the engine.
+    triolet_events: bool = False
     priority: int = 0  # lower runs first under the engine's `priority` policy
     client: str | None = None  # name under which admission and fairness count the request
     cache_salt: str | None = None  # prefixes are shared only between requests of the same salt

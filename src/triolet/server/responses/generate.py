@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 
 import attrs
 import trio
@@ -24,6 +24,7 @@ from triolet.protocol.responses.session import ResponsesContext
 from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.protocol.responses.store import ResponseStore, StoreBudget
 from triolet.protocol.truncation import without_oldest
+from triolet.server.responses.vendor_events import vendor_events
 from triolet.server.transport.client_stream import InputBudget
 
 EmitEvents = Callable[[Sequence[Event]], None]
@@ -86,16 +87,33 @@ async def _generate_once(
     try:
         async with stream:
             emit(answer.begin())
-            async for output in stream:
-                emit(answer.add(output, int(time.time())))
-                await wait_for_room()
+            async with _telling(engine, answer, stream, emit, wait_for_room):
+                async for output in stream:
+                    emit(answer.add(output, int(time.time())))
+                    await wait_for_room()
     except PromptTooLong:  # the caller may leave the oldest messages out
         raise
     except InvalidRequest as error:
         raise request.refusal(error) from error
 
 
+def _telling(
+    engine: Engine, answer: ResponseBuilder, stream: TokenStream, emit: EmitEvents, wait_for_room: WaitForRoom
+) -> AbstractAsyncContextManager[None]:
+    """Return the scope in which the vendor events of a response are emitted, if the client asked for them."""
+    if not answer.request.triolet_events:
+        return nullcontext()
+
+    async def tell(event: Event) -> None:
+        if not answer.is_over:
+            emit([{**event, "response_id": answer.response_id}])
+        await wait_for_room()
+
+    return vendor_events(engine, stream, tell)
+
+
 async def continue_response(
+    engine: Engine,
     answer: ResponseBuilder,
     stream: TokenStream,
     rest: ReplaySkipper,
@@ -105,6 +123,7 @@ async def continue_response(
     """Continue a response of the previous server; leaving the call aborts the request.
 
     Args:
+        engine: a running engine.
         answer: the response as it was there.
         stream: the engine's stream, from the first token.
         rest: skips what the previous server has sent already.
@@ -113,7 +132,7 @@ async def continue_response(
     Raises:
         Exception: the response cannot be finished.
     """
-    async with stream:
+    async with stream, _telling(engine, answer, stream, emit, wait_for_room):
         async for output in stream:
             if (new := rest.of(output)) is not None:
                 emit(answer.add(new, int(time.time())))
@@ -222,6 +241,7 @@ class ActiveResponses:
 
     async def resume(
         self,
+        engine: Engine,
         answer: ResponseBuilder,
         owner: str | None,
         stream: TokenStream,
@@ -231,7 +251,7 @@ class ActiveResponses:
     ) -> None:
         """Run `continue_response`; `cancel` ends it as in `generate`."""
         with self._registered(answer, owner, emit):
-            await continue_response(answer, stream, rest, emit, wait_for_room)
+            await continue_response(engine, answer, stream, rest, emit, wait_for_room)
 
     @contextmanager
     def _registered(self, answer: ResponseBuilder, owner: str | None, emit: EmitEvents) -> Iterator[None]:

@@ -18,9 +18,12 @@ import trio
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
+from triolet.server.responses.vendor_events import PROGRESS_TYPES
 
-Generate = Callable[[ResponseBuilder, Callable[[], Awaitable[None]], Callable[[], None]], Awaitable[None]]
-"""Generates a response: awaits the first function before each step and calls the second one after it."""
+Generate = Callable[
+    [ResponseBuilder, Callable[[Sequence[Event]], None], Callable[[], Awaitable[None]]], Awaitable[None]
+]
+"""Generates a response: emits its events with the first function, and awaits the second one before the next ones."""
 
 MIN_SHARE = 16  # OpenAI's limit of active responses on one connection: one client can always have that many
 
@@ -36,6 +39,8 @@ class ResumableResponse:
     num_readers: int = 0
     is_done: bool = False
     waits_for_readers: bool = True  # whether it is generated only as fast as it is read
+    # Latest vendor event of each type: the response logs numbered events only.
+    vendor_events: dict[str, Event] = attrs.field(factory=dict)
     _generators: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -44,6 +49,16 @@ class ResumableResponse:
         await trio.lowlevel.checkpoint()
         while not self._readers and self.waits_for_readers:
             await self._generators.park()
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Wake the readers for these new events."""
+        for event in events:
+            if "sequence_number" in event:
+                for name in PROGRESS_TYPES:  # an output says more
+                    self.vendor_events.pop(name, None)
+            else:
+                self.vendor_events[event["type"]] = event
+        self.wake_readers()
 
     def wake_readers(self) -> None:
         """Wake the readers: there are new events, or no more will come."""
@@ -142,11 +157,17 @@ class ResumableResponses:
             Exception: why the engine refused the request.
         """
         resumable = self._responses[answer.response_id]
+        told: dict[str, Event] = {}  # vendor events, by type
         with self._reading(resumable):
             while True:
                 if events := answer.events_after(starting_after):
                     starting_after = events[-1]["sequence_number"]
                     emit(events)
+                if resumable.vendor_events and not answer.is_over:
+                    latest = resumable.vendor_events.items()
+                    news = [event for name, event in latest if told.get(name) is not event]
+                    told.update(resumable.vendor_events)
+                    emit(news)
                 if resumable.error is not None:
                     raise resumable.error
                 if answer.is_over or resumable.is_done:
@@ -172,7 +193,7 @@ class ResumableResponses:
         try:
             try:
                 with resumable.scope:
-                    await generate(answer, resumable.wait_for_reader, resumable.wake_readers)
+                    await generate(answer, resumable.emit, resumable.wait_for_reader)
             except Exception as error:
                 resumable.error = error
             resumable.is_done = True

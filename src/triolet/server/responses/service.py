@@ -455,10 +455,8 @@ class ResponsesService:
             await self._generate(turn.answer, turn.messages, owner, emit, wait_for_room)
             return
 
-        async def generate(
-            answer: ResponseBuilder, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
-        ) -> None:
-            await self._generate(answer, turn.messages, owner, lambda events: grown(), wanted)
+        async def generate(answer: ResponseBuilder, emit: EmitEvents, wait_for_reader: WaitForRoom) -> None:
+            await self._generate(answer, turn.messages, owner, emit, wait_for_reader)
 
         if turn.resume is None:
             self.resumable.begin(turn.answer, owner, generate)
@@ -488,14 +486,12 @@ class ResponsesService:
             rest: skips what the previous server has sent already.
         """
 
-        async def generate(
-            answer: ResponseBuilder, wanted: Callable[[], Awaitable[None]], grown: Callable[[], None]
-        ) -> None:
+        async def generate(answer: ResponseBuilder, emit: EmitEvents, wait_for_reader: WaitForRoom) -> None:
             if stream is None:
                 return
             try:
                 with self.active_per_key.hold(owner, answer):  # admitted by the previous server already
-                    await self.active.resume(answer, owner, stream, rest, lambda events: grown(), wanted)
+                    await self.active.resume(self.engine, answer, owner, stream, rest, emit, wait_for_reader)
             except Exception as error:  # readers are told by an event, as for every other failure
                 log.exception("a response of the previous server failed")
                 answer.fail(of_exception(error), int(time.time()))

@@ -55,6 +55,7 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
         choices: list[ChatChoice] = []
         async with self._stream_of_engine() as stream:
             await events.start()
+            self.tell_vendor_events(events, stream)
             async for output in stream:
                 if not choices:
                     choices = self._choices(output)
@@ -72,6 +73,9 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
         with refusals(self.body), self.context.acquire_slot(self.owner):
             async with engine.generate(prompt, self.params, **self.arguments) as stream:
                 yield stream
+
+    def empty_chunk(self) -> dict[str, Any]:
+        return self._chunk([], None)
 
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:
         self.usage.add_prompt(output)

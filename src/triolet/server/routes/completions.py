@@ -51,12 +51,16 @@ class _Completion(GenerationHandler[CompletionRequest]):
                 streams = await self._enter(stack)
                 await events.start()
                 if len(streams) == 1:
+                    self.tell_vendor_events(events, streams[0])
                     async for output in streams[0]:
                         await self._send(events, 0, output)
                 else:
                     await self._send_all(events, streams)
         if self.body.includes_usage:
             await events.send(text_completion(**self.frame, choices=[], usage=self.usage.body()))
+
+    def empty_chunk(self) -> dict[str, Any]:
+        return text_completion(**self.frame, choices=[], usage=None)
 
     async def _enter(self, stack: AsyncExitStack) -> list[TokenStream]:
         """Open one stream per prompt; all are admitted, or none."""

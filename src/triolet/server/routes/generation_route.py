@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triolet.core.request.params import SamplingParams
+from triolet.engine.token_stream import TokenStream
 from triolet.protocol.generation import GenerationRequest, Usage
 from triolet.server.responses.generate import new_id
+from triolet.server.responses.vendor_events import VendorEventTeller
 from triolet.server.routes.app_context import AppContext, owner_of
 from triolet.server.routes.request_body import cancel_on_disconnect
 from triolet.server.routes.sse import EventSender, EventStream
@@ -50,6 +52,20 @@ class GenerationHandler(ABC, Generic[Body]):
         if self.body.stream:
             return EventStream(self.stream)
         return JSONResponse(await cancel_on_disconnect(request.receive, self.complete))
+
+    def tell_vendor_events(self, events: EventSender, stream: TokenStream) -> None:
+        """Send what the answer waits for until it begins, if the client asked for that."""
+        if not self.body.triolet_events:
+            return
+
+        async def tell(event: dict[str, Any]) -> None:
+            await events.send({**self.empty_chunk(), "triolet": event})
+
+        events.start_soon(VendorEventTeller.of(self.context.engine, stream, tell).run)
+
+    @abstractmethod
+    def empty_chunk(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
 
     @abstractmethod
     async def complete(self) -> dict[str, Any]:

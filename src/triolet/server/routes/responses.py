@@ -36,6 +36,8 @@ async def responses(request: Request) -> Response:
     context, owner = context_of(request), owner_of(request)
     body = await read_json(request, CreateResponse.of)
     context.check_model(body.model)
+    if body.triolet_events and not body.stream:
+        raise wrong("triolet_events", "left out where stream is false", True)
     if body.resumable and context.gateway is None:
         raise unsupported("resumable", "resumable is not supported without a gateway")
     if (deadline_s := deadline_of(request, body.timeout)) is not None:

@@ -30,9 +30,15 @@ class EventSender:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._nursery: trio.Nursery | None = None
         self._lock = trio.Lock()
         self._sent_s = trio.current_time()
         self.has_started = False
+
+    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Start a task that sends further events until the stream of events ends."""
+        assert self._nursery is not None, "events are written in the scope of `EventStream`"
+        self._nursery.start_soon(task)
 
     async def start(self) -> None:
         """Send the headers."""
@@ -85,9 +91,10 @@ class EventStream(Response):
 
     async def _run(self, events: EventSender, scope: Scope) -> None:
         async with trio.open_nursery() as nursery:
+            events._nursery = nursery
             nursery.start_soon(events.keep_alive)
             failure = await self._try_to_write(events)
-            async with events._lock:  # a keep-alive comment is not cut
+            async with events._lock:  # what another task sends is not cut
                 nursery.cancel_scope.cancel()
         if failure is not None and not events.has_started:
             raise failure
