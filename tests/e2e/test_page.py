@@ -399,6 +399,73 @@ def test_a_text_of_the_other_direction_turns_nothing_round_outside_of_it(
         assert min(hebrew) > max(lefts(".answer", "plain") + lefts(".answer", "last"))
 
 
+def test_an_answer_that_has_not_begun_says_what_it_waits_for(browser: Any, server: Server) -> None:
+    sockets: list[Any] = []
+    asked: list[dict[str, Any]] = []
+
+    def hear(socket: Any, message: str) -> None:
+        sockets.append(socket)
+        asked.append(json.loads(message))
+        tell({"type": "response.created", "response": {"id": "resp_1"}, "sequence_number": 0})
+
+    def tell(event: dict[str, Any]) -> None:
+        sockets[-1].send(json.dumps({"stream_id": "a", "response_id": "resp_1", **event}))
+
+    def shows(text: str) -> None:
+        tab.wait_for_function(
+            "text => document.querySelector('.waits').innerText.replace('\u00a0', ' ') === text", arg=text
+        )
+
+    with browser.new_context() as window:
+        tab = window.new_page()
+        tab.set_default_timeout(20_000)
+        tab.route_web_socket(
+            "**/v1/responses", lambda socket: socket.on_message(lambda message: hear(socket, message))
+        )
+        tab.goto(server.url)
+        tab.wait_for_selector("#connection[data-state=open]", state="attached")
+        send(tab, "Hello!")
+        tab.wait_for_selector(ACTIVE)
+        while not asked:
+            tab.wait_for_timeout(20)
+        assert asked[0]["triolet_events"] is True
+        for position, text in ((22, "23rd"), (11, "12th"), (2, "3rd"), (1, "2nd")):
+            tell({"type": "triolet:queue", "position": position})
+            shows(f"waiting, {text} in line")
+        tell({"type": "triolet:queue", "position": 9, "response_id": "resp_0"})  # of another answer
+        tell({"type": "triolet:queue", "position": 0})
+        shows("waiting, next in line")
+        tell({"type": "triolet:prefill", "num_computed_tokens": 409, "num_prompt_tokens": 1000})
+        shows("reading the prompt 40 %")
+        tell({"type": "triolet:restart", "restarting": ["model_runner", "scheduler"]})
+        shows("engine restarting")
+        tell({"type": "triolet:restart", "restarting": []})
+        shows("reading the prompt 40 %")
+        tell({"type": "response.output_text.delta", "delta": "Hi", "sequence_number": 1})
+        tab.wait_for_selector(".waits", state="hidden")
+        assert answers(tab) == ["Hi"]
+        tell({"type": "triolet:restart", "restarting": ["model_runner"]})  # in the middle of an answer, too
+        shows("engine restarting")
+        tell({"type": "response.output_text.delta", "delta": "!", "sequence_number": 2})
+        tell({"type": "triolet:restart", "restarting": []})
+        tab.wait_for_selector(".waits", state="hidden")
+        assert answers(tab) == ["Hi!"]
+
+
+def test_a_question_behind_another_one_is_shown_in_line_and_then_answered(browser: Any) -> None:
+    with serve("--max-num-seqs", "1") as server, opened(browser, server.url) as page:
+        ask_with(page, **ENDLESS)
+        send(page, "Tell me a story")
+        wait_for_text(page, 5)
+        with opened(browser, server.url) as other:
+            send(other, "Who are you?")
+            other.wait_for_selector(".waits:text-is('waiting, next in line')")
+            page.keyboard.press("Escape")
+            other.wait_for_selector(DONE)
+            assert "triolet-nano" in answers(other)[0]
+            assert not other.is_visible(".waits")
+
+
 def test_markup_in_a_text_stays_text(page: Any) -> None:
     send(page, "<img src=x onerror=alert(1)><b>bold</b>")
     page.wait_for_selector(".turn")

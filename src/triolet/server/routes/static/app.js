@@ -82,8 +82,9 @@ class TurnView {
     this.state = element("span", { className: "state", dir: "auto" });
     this.fork = element("button", { type: "button", className: "quiet", textContent: "fork from here", hidden: true });
     this.fork.onclick = onFork;
+    this.waits = element("div", { className: "waits", hidden: true });
     const foot = element("div", { className: "facts" }, this.state, this.facts, this.fork);
-    this.root = element("article", { className: "turn" }, this.asked, this.thought, this.answer, foot);
+    this.root = element("article", { className: "turn" }, this.asked, this.thought, this.answer, this.waits, foot);
   }
 
   show(turn) {
@@ -92,6 +93,8 @@ class TurnView {
     say(this.thought, turn.thought);
     this.thought.hidden = !turn.thought;
     say(this.answer, turn.text);
+    say(this.waits, turn.waiting);
+    this.waits.hidden = !turn.waiting;
     say(this.state, turn.message);
     say(this.facts, factsOf(turn));
     this.fork.hidden = turn.state === "active" || turn.state === "failed" || lanes.length > 1;

@@ -14,7 +14,24 @@ export class Turn {
     this.ended = null;
     this.usage = null;
     this.isUnwanted = false;
+    this.waits = {}; // the latest vendor event of each type
   }
+
+  // What the answer waits for; empty once it streams.
+  get waiting() {
+    if (this.state !== "active") return "";
+    if (this.waits["triolet:restart"]?.restarting.length) return "engine restarting";
+    if (this.first !== null) return "";
+    const { "triolet:queue": queue, "triolet:prefill": prefill } = this.waits;
+    if (prefill) return `reading the prompt ${Math.floor((100 * prefill.num_computed_tokens) / prefill.num_prompt_tokens)}\u00a0%`;
+    if (!queue) return "";
+    return queue.position ? `waiting, ${ordinal(queue.position + 1)} in line` : "waiting, next in line";
+  }
+}
+
+function ordinal(number) {
+  const suffix = { one: "st", two: "nd", few: "rd", other: "th" };
+  return number.toLocaleString("en") + suffix[new Intl.PluralRules("en", { type: "ordinal" }).select(number)];
 }
 
 export class Lane {
@@ -60,6 +77,7 @@ export class Lane {
   resume() {
     const turn = this.active;
     if (!turn) return;
+    turn.waits = {}; // the server tells what is so now
     if (turn.id) {
       this.#isResuming = true;
       this.#send({ type: "response.resume", response_id: turn.id, starting_after: turn.last });
@@ -73,6 +91,7 @@ export class Lane {
     const turn = this.active;
     if (!turn) return;
     if (event.type === "error") return this.#refused(turn, event.error);
+    if (event.type.startsWith("triolet:")) return this.#waits(turn, event);
     if (event.sequence_number <= turn.last) return;
     turn.last = event.sequence_number;
     switch (event.type) {
@@ -95,6 +114,12 @@ export class Lane {
         break;
     }
     this.#isResuming = false;
+    this.#onChange(this);
+  }
+
+  #waits(turn, event) {
+    if (event.response_id !== turn.id) return;
+    turn.waits[event.type] = event;
     this.#onChange(this);
   }
 
@@ -137,7 +162,7 @@ export class Lane {
   }
 
   #create(fields) {
-    this.#send({ type: "response.create", model: this.options.model, resumable: true, truncation: "auto", ...this.options.fields(), ...fields });
+    this.#send({ type: "response.create", model: this.options.model, resumable: true, triolet_events: true, truncation: "auto", ...this.options.fields(), ...fields });
   }
 
   #send(event) {
