@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import attrs
 import trio
@@ -12,14 +13,31 @@ import trio
 import triolet
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
+from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.request import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.errors import EngineDead, ModelNotFound, PromptTooLong, RequestFailed
 
 Prompt = str | list[dict[str, str]]
 STORY = "Once upon a time there was a little fox who wanted to see the other side of the hill. "
+
+
+@attrs.define
+class FakeStream:
+    """Outputs of one request, which reads 2 of its 5 tokens and no more before the first one."""
+
+    outputs: AsyncIterator[RequestOutput]
+
+    @property
+    def progress(self) -> RequestProgress:
+        return RequestProgress(
+            status=RequestStatus.RUNNING, queue_position=0, num_prompt_tokens=5, num_computed_tokens=2
+        )
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self.outputs
 
 
 @attrs.define
@@ -62,9 +80,7 @@ class FakeEngine:
         return SamplingParams(temperature=0.7, top_p=0.9, max_tokens=None)
 
     @asynccontextmanager
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams
-    ) -> AsyncIterator[AsyncIterator[RequestOutput]]:
+    async def generate(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[FakeStream]:
         self.asked.append(prompt)
         self.params.append(params)
         assert params.output_kind is RequestOutputKind.DELTA
@@ -74,11 +90,15 @@ class FakeEngine:
         if "kill the engine" in question:
             raise EngineDead("the engine gave up after 3 crashes")
         try:
-            yield self._outputs(prompt, question, params)
+            yield FakeStream(self._outputs(prompt, question, params))
         finally:
             if "stubborn" in question:
                 with trio.CancelScope(shield=True):
                     await trio.sleep(60.0)
+
+    def statistics(self) -> SimpleNamespace:
+        question = self.asked[-1][-1]["content"] if isinstance(self.asked[-1], list) else self.asked[-1]
+        return SimpleNamespace(restarting=("model_runner",) if "restart" in question else ())
 
     async def _outputs(
         self, prompt: Prompt, question: str, params: SamplingParams

@@ -50,7 +50,13 @@ def test_a_reply_streams_and_ends_in_one_dim_line_of_figures(chat: Terminal) -> 
 def test_a_spinner_turns_until_the_first_token(chat: Terminal) -> None:
     chat.type("wait" + ENTER)
     chat.expect("⠙")
+    chat.expect("reading the prompt 40 %")
     chat.expect("2 s")
+
+
+def test_the_spinner_tells_of_a_restart(chat: Terminal) -> None:
+    chat.type("wait for the restart" + ENTER)
+    chat.expect("the engine restarts")
 
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_there_is_of_it(chat: Terminal) -> None:

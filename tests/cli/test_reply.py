@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 
-from triolet.cli.reply import Reply
+from triolet.cli.reply import Reply, reason_to_wait
+from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
-from triolet.core.request.request import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 
 
 def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestOutput:
@@ -27,6 +29,27 @@ def test_the_stats_line_is_the_one_that_was_promised() -> None:
     reply.add(output("a", (1,)), now=5.041)
     reply.add(output("b", tuple(range(127))), now=7.0)
     assert reply.stats_line() == "TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)"
+
+
+@pytest.mark.parametrize(
+    ("status", "position", "computed", "restarting", "reason"),
+    [
+        ("waiting", 2, 0, (), "waiting, number 3 in line"),
+        ("running", 0, 409, (), "reading the prompt 40 %"),
+        ("waiting", 0, 999, (), "reading the prompt 99 %"),  # preempted
+        ("running", 0, 409, ("model_runner",), "the engine restarts"),
+    ],
+)
+def test_what_a_reply_waits_for_is_told_in_words(
+    status: str, position: int, computed: int, restarting: tuple[str, ...], reason: str
+) -> None:
+    progress = RequestProgress(
+        status=RequestStatus(status),
+        queue_position=position,
+        num_prompt_tokens=1000,
+        num_computed_tokens=computed,
+    )
+    assert reason_to_wait(progress, restarting) == reason
 
 
 def test_one_token_has_no_pace_and_nothing_cached_is_not_mentioned() -> None:

@@ -103,6 +103,27 @@ async def test_a_spinner_turns_says_how_long_and_leaves_nothing(
     assert out.getvalue() == written
 
 
+async def test_a_spinner_tells_the_reason_of_now_after_a_moment(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    out = io.StringIO()
+    reasons = ["one"]
+    async with trio.open_nursery() as nursery:
+        spinner = Screen(out, live=True, colour=False).spinner(nursery)
+        nursery.start_soon(spinner.spin)
+        spinner.reason = lambda: reasons[-1]
+        await trio.sleep(0.3)
+        assert "one" not in out.getvalue()
+        await trio.sleep(0.3)
+        reasons.append("two")
+        await trio.sleep(2.0)
+        spinner.stop()
+    frames = out.getvalue().split("\r\x1b[K")
+    assert any(frame.endswith("one") for frame in frames)
+    assert any(frame.endswith("two 2 s") for frame in frames)
+    assert frames[-1] == ""
+
+
 async def test_a_spinner_stopped_before_its_first_turn_is_never_seen() -> None:
     out = io.StringIO()
     async with trio.open_nursery() as nursery:

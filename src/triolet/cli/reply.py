@@ -9,13 +9,15 @@ import attrs
 import trio
 
 from triolet.cli.screen import Screen
+from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
-from triolet.core.request.request import FinishReason, RequestMetrics
+from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine
+    from triolet.engine.token_stream import TokenStream
 
 Show = Callable[[str], None]
 
@@ -93,10 +95,18 @@ class Reply:
         }
 
 
-async def receive(engine: Engine, prompt: Prompt, params: SamplingParams, reply: Reply, show: Show) -> None:
+async def receive(
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    reply: Reply,
+    show: Show,
+    on_admission: Callable[[TokenStream], None] = lambda stream: None,
+) -> None:
     """Stream an answer into `reply` and pass each piece of text to `show`; cancellation aborts the request."""
     params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     async with engine.generate(prompt, params) as stream:
+        on_admission(stream)
         async for output in stream:
             reply.add(output, trio.current_time())
             show(output.text)
@@ -118,11 +128,28 @@ async def receive_on(
             spinner.stop()
             screen.reply(text)
 
+    def explain(stream: TokenStream) -> None:
+        spinner.reason = lambda: reason_to_wait(stream.progress, engine.statistics().restarting)
+
     try:
-        await receive(engine, prompt, params, reply, show)
+        await receive(engine, prompt, params, reply, show, explain)
     finally:
         spinner.stop()
         screen.end_reply()
+
+
+def reason_to_wait(progress: RequestProgress, restarting: tuple[str, ...]) -> str:
+    """Return what a reply without a token waits for; empty where that is not known.
+
+    Args:
+        restarting: actors that are being restarted.
+    """
+    if restarting:
+        return "the engine restarts"
+    if progress.status is RequestStatus.WAITING and not progress.num_computed_tokens:
+        return f"waiting, number {progress.queue_position + 1} in line"
+    share = progress.num_computed_tokens / max(1, progress.num_prompt_tokens)
+    return f"reading the prompt {int(100 * share)} %"
 
 
 def _duration(seconds: float) -> str:

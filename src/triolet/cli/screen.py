@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from typing import Final, TextIO
 
 import attrs
@@ -20,6 +21,7 @@ ERASE_LINE: Final = "\r\x1b[K"
 SPINNER_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_STEP_S: Final = 0.08
 SHOW_SECONDS_AFTER_S: Final = 2.0
+SHOW_REASON_AFTER_S: Final = 0.4  # most replies begin before there is time to read it
 
 
 @attrs.define
@@ -143,18 +145,22 @@ class Spinner:
     """Spinner on the line where the reply will appear."""
 
     _screen: Screen
+    # Asked for at each frame: why the reply has not begun; empty for nothing to tell.
+    reason: Callable[[], str] = lambda: ""
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _visible: bool = attrs.field(default=False, init=False)
 
     async def spin(self) -> None:
-        """Draw frames until stopped; after a while, with the elapsed seconds."""
+        """Draw frames until stopped; after a while, with the reason and the elapsed seconds."""
         began = trio.current_time()
         with self._scope:
             while not self._scope.cancel_called:  # it may have been stopped before its first turn
                 elapsed_s = trio.current_time() - began
                 frame = SPINNER_FRAMES[int(elapsed_s / SPINNER_STEP_S) % len(SPINNER_FRAMES)]
-                seconds = f" {elapsed_s:.0f} s" if elapsed_s >= SHOW_SECONDS_AFTER_S else ""
-                self._screen._write(ERASE_LINE + self._screen._painted(frame + seconds, DIM))
+                seconds = f"{elapsed_s:.0f} s" if elapsed_s >= SHOW_SECONDS_AFTER_S else ""
+                reason = self.reason() if elapsed_s >= SHOW_REASON_AFTER_S else ""
+                line = " ".join(filter(None, (frame, reason, seconds)))
+                self._screen._write(ERASE_LINE + self._screen._painted(line, DIM))
                 self._visible = True
                 await trio.sleep(SPINNER_STEP_S)
 
