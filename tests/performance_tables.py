@@ -260,6 +260,16 @@ def overhead() -> list[str]:
     return table(("runner", "requests", "per step", "per sequence", "bound of the loop"), rows, used)
 
 
+def bridge() -> list[str]:
+    """Return what a token costs on its way to an asyncio program or a thread."""
+    used = latest(lines_of("bridge"), "side", "batch")
+    rows = [
+        (*_source(line), line["side"], str(line["batch"]), _number(line["wall_us"]), _number(line["more_us"]))
+        for line in used
+    ]
+    return table(("read by", "requests", "per token", "more than native"), rows, used)
+
+
 STARTED = ("triolet", "vllm", "llama.cpp", "transformers", "import torch")
 
 
@@ -358,6 +368,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "beside_peers": beside_peers,
     "answers": answers,
     "overhead": overhead,
+    "bridge": bridge,
     "startup": startup,
     "loop_delays": loop_delays,
     "served": served,

@@ -34,7 +34,9 @@ from triolet.model.architectures.families import _FAMILIES
 
 PYTHON = list(blocks("python"))
 TESTS = [block for block in PYTHON if "async def test_" in block.text]
-PROGRAMS = [block for block in PYTHON if re.search(r"^(trio|anyio|asyncio)\.run\(", block.text, re.MULTILINE)]
+# A program starts its event loop itself, or has none.
+PROGRAM = re.compile(r"^((trio|anyio|asyncio)\.run\(|with triolet\.blocking\.)", re.MULTILINE)
+PROGRAMS = [block for block in PYTHON if PROGRAM.search(block.text)]
 SNIPPETS = [block for block in PYTHON if block not in (*TESTS, *PROGRAMS)]
 SNIPPET_HEAD = (
     "import attrs, trio, triolet\nfrom triolet import SamplingParams\n\nasync def snippet(engine):\n"

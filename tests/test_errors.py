@@ -31,6 +31,7 @@ from triolet.errors import (
     StreamMisused,
     TrioletError,
     WeightsMismatch,
+    WrongEventLoop,
     WrongTrioRun,
     shown,
 )
@@ -40,7 +41,7 @@ GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the set-up is wrong": (ConfigError, ModelError),
     "the engine cannot serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
-    "the program that calls us is wrong": (StreamMisused, WrongTrioRun),
+    "the program that calls us is wrong": (StreamMisused, WrongEventLoop, WrongTrioRun),
     "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),
     "we are wrong": (KernelShapeError, InvariantViolated),
 }

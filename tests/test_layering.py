@@ -44,6 +44,9 @@ LAYERS = {
     "observability": Layer("attrs prometheus_client opentelemetry trio", "core config errors"),
     "actors": Layer("attrs trio", "core ipc config errors"),
     "engine": Layer("attrs trio", "actors observability core ipc config errors"),
+    "bridge": Layer("attrs trio", "engine observability core ipc config errors"),
+    "aio": Layer("trio", "bridge engine core ipc config errors"),
+    "blocking": Layer("trio", "bridge engine core ipc config errors"),
     # The programs of child processes: what `actors` is to the engine's process, without Trio.
     "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
     "server": Layer("attrs trio", "triolet engine protocol observability ipc core config errors"),
@@ -282,5 +285,6 @@ def test_dir_lists_the_public_names_and_the_packages_and_nothing_else() -> None:
 
     packages = {path.parent.name for path in (SRC / "triolet").glob("*/__init__.py")}
     assert {"actors", "compat", "kernels"} <= packages
-    assert set(dir(triolet)) == {*triolet.__all__, *packages, "__version__"}
+    interfaces = {"aio", "blocking"}
+    assert set(dir(triolet)) == {*triolet.__all__, *packages, *interfaces, "__version__"}
     assert all(getattr(triolet, name) is not None for name in dir(triolet))

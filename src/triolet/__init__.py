@@ -86,4 +86,7 @@ def __dir__() -> list[str]:
 
 
 def _packages() -> set[str]:
-    return {module.name for module in iter_modules(__path__) if module.ispkg}
+    # The two modules are interfaces of their own, as a package is.
+    return {
+        module.name for module in iter_modules(__path__) if module.ispkg or module.name in ("aio", "blocking")
+    }

@@ -262,6 +262,10 @@ class WrongTrioRun(TrioletError, RuntimeError):
         )
 
 
+class WrongEventLoop(TrioletError, RuntimeError):
+    """An engine was opened or used under an event loop that it does not run in."""
+
+
 class StreamMisused(TrioletError, RuntimeError):
     """A stream was iterated outside of its `async with`, entered twice, or read by two tasks."""
 

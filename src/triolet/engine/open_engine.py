@@ -24,6 +24,7 @@ from triolet.core.recovery.supervision import shortage_of
 from triolet.core.scheduling.admission import Admission
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc
+from triolet.errors import WrongEventLoop
 from triolet.observability.engine_index import ENGINE_INDICES
 
 
@@ -45,7 +46,13 @@ async def open_engine(
         ConfigError: a wrong or unknown field, or a first argument of another type.
         ModelError: the model cannot be loaded.
         EngineDead: the engine has died, and no request or caller has got this error yet.
+        WrongEventLoop: the caller does not run on Trio.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise WrongEventLoop(
+            "triolet.open_engine needs Trio's event loop; under asyncio use triolet.aio.open_engine, and without an "
+            "event loop triolet.blocking.open_engine"
+        )
     chosen = EngineConfig.of(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:

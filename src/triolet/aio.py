@@ -1,0 +1,364 @@
+"""triolet for asyncio: the same engine and the same scopes, with the engine's Trio loop in a thread of its own.
+
+    async with triolet.aio.open_engine() as engine:
+        async with engine.generate("Hello!") as stream:
+            async for output in stream:
+                print(output.text)
+
+Cancelling the asyncio task, or leaving a stream's scope, frees the request's KV blocks before the scope is left, as a
+Trio cancel scope does. In a program that runs on Trio (AnyIO's backend `trio`), `open_engine` gives the native engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, nullcontext, suppress
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
+
+import trio
+
+from triolet.bridge.engine_thread import EngineThread, RemoteCall
+from triolet.bridge.remote_engine import RemoteEngine, RequestFields, engine_time
+from triolet.bridge.remote_stream import RemoteStream
+from triolet.config.engine import EngineConfig, EngineFields
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.output.output_processor import RequestProgress
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import Prompt
+from triolet.engine.engine import Engine as NativeEngine
+from triolet.engine.open_engine import open_engine as open_native_engine
+from triolet.engine.token_stream import ProgressStream as NativeProgressStream
+from triolet.engine.token_stream import TokenStream as NativeTokenStream
+from triolet.errors import StreamMisused, WrongEventLoop
+from triolet.ipc.snapshot import Snapshot
+
+__all__ = ["AsyncioEngine", "AsyncioProgressStream", "AsyncioTokenStream", "open_engine"]
+
+T = TypeVar("T")
+
+_WRONG_LOOP = "an engine of triolet.aio must be used in the event loop in which it was opened"
+
+
+@asynccontextmanager
+async def open_engine(
+    config: EngineConfig | str | None = None,
+    /,
+    *,
+    on_progress: OnProgress = lambda progress: None,
+    **fields: Unpack[EngineFields],
+) -> AsyncGenerator[AsyncioEngine]:
+    """Start an engine in a thread of its own, yield it when it is ready, and stop it when the scope is left.
+
+    Arguments and errors are those of `triolet.open_engine`; `on_progress` is called in the event loop. Under Trio the
+    native `triolet.Engine` is given instead, and no thread is started.
+    """
+    if trio.lowlevel.in_trio_run():
+        async with open_native_engine(config, on_progress=on_progress, **fields) as native:
+            yield cast("AsyncioEngine", native)
+        return
+    loop = asyncio.get_running_loop()
+
+    def tell(progress: LoadProgress) -> None:
+        _call_soon(loop, on_progress, progress)
+
+    thread = EngineThread(lambda: open_native_engine(config, on_progress=tell, **fields))
+    async with _engine_of(thread) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _engine_of(thread: EngineThread) -> AsyncGenerator[AsyncioEngine]:
+    try:
+        yield AsyncioEngine(thread, await _result(thread.opened))
+    finally:
+        thread.stop()
+        # If opening failed, `opened` has told why; an engine that died while it closed raises here.
+        await _wait_through_cancellation(thread.ended)
+        thread.finish()
+
+
+class AsyncioEngine(RemoteEngine):
+    """Running engine for asyncio; `triolet.aio.open_engine` makes it.
+
+    Its methods are those of `triolet.Engine`, to be used in the event loop in which it was opened. Deadlines are in
+    the time of that loop: `loop.time() + seconds`.
+    """
+
+    def __init__(self, thread: EngineThread, engine: NativeEngine) -> None:
+        super().__init__(thread, engine)
+        self._news = _News(asyncio.get_running_loop())
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        deadline: float | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> AsyncioTokenStream:
+        """Return a stream of the answer to a prompt, to be entered with `async with`; nothing is queued before that.
+
+        Arguments are those of `triolet.Engine.generate`, but `deadline` is an absolute time of the event loop. Wrong
+        ones are told when the stream is entered.
+        """
+        opening = self._opening(prompt, sampling_params, self._remaining_s(deadline), fields)
+        return AsyncioTokenStream(self._thread, opening, self._news)
+
+    async def complete(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
+    ) -> RequestOutput:
+        """Return the whole answer at once; arguments and errors are those of `generate`."""
+        async with self.generate(prompt, self._whole_answer(sampling_params), **arguments) as stream:
+            async for output in stream:
+                return output
+        raise AssertionError("a stream ends with an output or an error")
+
+    def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:
+        """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""
+        self._news.check_loop()
+        return {
+            request_id: AsyncioTokenStream(self._thread, opening, self._news)
+            for request_id, opening in self._resumed(snapshot).items()
+        }
+
+    async def drain(self, deadline: float) -> Snapshot:
+        """Take no new requests, and let the live ones finish until `deadline`, an absolute time of the event loop.
+
+        Returns:
+            The requests that had not finished, for another engine to `resume`.
+        """
+        remaining_s = self._remaining_s(deadline)
+        return await _outcome(
+            self._thread.submit(lambda: self._native.drain(engine_time(remaining_s) or 0.0))
+        )
+
+    def _remaining_s(self, deadline: float | None) -> float | None:
+        # The clocks of the two loops count from different moments.
+        return None if deadline is None else deadline - self._news.check_loop().time()
+
+
+class _RemoteReader(Generic[T]):
+    """Reader of a stream's items in an asyncio event loop."""
+
+    _remote: RemoteStream[Any, T]
+
+    def __init__(self, news: _News) -> None:
+        self._news = news
+        self._changed = asyncio.Event()
+        self._is_read = False
+
+    def _notify(self) -> None:
+        self._news.tell(self)
+
+    def wake(self) -> None:
+        """Let the waiting tasks look again. Called in the event loop."""
+        self._changed.set()
+
+    async def _wait(self, is_true: Callable[[], bool]) -> None:
+        # `wake` runs in the event loop: a change after the question sets the event only when this task waits.
+        while not is_true():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _check(self) -> None:
+        """Raise if the stream cannot be read here and now."""
+        self._news.check_loop()
+        if self._is_read:
+            raise StreamMisused("a stream has one reader; another task is waiting for its next output")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        self._check()
+        remote = self._remote
+        self._is_read = True
+        try:
+            if remote.has_item:
+                await asyncio.sleep(0)  # one turn for the other tasks, which waiting would have been
+            await self._wait(lambda: remote.has_item or remote.is_over)
+        finally:
+            self._is_read = False
+        self._check()
+        if remote.has_item:
+            return remote.take()
+        if remote.error is not None:
+            error, remote.error = remote.error, None  # raised once; then the stream is over
+            raise error
+        raise StopAsyncIteration
+
+
+class AsyncioTokenStream(_RemoteReader[RequestOutput]):
+    """Stream of the outputs of one request; made by `AsyncioEngine.generate`.
+
+    Works as `triolet.TokenStream` does. Leaving its scope, in whatever way, waits until its blocks are free.
+    """
+
+    def __init__(
+        self, thread: EngineThread, open_stream: Callable[[], NativeTokenStream], news: _News
+    ) -> None:
+        super().__init__(news)
+        self._thread = thread
+        self._remote: RemoteStream[NativeTokenStream, RequestOutput] = RemoteStream(
+            thread, open_stream, self._notify
+        )
+        self._was_entered = self._was_left = False
+        self._followers: list[AsyncioProgressStream] = []
+
+    @property
+    def request_id(self) -> str:
+        """Id that the caller gave, or that the engine made; known inside of the `async with`."""
+        return self._source().request_id
+
+    @property
+    def progress(self) -> RequestProgress:
+        """Progress towards the first token; it never decreases."""
+        source = self._source()
+        return self._thread.call(lambda: source.progress)
+
+    def follow(self) -> AsyncioProgressStream:
+        """Return an iterator over changes of `progress`, which ends with the first token or with the request."""
+        follower = AsyncioProgressStream(self._thread, self._source(), self._news)
+        self._followers.append(follower)
+        return follower
+
+    async def text(self) -> str:
+        """Read to the end; return the whole text of the first answer, with the part that was read before."""
+        async for _ in self:
+            pass
+        return await _outcome(self._thread.submit(self._source().text))
+
+    async def __aenter__(self) -> Self:
+        self._news.check_loop()
+        if self._was_entered:
+            raise StreamMisused("a stream can be entered once; call generate() again")
+        self._was_entered = True
+        remote = self._remote
+        remote.start()
+        try:
+            await self._wait(lambda: remote.source is not None or remote.is_over)
+            if remote.source is None:
+                assert remote.error is not None
+                raise remote.error
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Leave the scope in the engine's thread, and wait for that; a cancellation meanwhile is kept for later."""
+        self._was_left = True
+        for follower in self._followers:
+            follower.close()
+        self._remote.leave()
+        cancelled: asyncio.CancelledError | None = None
+        while not self._remote.is_closed:
+            try:
+                await self._wait(lambda: self._remote.is_closed)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _check(self) -> None:
+        super()._check()
+        self._source()
+
+    def _source(self) -> NativeTokenStream:
+        if self._remote.source is None or self._was_left:
+            raise StreamMisused("a stream must be read inside of its `async with`")
+        return self._remote.source
+
+
+class AsyncioProgressStream(_RemoteReader[RequestProgress]):
+    """Iterator over the changes of a request's progress; made by `AsyncioTokenStream.follow`."""
+
+    def __init__(self, thread: EngineThread, stream: NativeTokenStream, news: _News) -> None:
+        super().__init__(news)
+        self._remote: RemoteStream[NativeProgressStream, RequestProgress] = RemoteStream(
+            thread, lambda: nullcontext(stream.follow()), self._notify
+        )
+        self._remote.start()
+
+    def close(self) -> None:
+        """End the iteration; the request goes on."""
+        self._remote.leave()
+
+
+class _News:
+    """Wake-ups of the readers of one event loop: one call into the loop for all that changed since the last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._readers: deque[_RemoteReader[Any]] = deque()
+        self._is_scheduled = False
+
+    def check_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop, which the caller must run in.
+
+        Raises:
+            WrongEventLoop: it runs in another one, or in none.
+        """
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            raise WrongEventLoop(_WRONG_LOOP) from None
+        if running is not self._loop:
+            raise WrongEventLoop(_WRONG_LOOP)
+        return running
+
+    def tell(self, reader: _RemoteReader[Any]) -> None:
+        """Wake a reader. Called in the engine's thread."""
+        self._readers.append(reader)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            _call_soon(self._loop, self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._is_scheduled = False  # first: what is told from here on schedules another call
+        while self._readers:
+            self._readers.popleft().wake()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed: no task of it waits any more
+        loop.call_soon_threadsafe(function, *args)
+
+
+async def _result(future: Future[T]) -> T:
+    # Shielded, since a cancelled wait must not cancel what it waits for.
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def _outcome(call: RemoteCall[T]) -> T:
+    """Wait for a call; a cancellation cancels it, and waits for its end."""
+    try:
+        return await _result(call.future)
+    except asyncio.CancelledError:
+        call.cancel()
+        await _wait_through_cancellation(call.future)
+        raise
+
+
+async def _wait_through_cancellation(future: Future[Any]) -> None:
+    """Wait until a future is done, whatever its result; a cancellation is raised after that."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    future.add_done_callback(lambda _: _call_soon(loop, ended.set))
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.is_set():
+        try:
+            await ended.wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

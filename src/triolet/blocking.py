@@ -1,0 +1,227 @@
+"""triolet for plain Python: the same engine and the same scopes, with the engine's Trio loop in a thread of its own.
+
+    with triolet.blocking.open_engine() as engine:
+        with engine.generate("Hello!") as stream:
+            for output in stream:
+                print(output.text)
+
+Any thread may use the engine; a stream has one reader. Leaving a stream's scope, also by an exception or Ctrl-C, frees
+the request's KV blocks before the scope is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import trio
+
+from triolet.bridge.engine_thread import EngineThread, RemoteCall
+from triolet.bridge.remote_engine import RemoteEngine, RequestFields, engine_time
+from triolet.bridge.remote_stream import RemoteStream
+from triolet.config.engine import EngineConfig, EngineFields
+from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.output.output_processor import RequestProgress
+from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import Prompt
+from triolet.engine.open_engine import open_engine as open_native_engine
+from triolet.engine.token_stream import TokenStream as NativeTokenStream
+from triolet.errors import StreamMisused, WrongEventLoop
+from triolet.ipc.snapshot import Snapshot
+
+__all__ = ["BlockingEngine", "BlockingTokenStream", "open_engine"]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def open_engine(
+    config: EngineConfig | str | None = None,
+    /,
+    *,
+    on_progress: OnProgress = lambda progress: None,
+    **fields: Unpack[EngineFields],
+) -> Generator[BlockingEngine]:
+    """Start an engine in a thread of its own, yield it when it is ready, and stop it when the scope is left.
+
+    Arguments and errors are those of `triolet.open_engine`; `on_progress` is called in the caller's thread.
+
+    Raises:
+        WrongEventLoop: the caller runs on Trio, whose loop this would block.
+    """
+    if trio.lowlevel.in_trio_run():
+        raise WrongEventLoop(
+            "triolet.blocking would block Trio's event loop; under Trio use triolet.open_engine"
+        )
+    progress: SimpleQueue[LoadProgress | None] = SimpleQueue()
+    thread = EngineThread(lambda: open_native_engine(config, on_progress=progress.put, **fields))
+    try:
+        thread.opened.add_done_callback(lambda _: progress.put(None))
+        while (news := progress.get()) is not None:
+            on_progress(news)
+        yield BlockingEngine(thread, thread.opened.result())
+    finally:
+        thread.stop()
+        thread.finish()
+
+
+class BlockingEngine(RemoteEngine):
+    """Running engine for threads; `triolet.blocking.open_engine` makes it.
+
+    Its methods are those of `triolet.Engine`. Deadlines are in the time of `time.monotonic()`.
+    """
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        deadline: float | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> BlockingTokenStream:
+        """Return a stream of the answer to a prompt, to be entered with `with`; nothing is queued before that.
+
+        Arguments are those of `triolet.Engine.generate`, but `deadline` is an absolute time of `time.monotonic()`.
+        Wrong ones are told when the stream is entered.
+        """
+        opening = self._opening(prompt, sampling_params, _remaining_s(deadline), fields)
+        return BlockingTokenStream(self._thread, opening)
+
+    def complete(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
+    ) -> RequestOutput:
+        """Return the whole answer at once; arguments and errors are those of `generate`."""
+        with self.generate(prompt, self._whole_answer(sampling_params), **arguments) as stream:
+            for output in stream:
+                return output
+        raise AssertionError("a stream ends with an output or an error")
+
+    def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
+        """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""
+        return {
+            request_id: BlockingTokenStream(self._thread, opening)
+            for request_id, opening in self._resumed(snapshot).items()
+        }
+
+    def drain(self, deadline: float) -> Snapshot:
+        """Take no new requests, and let the live ones finish until `deadline`, a time of `time.monotonic()`.
+
+        Returns:
+            The requests that had not finished, for another engine to `resume`.
+        """
+        remaining_s = _remaining_s(deadline)
+        return _outcome(self._thread.submit(lambda: self._native.drain(engine_time(remaining_s) or 0.0)))
+
+
+class BlockingTokenStream:
+    """Stream of the outputs of one request; made by `BlockingEngine.generate`.
+
+    Works as `triolet.TokenStream` does. Leaving its scope, in whatever way, waits until its blocks are free.
+    """
+
+    def __init__(self, thread: EngineThread, open_stream: Callable[[], NativeTokenStream]) -> None:
+        self._thread = thread
+        self._changed = threading.Condition()
+        self._remote: RemoteStream[NativeTokenStream, RequestOutput] = RemoteStream(
+            thread, open_stream, self._notify
+        )
+        self._was_entered = self._was_left = self._is_read = False
+
+    @property
+    def request_id(self) -> str:
+        """Id that the caller gave, or that the engine made; known inside of the `with`."""
+        return self._source().request_id
+
+    @property
+    def progress(self) -> RequestProgress:
+        """Progress towards the first token; it never decreases."""
+        source = self._source()
+        return self._thread.call(lambda: source.progress)
+
+    def text(self) -> str:
+        """Read to the end; return the whole text of the first answer, with the part that was read before."""
+        for _ in self:
+            pass
+        return _outcome(self._thread.submit(self._source().text))
+
+    def __enter__(self) -> Self:
+        if self._was_entered:
+            raise StreamMisused("a stream can be entered once; call generate() again")
+        self._was_entered = True
+        remote = self._remote
+        remote.start()
+        try:
+            self._wait(lambda: remote.source is not None or remote.is_over)
+            if remote.source is None:
+                assert remote.error is not None
+                raise remote.error
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        self._source()
+        remote = self._remote
+        if self._is_read:
+            raise StreamMisused("a stream has one reader; another thread is waiting for its next output")
+        self._is_read = True
+        try:
+            self._wait(lambda: remote.has_item or remote.is_over)
+        finally:
+            self._is_read = False
+        self._source()
+        if remote.has_item:
+            return remote.take()
+        if remote.error is not None:
+            error, remote.error = remote.error, None  # raised once; then the stream is over
+            raise error
+        raise StopIteration
+
+    def _leave(self) -> None:
+        self._was_left = True
+        self._remote.leave()
+        self._wait(lambda: self._remote.is_closed)
+
+    def _source(self) -> NativeTokenStream:
+        if self._remote.source is None or self._was_left:
+            raise StreamMisused("a stream must be read inside of its `with`")
+        return self._remote.source
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, is_true: Callable[[], bool]) -> None:
+        if is_true():
+            return
+        with self._changed:
+            self._changed.wait_for(is_true)
+
+
+def _remaining_s(deadline: float | None) -> float | None:
+    # The clock of the engine's loop counts from another moment.
+    return None if deadline is None else deadline - time.monotonic()
+
+
+def _outcome(call: RemoteCall[T]) -> T:
+    """Wait for a call; an exception meanwhile, such as Ctrl-C, cancels it."""
+    try:
+        return call.future.result()
+    except BaseException:
+        call.cancel()
+        raise

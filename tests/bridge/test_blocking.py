@@ -1,0 +1,162 @@
+"""`triolet.blocking`: the promises of native streams hold in threads; the fake model's answers are the oracle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from tests.actors.harness import answer_of
+from tests.bridge.harness import FastExecutor, engine_thread, no_thread_is_left
+from triolet import SamplingParams, blocking
+from triolet.blocking import BlockingEngine, BlockingTokenStream
+from triolet.errors import ConfigError, EngineClosed, InvalidRequest, StreamMisused, WrongEventLoop
+
+LONG = SamplingParams(max_tokens=200, seed=3)
+
+
+@contextmanager
+def opened(executor: FastExecutor | None = None, **fields: object) -> Iterator[BlockingEngine]:
+    with no_thread_is_left():
+        thread = engine_thread(executor, **fields)
+        try:
+            yield BlockingEngine(thread, thread.opened.result())
+        finally:
+            thread.stop()
+            thread.finish()
+
+
+def params(num_tokens: int, seed: int = 3) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, seed=seed)
+
+
+def read(stream: BlockingTokenStream) -> tuple[int, ...]:
+    token_ids: tuple[int, ...] = ()
+    for output in stream:
+        token_ids = tuple(output.outputs[0].token_ids)
+    return token_ids
+
+
+def test_a_stream_gives_every_token_in_order() -> None:
+    with opened() as engine, engine.generate([1, 2, 3], params(40)) as stream:
+        seen = [output.outputs[0].token_ids for output in stream]
+        answer = answer_of([1, 2, 3], 3, 40)
+        assert all(token_ids == answer[: len(token_ids)] for token_ids in seen)
+        assert seen[-1] == answer
+        assert stream.text() == "".join(chr(65 + token) for token in answer)
+
+
+def test_a_whole_answer_is_one_output() -> None:
+    with opened() as engine:
+        assert engine.complete([5, 6], params(12)).outputs[0].token_ids == answer_of([5, 6], 3, 12)
+
+
+def test_leaving_the_scope_by_an_error_ends_the_request_first() -> None:
+    with opened(FastExecutor(step_s=0.005)) as engine:
+
+        def interrupted() -> None:
+            with engine.generate([1], LONG) as stream:
+                next(stream)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert engine.statistics().num_requests_live == 0
+
+
+def test_many_threads_ask_one_engine() -> None:
+    with opened(max_num_seqs=8) as engine, ThreadPoolExecutor(8) as pool:
+
+        def ask(number: int) -> None:
+            with engine.generate([number], params(20, number)) as stream:
+                if number % 3:
+                    assert read(stream) == answer_of([number], number, 20)
+                else:
+                    next(stream)
+
+        list(pool.map(ask, range(40)))
+        assert engine.statistics().num_requests_live == 0
+
+
+def test_a_deadline_is_a_monotonic_time() -> None:
+    with opened(FastExecutor(step_s=0.01)) as engine:
+        deadline = time.monotonic() + 0.1
+        output = engine.complete([1], LONG, deadline=deadline)
+        assert output.outputs[0].finish_reason == "deadline"
+        assert time.monotonic() >= deadline
+
+
+def test_a_drain_returns_what_another_engine_resumes() -> None:
+    answer = answer_of([1, 2], 3, 200)
+    with opened(FastExecutor(step_s=0.005)) as first, first.generate([1, 2], LONG) as stream:
+        next(stream)
+        snapshot = first.drain(time.monotonic() + 0.05)
+        part = read(stream)
+    assert part == answer[: len(part)]
+    with opened() as second:
+        (resumed,) = second.resume(snapshot).values()
+        with resumed:
+            assert read(resumed) == answer
+
+
+def test_a_stream_is_read_inside_of_its_scope_by_one_thread() -> None:
+    with opened(FastExecutor(step_s=0.005)) as engine:
+        stream = engine.generate([1], LONG)
+        with pytest.raises(StreamMisused, match="inside"):
+            next(stream)
+        with stream:
+            reader = threading.Thread(target=lambda: read(stream))
+            next(stream)
+            stream._is_read = True  # as while another thread waits
+            with pytest.raises(StreamMisused, match="one reader"):
+                next(stream)
+            stream._is_read = False
+            reader.start()
+            engine.abort(stream.request_id)
+            reader.join()
+            with pytest.raises(StreamMisused, match="entered once"):
+                stream.__enter__()
+
+
+def test_wrong_arguments_are_told_where_the_scope_is_entered() -> None:
+    with opened() as engine:
+        with pytest.raises(InvalidRequest, match="prompt"), engine.generate(7):  # type: ignore[arg-type]
+            pass
+        assert engine.complete([1], params(3)).finished
+
+
+def test_an_engine_whose_scope_has_ended_is_closed() -> None:
+    with opened() as engine:
+        pass
+    with pytest.raises(EngineClosed):
+        engine.statistics()
+    with pytest.raises(EngineClosed):
+        engine.complete([1], params(3))
+
+
+def test_opening_tells_of_progress_in_the_callers_thread_and_serves_text() -> None:
+    threads = set()
+
+    def note(progress: object) -> None:
+        threads.add(threading.current_thread())
+
+    with (
+        no_thread_is_left(),
+        blocking.open_engine(runner="inline", num_kv_blocks=64, on_progress=note) as engine,
+    ):
+        assert engine.complete("Once upon", params(4)).outputs[0].text
+    assert threads == {threading.current_thread()}
+
+
+def test_an_engine_that_cannot_be_opened_tells_why() -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs"), blocking.open_engine(max_num_seqs=0):
+        pass
+
+
+async def test_under_trio_a_blocking_engine_is_refused() -> None:
+    with pytest.raises(WrongEventLoop, match=r"triolet\.open_engine"), blocking.open_engine():
+        pass
