@@ -358,7 +358,7 @@ class LLMEngine(EngineFacts):
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's present counts."""
-        return self._core.statistics(engine_index=self._index)
+        return attrs.evolve(self._core.statistics(), engine_index=self._index)
 
     def cache_config(self) -> Mapping[str, object]:
         """Return the layout of the KV cache."""

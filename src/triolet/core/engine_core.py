@@ -81,12 +81,12 @@ class EngineStatistics:
     kv_blocks_in_use: int
     kv_blocks_quarantined: int
     num_preemptions: int
-    num_restarts: int
     prefix_cache_queries: int
     prefix_cache_hits: int
     steps: int
     num_requests_received: int
     num_requests_ended: Mapping[str, int]
+    num_restarts: int = 0
     restarts: Mapping[tuple[str, str], int] = attrs.field(factory=dict)
     restarting: tuple[str, ...] = ()
     num_requests_deferred: int = 0
@@ -98,56 +98,6 @@ class EngineStatistics:
     engine_index: int = attrs.field(default=0, eq=False)
     longest_task_step_s: float = attrs.field(default=0.0, eq=False)
     num_long_task_steps: int = attrs.field(default=0, eq=False)
-
-
-def statistics_of(
-    scheduler: Scheduler,
-    counters: SchedulerCounters,
-    *,
-    num_running: int,
-    engine_index: int = 0,
-    num_restarts: int = 0,
-    restarts: Mapping[tuple[str, str], int] | None = None,
-    restarting: tuple[str, ...] = (),
-    longest_task_step_s: float = 0.0,
-    num_long_task_steps: int = 0,
-) -> EngineStatistics:
-    """Collect the counts of an engine.
-
-    Args:
-        scheduler: gives blocks and journal.
-        counters: totals over all schedulers of the engine.
-        num_running: requests with a row; 0 while there is no scheduler.
-        engine_index: see `EngineStatistics`, as for the following ones.
-    """
-    pool, journal = scheduler.pool, scheduler.journal
-    return EngineStatistics(
-        num_requests_running=num_running,
-        num_requests_waiting=len(journal) - num_running,
-        num_requests_live=len(journal),
-        num_requests_deferred=min(scheduler.num_deferred, len(journal) - num_running),
-        kv_blocks_total=pool.num_blocks,
-        kv_blocks_free=pool.num_free,
-        kv_blocks_cached=pool.num_cached,
-        kv_blocks_in_use=pool.num_in_use,
-        kv_blocks_quarantined=pool.num_quarantined,
-        num_preemptions=counters.num_preemptions,
-        engine_index=engine_index,
-        num_restarts=num_restarts,
-        restarts=restarts or {},
-        restarting=restarting,
-        prefix_cache_queries=counters.prefix_cache_queries,
-        prefix_cache_hits=counters.prefix_cache_hits,
-        steps=counters.num_steps_done,
-        num_requests_received=journal.stats.num_received,
-        num_requests_ended=journal.stats.endings,
-        spec_decode_num_drafts=counters.num_drafts,
-        spec_decode_num_draft_tokens=counters.num_draft_tokens,
-        spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
-        spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
-        longest_task_step_s=longest_task_step_s,
-        num_long_task_steps=num_long_task_steps,
-    )
 
 
 # Grammar masks: requests that need a mask, questions to the grammars, and their answers.
@@ -546,27 +496,31 @@ class EngineCore:
 
     # --------------------------------------------------------------------------------------------- facts
 
-    def statistics(
-        self,
-        *,
-        engine_index: int = 0,
-        num_restarts: int = 0,
-        restarts: Mapping[tuple[str, str], int] | None = None,
-        restarting: tuple[str, ...] = (),
-        longest_task_step_s: float = 0.0,
-        num_long_task_steps: int = 0,
-    ) -> EngineStatistics:
-        """Return the present counts; the arguments are fields of `EngineStatistics` that only the driver knows."""
-        return statistics_of(
-            self._scheduler,
-            self.counters,
-            num_running=self._scheduler.num_running if self.is_scheduling else 0,
-            engine_index=engine_index,
-            num_restarts=num_restarts,
-            restarts=restarts,
-            restarting=restarting,
-            longest_task_step_s=longest_task_step_s,
-            num_long_task_steps=num_long_task_steps,
+    def statistics(self) -> EngineStatistics:
+        """Return the present counts; the fields that only the driver knows have their defaults."""
+        scheduler, counters, journal = self._scheduler, self.counters, self.journal
+        pool = scheduler.pool
+        num_running = scheduler.num_running if self.is_scheduling else 0
+        return EngineStatistics(
+            num_requests_running=num_running,
+            num_requests_waiting=len(journal) - num_running,
+            num_requests_live=len(journal),
+            num_requests_deferred=min(scheduler.num_deferred, len(journal) - num_running),
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_free=pool.num_free,
+            kv_blocks_cached=pool.num_cached,
+            kv_blocks_in_use=pool.num_in_use,
+            kv_blocks_quarantined=pool.num_quarantined,
+            num_preemptions=counters.num_preemptions,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            steps=counters.num_steps_done,
+            num_requests_received=journal.stats.num_received,
+            num_requests_ended=journal.stats.endings,
+            spec_decode_num_drafts=counters.num_drafts,
+            spec_decode_num_draft_tokens=counters.num_draft_tokens,
+            spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
+            spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
         )
 
     @property

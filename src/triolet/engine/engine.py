@@ -143,7 +143,8 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts, all taken at this moment."""
         self._run.check()
-        return self._core.statistics(
+        return attrs.evolve(
+            self._core.statistics(),
             engine_index=self.index,
             num_restarts=self._num_restarts,
             restarts=dict(self._restart_log.counts),

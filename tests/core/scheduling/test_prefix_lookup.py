@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stage import Stage
-from triolet.core.engine_core import statistics_of
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
 
 BEGINNING = list(range(100, 112))  # three blocks
@@ -53,7 +52,6 @@ def test_those_that_wait_for_a_beginning_are_counted_as_deferred_and_those_that_
         stage.add(name, [*BEGINNING, end])
     stage.in_flight()
     assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (2, 2)
-    assert statistics_of(stage.scheduler, stage.scheduler.counters, num_running=1).num_requests_deferred == 2
 
 
 def test_a_beginning_of_exactly_one_block_is_waited_for() -> None:
