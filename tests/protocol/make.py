@@ -26,12 +26,12 @@ def create(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "input": "Hello", **fields}
 
 
-def answer(plan: ToolPlan | None = None, **fields: Any) -> ResponseBuilder:
+def answer(plan: ToolPlan | None = None, response_id: str = "resp_1", **fields: Any) -> ResponseBuilder:
     request = CreateResponse.of(create(**fields))
     plan = plan or request.plan("hermes", None)
     numbers = itertools.count(1)
     return ResponseBuilder(
-        response_id="resp_1",
+        response_id=response_id,
         request=request,
         params=request.sampling_params(SamplingParams(), plan),
         model="m",

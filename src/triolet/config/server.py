@@ -212,6 +212,17 @@ class GatewayConfig(Configuration):
         "Memory for remembered responses, in bytes.",
         default=64 * 2**20,
     )
+    max_resumable_bytes: int = _count(
+        # A token takes 1.5 KB: 90,000 tokens of streams that can still be resumed.
+        "Memory for the logged events of resumable responses, in bytes; beyond it the key that holds most loses the "
+        "log of its oldest finished response, or its largest log.",
+        default=128 * 2**20,
+    )
+    max_resumable_bytes_per_key: int = _count(
+        # A quarter of the whole: no single key can use it up.
+        "The same for one API key.",
+        default=32 * 2**20,
+    )
     max_connection_stored_bytes: int = _count(
         # A quarter of the memory for all: a client that stores nothing still continues its own chats.
         "Memory for responses with store=false, in bytes, of all WebSockets together; they last as long as their "

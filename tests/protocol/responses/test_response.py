@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tracemalloc
+from typing import Any
+
 import pytest
 
 from tests.protocol.make import NOW, answer, assert_valid, output, types
@@ -192,3 +195,26 @@ def test_a_call_that_was_cut_short_is_incomplete() -> None:
     events = told(answer(tools=[ADD]), (CALL[:45], FinishReason.LENGTH))
     check_events(events)
     assert events[-1]["response"]["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    ],
+    ids=["text", "logprobs"],
+)
+def test_the_memory_of_a_resumable_response_is_estimated_from_above(fields: dict[str, Any]) -> None:
+    answer(resumable=True, **fields).add(output("warm"), NOW)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        built = answer(resumable=True, **fields)
+        for number in range(500):
+            built.add(output(f"word {number}", logprobs="include" in fields), NOW)
+        built.add(output(".", FinishReason.STOP), NOW)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= built.num_bytes <= 4 * taken

@@ -44,7 +44,27 @@ from triolet.protocol.responses.response_items import (
     ResponseHistory,
     ResponseItems,
 )
-from triolet.protocol.responses.store import StoredResponse
+from triolet.protocol.responses.store import (
+    BYTES_PER_LOGPROB,
+    BYTES_PER_VALUE,
+    StoredResponse,
+    size_of,
+    size_of_chat,
+    size_of_event,
+)
+
+
+class EventsGone(WireError):
+    """Events that a reader asks for were dropped from the log of a resumable response."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The events after this sequence number are no longer kept: the response exceeded the server's memory for "
+            "resumable responses.",
+            code="response_not_found",
+            status=404,
+            param="response_id",
+        )
 
 
 class _State(enum.Enum):
@@ -87,7 +107,12 @@ class ResponseBuilder:
     _last_output: RequestOutput | None = attrs.field(default=None, init=False)
     _num_output_tokens: int = attrs.field(default=0, init=False)
     _ending: dict[str, Any] = attrs.field(factory=dict, init=False)
+    # Events of a resumable response from this number on; those before it were dropped.
     _log: list[Event] = attrs.field(factory=list, init=False)
+    _log_start: int = attrs.field(default=0, init=False)
+    _keeps_history: bool = attrs.field(default=True, init=False)
+    # Memory of a resumable response: its request, log and history, estimated; it only grows.
+    num_bytes: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._items = ResponseItems(self.new_id, self.plan)
@@ -109,6 +134,8 @@ class ResponseBuilder:
         if self._state is not _State.FRESH:
             return []
         self._state = _State.RUNNING
+        if self.request.resumable:
+            self.num_bytes += size_of(self.response()) + size_of_chat(self.chat)
         return [
             self.numbered({"type": "response.created", "response": self.response()}),
             self.numbered({"type": "response.in_progress", "response": self.response()}),
@@ -144,7 +171,7 @@ class ResponseBuilder:
     def history(self) -> ResponseHistory | None:
         """Return the history for `replay`; None if the response has not begun or was not ended by the engine."""
         was_finished = self._finish_reason is not None and self.can_be_continued
-        if self._state is _State.FRESH or (self.is_over and not was_finished):
+        if self._state is _State.FRESH or (self.is_over and not was_finished) or not self._keeps_history:
             return None
         return ResponseHistory(
             pieces=tuple(self._pieces),
@@ -158,9 +185,12 @@ class ResponseBuilder:
         self, piece: ResponseDelta, output: RequestOutput, reason: FinishReason | None, now: int
     ) -> list[Event]:
         events = self.begin()
-        self._last_output, self._finish_reason = output, reason
-        if self.request.resumable:
+        if self.request.resumable and self._keeps_history:
             self._pieces.append(piece)
+            self.num_bytes += _size_of_piece(piece)
+            if self._last_output is None:
+                self.num_bytes += BYTES_PER_TOKEN * len(output.prompt_token_ids)
+        self._last_output, self._finish_reason = output, reason
         if self.request.generate:
             self._num_output_tokens += piece.num_tokens
             grown = self._items.add(piece, output.prompt, is_last=reason is not None)
@@ -288,11 +318,29 @@ class ResponseBuilder:
         self._num_events += 1
         if self.request.resumable:
             self._log.append(event)
+            self.num_bytes += size_of_event(event)
         return event
 
-    def events_after(self, sequence_number: int) -> list[Event]:
-        """Return the events after a sequence number; of a resumable response only."""
-        return self._log[max(sequence_number + 1, 0) :]
+    def events_after(self, sequence_number: int, max_events: int | None = None) -> list[Event]:
+        """Return the events after a sequence number; of a resumable response only.
+
+        Raises:
+            EventsGone: some of them were dropped.
+        """
+        start = max(sequence_number + 1, 0) - self._log_start
+        if start < 0:
+            raise EventsGone
+        return self._log[start:] if max_events is None else self._log[start : start + max_events]
+
+    def drop_history(self) -> None:
+        """Stop being resumable by the next server: free what only its replay needs."""
+        self._keeps_history = self.survives_restart = False
+        self._pieces.clear()
+
+    def drop_events(self) -> None:
+        """Free all events logged so far."""
+        self._log_start += len(self._log)
+        self._log.clear()
 
     # ---------------------------------------------------------------------------------------- numbers
 
@@ -322,6 +370,14 @@ class ResponseBuilder:
             times["ttft_s"] = metrics.first_token_ts - metrics.queued_ts
             times["decode_s"] = metrics.last_token_ts - metrics.first_token_ts
         return {name: round(time, 6) for name, time in times.items()}
+
+
+BYTES_PER_TOKEN = 40  # of a prompt: a place in a tuple, and an integer
+
+
+def _size_of_piece(piece: ResponseDelta) -> int:
+    num_logprobs = sum(1 + len(position["top_logprobs"]) for position in piece.logprobs)
+    return 4 * BYTES_PER_VALUE + size_of(piece.text) + BYTES_PER_LOGPROB * num_logprobs
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from triolet.protocol.responses.requests import (
     SamplingPlan,
     SteerResponse,
 )
-from triolet.protocol.responses.response import ResponseBuilder
+from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.protocol.responses.response_items import Message, NewId
 from triolet.protocol.responses.store import ResponseStore, StoreBudget, previous_messages, prompt_of
 
@@ -405,7 +405,8 @@ class Session:
         """End a turn with an error."""
         if not self._lanes.is_active(turn):
             return []
-        if turn.was_told and turn.answer is not None:
+        # A reader that lost its place is no reason to fail the response, which others read.
+        if turn.was_told and turn.answer is not None and not isinstance(error, EventsGone):
             return self.emit(turn, turn.answer.fail(error, now), now)
         return [Send(error.event(turn.stream_id)), *self._ended(turn, now)]
 

@@ -10,12 +10,14 @@ from typing import Any
 import attrs
 
 from triolet.protocol.errors import WireError
+from triolet.protocol.json import EncodedList
 from triolet.protocol.responses.response_items import Message
 
 BYTES_PER_RESPONSE = 4096  # of Python's objects, beside what is counted
 BYTES_PER_VALUE = 64  # of any JSON value, as a Python object with its place in a dict or list
 BYTES_PER_CHARACTER = 2  # between 1 (Latin) and 4 (emoji)
 BYTES_PER_LOGPROB = 512  # of a token with its text, bytes and log-probability
+BYTES_PER_TOOL = 512  # of the copy of a tool in one response object; its schema is shared
 
 
 def size_of(value: Any) -> int:
@@ -24,14 +26,30 @@ def size_of(value: Any) -> int:
         return BYTES_PER_VALUE + BYTES_PER_CHARACTER * len(value)
     if isinstance(value, Mapping):
         return BYTES_PER_VALUE + sum(size_of(key) + size_of(item) for key, item in value.items())
+    if isinstance(
+        value, EncodedList
+    ):  # log-probabilities, which several events share: counted where they are made
+        return BYTES_PER_VALUE + 16 * len(value)
     if isinstance(value, list | tuple):
         return BYTES_PER_VALUE + sum(map(size_of, value))
     return BYTES_PER_VALUE
 
 
-def _size_of_message(message: Message) -> int:
-    text_bytes = BYTES_PER_CHARACTER * len(message["content"] or "")
-    return 8 * BYTES_PER_VALUE + text_bytes + size_of(message.get("tool_calls"))
+def size_of_chat(messages: Sequence[Message]) -> int:
+    """Estimate the memory of chat messages, bytes."""
+    return sum(
+        8 * BYTES_PER_VALUE
+        + BYTES_PER_CHARACTER * len(message["content"] or "")
+        + size_of(message.get("tool_calls"))
+        for message in messages
+    )
+
+
+def size_of_event(event: Mapping[str, Any]) -> int:
+    """Estimate the memory of a logged event, bytes, less what it shares with the request and with earlier events."""
+    if (response := event.get("response")) is None:
+        return size_of(event)
+    return BYTES_PER_RESPONSE + BYTES_PER_TOOL * len(response["tools"]) + size_of(response["output"])
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +77,7 @@ class StoredResponse:
         return (
             BYTES_PER_RESPONSE
             + size_of(echoed)
-            + sum(map(_size_of_message, self.messages))
+            + size_of_chat(self.messages)
             + num_positions * BYTES_PER_LOGPROB * (1 + num_top)
         )
 

@@ -326,6 +326,8 @@ class ResponsesService:
             self._store_finished,
             # A response that is being generated cannot be evicted, so each key has a fixed share.
             max_per_owner=max(MIN_SHARE, config.max_stored_responses // max(1, len(self.access.api_keys))),
+            max_bytes=config.max_resumable_bytes,
+            max_bytes_per_owner=config.max_resumable_bytes_per_key if self.access.api_keys else None,
         )
         self.active = ActiveResponses()
         self.input_budget = input_budget(config)

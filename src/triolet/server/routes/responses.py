@@ -17,7 +17,7 @@ from triolet.protocol.json import encode
 from triolet.protocol.responses.input_items_page import input_items, page_of
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse
-from triolet.protocol.responses.response import ResponseBuilder
+from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.responses.session import Turn, shutting_down
 from triolet.protocol.responses.store import previous_messages, prompt_of
@@ -186,7 +186,7 @@ class _Stream:
 
     def _fail(self, error: Exception) -> None:
         """Record a failure: an HTTP error before the first event, an event afterwards."""
-        if not self._has_emitted:
+        if not self._has_emitted or isinstance(error, EventsGone):
             self._failure = error
             return
         said = of_exception(error)
