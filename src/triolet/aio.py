@@ -257,10 +257,7 @@ class AsyncioTokenStream(_RemoteReader[RequestOutput]):
 
     async def _leave(self) -> None:
         """Leave the scope in the engine's thread, and wait for that; a cancellation meanwhile is kept for later."""
-        self._was_left = True
-        for follower in self._followers:
-            follower.close()
-        self._remote.leave()
+        self.close()
         cancelled: asyncio.CancelledError | None = None
         while not self._remote.is_closed:
             try:
@@ -269,6 +266,13 @@ class AsyncioTokenStream(_RemoteReader[RequestOutput]):
                 cancelled = error
         if cancelled is not None:
             raise cancelled
+
+    def close(self) -> None:
+        """Begin to leave the scope, and do not wait. Harmless when repeated, and in any thread."""
+        self._was_left = True
+        for follower in self._followers:
+            follower.close()
+        self._remote.leave()
 
     def _check(self) -> None:
         super()._check()

@@ -1,24 +1,29 @@
-"""vLLM's `AsyncLLM` (also named `AsyncLLMEngine`) on Trio: the same methods and parameters over an `Engine`.
+"""vLLM's `AsyncLLM` (also named `AsyncLLMEngine`): the same methods and parameters over an `Engine`.
 
     async with AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=8)) as engine:
         async with engine.generate("Hello!", SamplingParams(max_tokens=20), "request-0") as outputs:
             async for output in outputs: ...
 
-An engine lives as long as its scope: nothing is started before the scope is entered, and nothing is left behind it.
+Under Trio an engine lives as long as its scope: nothing is started before the scope is entered, and nothing is left
+behind it. Under asyncio the same lines work, and vLLM's way does, too: without a scope the engine starts at once, in a
+thread of its own (`triolet.aio`), and `shutdown` ends it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 from weakref import WeakSet
 
 import attrs
 import trio
 
-from triolet.compat.async_facts import AsyncFacts, told
+from triolet.aio import AsyncioEngine
+from triolet.bridge.engine_thread import EngineThread
+from triolet.compat.async_facts import AsyncFacts, checkpoint, told
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.prompts import split_prompt
@@ -84,6 +89,9 @@ class AsyncLLM(AsyncFacts):
         self._open: Callable[[], AbstractAsyncContextManager[Engine]] = lambda: open_engine(vllm_config)
         self._engine: Engine | None = None
         self._was_left = False
+        self._thread: EngineThread | None = None  # that of an engine without a scope, under asyncio
+        if _runs_in_asyncio():
+            self._start_thread()
 
     @classmethod
     def from_engine_args(
@@ -135,7 +143,27 @@ class AsyncLLM(AsyncFacts):
 
     # ------------------------------------------------------------------------------- the engine's scope
 
+    def _start_thread(self) -> None:
+        """Start the engine and block the event loop until it is ready, as the constructor of vLLM does."""
+        self._thread = EngineThread(self._open)
+        self._engine = cast("Engine", AsyncioEngine(self._thread, self._thread.opened.result()))
+        for factory in self._factories:
+            self._engine.add_stat_logger(factory(self._config, self._engine.index))
+
+    def _end_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+            thread.finish()
+
+    def __del__(self) -> None:
+        if self._thread is not None:
+            self._thread.stop()
+
     async def __aenter__(self) -> Self:
+        if _runs_in_asyncio() and not self._was_left:
+            self.engine  # noqa: B018  starts it
+            return self
         if self._engine is not None or self._was_left:
             raise EngineClosed("an engine can be entered once; make another one")
         async with AsyncExitStack() as opening:  # a factory that raises closes the engine again
@@ -152,6 +180,9 @@ class AsyncLLM(AsyncFacts):
         self._was_left = True
         for generation in tuple(self._generations):
             generation.close()
+        if self._thread is not None:
+            self._end_thread()
+            return None
         return await self._scope.__aexit__(kind, error, traceback)
 
     @property
@@ -167,8 +198,10 @@ class AsyncLLM(AsyncFacts):
         """The triolet engine behind this interface.
 
         Raises:
-            EngineClosed: outside of `async with`.
+            EngineClosed: outside of `async with`, or after `shutdown` under asyncio.
         """
+        if self._engine is None and not self._was_left and _runs_in_asyncio():
+            self._start_thread()  # it was made before the event loop ran
         if self._engine is None or self._was_left:
             raise EngineClosed("the engine runs inside of `async with`, and nowhere else")
         return self._engine
@@ -188,7 +221,9 @@ class AsyncLLM(AsyncFacts):
         self.shutdown()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Take no new requests, and end the live ones with finish_reason `shutdown`. The scope stays open.
+        """Take no new requests, and end the live ones with finish_reason `shutdown`.
+
+        The scope stays open; an engine that was started without one, under asyncio, ends.
 
         Args:
             timeout: seconds for the requests to finish: not offered here, since waiting must be awaited; see `drain`.
@@ -197,6 +232,9 @@ class AsyncLLM(AsyncFacts):
             refuse("shutdown(timeout)", "await drain(drain_timeout), which waits")
         if self._engine is not None and not self._was_left:
             self._engine.shut_down()
+        if self._thread is not None:
+            self._was_left = True
+            self._end_thread()
 
     async def drain(self, drain_timeout: float) -> None:
         """Take no new requests, and let the live ones finish.
@@ -204,7 +242,8 @@ class AsyncLLM(AsyncFacts):
         Args:
             drain_timeout: seconds; requests that have not finished by then end with finish_reason `shutdown`.
         """
-        await self.engine.drain(trio.current_time() + drain_timeout)
+        now_s = trio.current_time() if self._thread is None else asyncio.get_running_loop().time()
+        await self.engine.drain(now_s + drain_timeout)
 
     @property
     def is_running(self) -> bool:
@@ -236,7 +275,7 @@ class AsyncLLM(AsyncFacts):
             EngineDead: the engine will serve no request any more.
         """
         self.engine.check_health()
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -317,7 +356,7 @@ class AsyncLLM(AsyncFacts):
         """
         for one in request_ids(request_id):
             self.engine.abort(one)
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
 
     def get_request_status(self, request_id: str) -> RequestStatus | None:
         """Return the status of a request; None for one that is unknown or already forgotten."""
@@ -342,7 +381,7 @@ class AsyncLLM(AsyncFacts):
     async def do_log_stats(self, *unused: object) -> None:
         """Report to the stat loggers now what the next step would report."""
         self.engine.tell_stat_loggers()
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
 
     def add_logger(self, logger_name: str, logger: StatLogger) -> None:
         """Report every step to this logger.
@@ -364,6 +403,16 @@ class AsyncLLM(AsyncFacts):
         if logger_name not in self._named_loggers:
             raise KeyError(f"Logger with name {logger_name} does not exist.")
         self.engine.remove_stat_logger(self._named_loggers.pop(logger_name))
+
+
+def _runs_in_asyncio() -> bool:
+    if trio.lowlevel.in_trio_run():
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 AsyncLLMEngine = AsyncLLM

@@ -9,12 +9,15 @@ kept exception, goes on until it is collected or the engine's scope ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import trio
 
+from triolet.aio import AsyncioTokenStream
+from triolet.compat.async_facts import checkpoint
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.engine.token_stream import TokenStream
@@ -27,9 +30,11 @@ class Generation:
         stream: not yet entered.
     """
 
-    def __init__(self, stream: TokenStream) -> None:
+    def __init__(self, stream: TokenStream | AsyncioTokenStream) -> None:
         self._stream = stream
-        self._token: trio.lowlevel.TrioToken | None = None  # once entered
+        self._close_anywhere: Callable[[], None] | None = (
+            None  # closes the stream from any thread, once entered
+        )
 
     @property
     def request_id(self) -> str:
@@ -47,12 +52,19 @@ class Generation:
 
     async def _enter(self) -> None:
         await self._stream.__aenter__()
-        self._token = trio.lowlevel.current_trio_token()
+        if isinstance(self._stream, AsyncioTokenStream):
+            self._close_anywhere = self._stream.close
+        else:
+            token, close = trio.lowlevel.current_trio_token(), self._stream.close
+            self._close_anywhere = lambda: token.run_sync_soon(close)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if isinstance(self._stream, AsyncioTokenStream):
+            await self._stream.__aexit__(kind, error, traceback)
+        else:
+            self.close()
 
     def close(self) -> None:
         """End the request, in any state. Synchronous, and harmless when repeated."""
@@ -63,7 +75,7 @@ class Generation:
 
     async def __anext__(self) -> RequestOutput:
         try:
-            if self._token is None:
+            if self._close_anywhere is None:
                 await self._enter()
             output = await anext(self._stream)
         except BaseException:  # the end of the answer, too
@@ -74,13 +86,13 @@ class Generation:
     async def aclose(self) -> None:
         """End the request, as with any async generator."""
         self.close()  # before the checkpoint, so that a cancellation there cannot prevent the abort
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
 
     def __del__(self) -> None:
-        if self._token is not None:
-            # Garbage may be collected in any thread; the stream may be closed in the Trio thread only.
+        if self._close_anywhere is not None:
+            # Garbage may be collected in any thread, also after the end of the Trio run.
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._stream.close)
+                self._close_anywhere()
 
 
 class TextPieces:
