@@ -65,6 +65,9 @@ class AsyncLLM(AsyncFacts):
         **vllm_only: vLLM's other arguments: refused unless they have no value.
     """
 
+    # Thread of an engine without a scope, under asyncio; set here, since a refused argument ends `__init__` early.
+    _thread: EngineThread | None = None
+
     def __init__(
         self,
         vllm_config: EngineConfig,
@@ -89,7 +92,6 @@ class AsyncLLM(AsyncFacts):
         self._open: Callable[[], AbstractAsyncContextManager[Engine]] = lambda: open_engine(vllm_config)
         self._engine: Engine | None = None
         self._was_left = False
-        self._thread: EngineThread | None = None  # that of an engine without a scope, under asyncio
         if _runs_in_asyncio():
             self._start_thread()
 
