@@ -102,7 +102,7 @@ class Server:
         app = create_app(engine, self.gateway, gateway=gateway)
 
         async def front(*, task_status: trio.TaskStatus[None]) -> None:
-            self._front = Listener(self.gateway, app, gateway.serve_websocket)
+            self._front = Listener(self.gateway, app, gateway.serve_websocket, gateway.metrics)
             async with trio.open_nursery() as nursery:
                 self._url = await nursery.start(self._front.run)
                 # After a crash the next listener must have the same port.

@@ -80,6 +80,9 @@ _TOKENS: Final = {
 }
 _ACTORS: Final = ("model_runner", "scheduler", "tokenizer", "detokenizer", "structured_output")
 _REFUSING_STATUSES: Final = (401, 403, 413, 429, 503)
+UNMATCHED: Final = "unmatched"
+"""Label `route` of a response to a request for which there is no route, or that could not be read."""
+HTTP_CLOSE_REASONS: Final = ("client", "server", "idle", "write_timeout", "upgrade", "shutdown", "error")
 _BLOCK_STATES: Final = ("free", "cached", "in_use", "quarantined")
 _REASONS: Final = (*FinishReason, REJECTED)
 _REJECTION_LABELS: Final = {  # the bounds of EngineConfig, under vLLM's names
@@ -339,6 +342,10 @@ def decade_buckets(most: int) -> tuple[float, ...]:
 class GatewayMetrics:
     """Prometheus registry of one server: its connections and what it answers.
 
+    An HTTP connection ends because the client has disconnected (`client`), after a response or an error (`server`),
+    because no request came (`idle`) or the client does not read (`write_timeout`), by becoming a WebSocket (`upgrade`),
+    with the server (`shutdown`), or by a mistake in it (`error`).
+
     Args:
         prefix: of every name, colon included.
         num_websockets: counts the open WebSockets.
@@ -352,6 +359,8 @@ class GatewayMetrics:
         num_waiting_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.registry = CollectorRegistry()
+        self.num_http_connections = 0  # counted by the listener
+        self.num_sse_waiting_bytes = 0  # counted by the streams of events
 
         def make(kind: Any, name: str, text: str, *labels: str) -> Any:
             return kind(prefix + name, text, labels, registry=self.registry)
@@ -360,6 +369,17 @@ class GatewayMetrics:
         make(Gauge, "send_queue_bytes", "Bytes of events that wait to be sent on WebSockets.").set_function(
             num_waiting_bytes
         )
+        make(
+            Gauge, "open_http_connections", "Open connections that have not become a WebSocket."
+        ).set_function(lambda: self.num_http_connections)
+        make(Gauge, "sse_waiting_bytes", "Bytes of HTTP event streams that wait to be sent.").set_function(
+            lambda: self.num_sse_waiting_bytes
+        )
+        self._sse_bytes = make(Counter, "sse_sent_bytes", "Bytes of HTTP event streams that were sent.")
+        http_closes = make(
+            Counter, "http_connection_closes", "HTTP connections that have ended, by reason.", "reason"
+        )
+        self._http_closes = {reason: http_closes.labels(reason=reason) for reason in HTTP_CLOSE_REASONS}
         self._closes = make(Counter, "websocket_closes", "WebSockets that have ended, by close code.", "code")
         self._responses = make(
             Counter, "http_responses", "HTTP responses, by route and status.", "route", "status"
@@ -377,6 +397,14 @@ class GatewayMetrics:
         """Count the end of a WebSocket."""
         # Codes from 3000 on are the client's own choice: each would be a series.
         self._closes.labels(code=str(code) if code < 3000 else "other").inc()
+
+    def note_http_close(self, reason: str) -> None:
+        """Count the end of an HTTP connection, by one of `HTTP_CLOSE_REASONS`."""
+        self._http_closes[reason].inc()
+
+    def note_sse_sent(self, num_bytes: int) -> None:
+        """Count bytes of an event stream that were handed to the network."""
+        self._sse_bytes.inc(num_bytes)
 
     def note_response(self, route: str, status: int) -> None:
         """Count an HTTP response; `route` is the pattern of the path."""

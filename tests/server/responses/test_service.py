@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -619,3 +620,44 @@ async def test_open_websockets_their_closes_by_code_and_bytes_that_wait_are_coun
         assert "triolet:open_websockets 0.0" in text
         assert 'triolet:websocket_closes_total{code="1000"} 1.0' in text
         assert 'triolet:websocket_closes_total{code="1006"} 1.0' in text
+
+
+async def test_every_refused_turn_is_counted_once_by_the_code_of_its_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(
+        max_queued_responses=1, max_active_responses=1, max_active_per_key=1, api_keys=("plain",)
+    )
+    plain = {"Authorization": "Bearer plain"}
+    async with chatting_engine() as engine:
+        async with open_gateway(engine, config) as gateway:
+            async with connected(gateway, **plain) as client, connected(gateway, **plain) as other:
+                await client.create(stream_id="a", max_output_tokens=LONG)
+                while not text_of(client.events, "a"):
+                    await client.next_events()
+                await client.create(stream_id="b")
+                await client.create(stream_id="c")  # one more than may wait: refused by the session
+                await other.create()  # one more than the key may have: refused by the service
+                await other.create(model="unknown")  # an error, and no refusal
+                await other.until_ended(2)
+                await client.until_ended(3)
+                await client.create(priority=-1)
+                await client.until_ended()
+            text = gateway.metrics.render().decode()
+    refusals = dict(re.findall(r'gateway_rejections_total{reason="(\w+)"} (\S+)', text))
+    assert refusals == {"rate_limit_exceeded": "2.0", "priority_not_allowed": "1.0"}
+    assert 'triolet:http_responses_total{route="/v1/responses",status="101"} 2.0' in text
+
+
+async def test_a_refused_handshake_is_counted_as_a_response_and_a_refusal(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        await gateway.drain(trio.current_time())
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            assert not await Client(ours).open()
+        text = gateway.metrics.render().decode()
+    assert 'triolet:http_responses_total{route="/v1/responses",status="503"} 1.0' in text
+    assert 'triolet:gateway_rejections_total{reason="service_unavailable"} 1.0' in text

@@ -38,7 +38,8 @@ class MemoryStream(ClientStream):
 @asynccontextmanager
 async def connected(scene: Scene) -> AsyncGenerator[trio.StapledStream[Any, Any]]:
     """A connection to the app, through all of the server but the sockets."""
-    server = HttpServer(scene.app, is_websocket, head_timeout=10.0)
+    metrics = scene.app.state.context.gateway_metrics
+    server = HttpServer(scene.app, is_websocket, head_timeout=10.0, metrics=metrics)
     server.config.keep_alive_max_requests = 10**9
     client, other = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:

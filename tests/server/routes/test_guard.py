@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, serving
@@ -285,3 +286,45 @@ async def test_responses_are_counted_by_route_and_status_refusals_by_reason_and_
     assert 'triolet:gateway_rejections_total{reason="invalid_api_key"} 1.0' in text
     assert f'triolet:key_requests_total{{key="{owner_name(b"key-one")}"}} 1.0' in text
     assert "key-one" not in text and "made-up" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**HELLO, "max_tokens": 3}),
+        ("/v1/completions", {"model": MODEL, "prompt": "A", "max_tokens": 3}),
+        ("/v1/responses", {"model": MODEL, "input": "A", "max_output_tokens": 3}),
+    ],
+)
+async def test_the_bytes_of_event_streams_are_counted_while_they_wait_and_when_they_were_sent(
+    path: str, body: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    answers: list[Any] = []
+    async with serving() as scene:
+        metrics = scene.app.state.context.gateway_metrics
+        await scene.post(path, body)
+        assert b"triolet:sse_sent_bytes_total 0.0" in metrics.render()
+        call = scene.call("POST", path, {**body, "stream": True})
+        taken = trio.Event()
+
+        async def app_of_a_slow_client(scope: Any, receive: Any, send: Any) -> None:
+            async def send_late(message: Any) -> None:
+                if message.get("body"):
+                    await taken.wait()
+                await send(message)
+
+            await scene.app(scope, receive, send_late)
+
+        async def run() -> None:
+            answers.append(await call.run())
+
+        call.app = app_of_a_slow_client
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.sleep(1)
+            waiting = re.search(rb"^triolet:sse_waiting_bytes (\S+)", metrics.render(), re.MULTILINE)
+            assert waiting is not None and float(waiting[1]) > 50
+            taken.set()
+        assert b"triolet:sse_waiting_bytes 0.0" in metrics.render()
+        sent = re.search(rb"^triolet:sse_sent_bytes_total (\S+)", metrics.render(), re.MULTILINE)
+        assert sent is not None and float(sent[1]) == len(answers[0].body)

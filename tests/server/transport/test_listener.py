@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import ssl
 import subprocess
 import time
@@ -22,6 +23,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
+from triolet.observability.prometheus import GatewayMetrics
 from triolet.server.transport.client_stream import ClientStream
 from triolet.server.transport.listener import Listener
 
@@ -35,8 +37,8 @@ UPGRADE = (
 class Server:
     """A listener whose app and WebSocket say what they see."""
 
-    def __init__(self, front: Listener, port: int, cancelled: list[str]) -> None:
-        self.front, self.port, self.cancelled = front, port, cancelled
+    def __init__(self, front: Listener, port: int, cancelled: list[str], metrics: GatewayMetrics) -> None:
+        self.front, self.port, self.cancelled, self.metrics = front, port, cancelled, metrics
 
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.port)
@@ -131,10 +133,11 @@ async def listening(**fields: Any) -> AsyncGenerator[Server]:
                 raise RuntimeError("a bug")
             await stream.send_all(b"WS " + data)
 
-    front = Listener(config, an_app(cancelled), websocket)
+    metrics = GatewayMetrics()
+    front = Listener(config, an_app(cancelled), websocket, metrics)
     async with trio.open_nursery() as nursery:
         url = await nursery.start(front.run)
-        yield Server(front, int(url.rpartition(":")[2]), cancelled)
+        yield Server(front, int(url.rpartition(":")[2]), cancelled, metrics)
         nursery.cancel_scope.cancel()
 
 
@@ -396,6 +399,63 @@ async def test_the_end_waits_for_no_client_that_does_not_read(mock_clock: MockCl
             await server.connect()
         for stream in (stalled, idle, busy):
             await trio.aclose_forcefully(stream)
+
+
+def samples(metrics: GatewayMetrics, name: str) -> dict[str, float]:
+    """The values of a metric that are not 0, by labels."""
+    found = re.findall(rf"^triolet:{name}(?:{{(.*)}})? (\S+)$", metrics.render().decode(), re.MULTILINE)
+    return {labels: float(value) for labels, value in found if float(value)}
+
+
+async def test_every_end_of_an_http_connection_is_counted_by_its_reason() -> None:
+    name = "http_connection_closes_total"
+    async with listening(write_timeout=0.2, handshake_timeout=0.3) as server:
+        stream = await server.connect()
+        await stream.send_all(GET)
+        await read(stream, b"hello")
+        assert samples(server.metrics, "open_http_connections") == {"": 1}
+        await stream.aclose()
+        await eventually(lambda: samples(server.metrics, name) == {'reason="client"': 1})
+
+        await server.ask(GET.replace(b"Host: a", b"Host: a\r\nConnection: close"))
+        await server.ask(b"no http\r\n\r\n")
+        await eventually(lambda: samples(server.metrics, name).get('reason="server"') == 2)
+        assert samples(server.metrics, "http_responses_total") == {'route="unmatched",status="400"': 1}
+
+        async with await server.connect() as stream:
+            assert await rest_of(stream) == b""
+        await eventually(lambda: samples(server.metrics, name).get('reason="idle"') == 1)
+
+        async with await server.connect() as stream:
+            await stream.send_all(GET.replace(b"/", b"/flood", 1))
+            await eventually(lambda: samples(server.metrics, name).get('reason="write_timeout"') == 1)
+
+        await server.ask(UPGRADE)
+        await eventually(lambda: samples(server.metrics, name).get('reason="upgrade"') == 1)
+
+        async with await server.connect() as stream:
+            await stream.send_all(GET)
+            await read(stream, b"hello")
+            await server.front.stop(trio.current_time() + 10)
+        # The counts of the others have not changed: each connection has one end.
+        assert samples(server.metrics, name) == {
+            'reason="client"': 1,
+            'reason="server"': 2,
+            'reason="idle"': 1,
+            'reason="write_timeout"': 1,
+            'reason="upgrade"': 1,
+            'reason="shutdown"': 1,
+        }
+        assert samples(server.metrics, "open_http_connections") == {}
+
+
+async def test_a_connection_beyond_the_limit_is_counted_as_a_refusal() -> None:
+    async with listening(max_connections=1) as server, await server.connect() as stream:
+        await stream.send_all(GET)
+        await read(stream, b"hello")
+        await server.ask(GET)
+        assert samples(server.metrics, "gateway_rejections_total") == {'reason="too_many_connections"': 1}
+        assert samples(server.metrics, "http_responses_total") == {'route="unmatched",status="503"': 1}
 
 
 async def test_a_thousand_connections_in_rounds_leave_nothing_behind() -> None:

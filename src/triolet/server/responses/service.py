@@ -33,7 +33,7 @@ from trio_websocket import ConnectionClosed
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
-from triolet.observability.prometheus import GatewayMetrics
+from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
 from triolet.protocol.responses.requests import ClientEvent, read_event
@@ -148,7 +148,7 @@ class ResponsesConnection:
         service: models, defaults, store and limits of the server.
         answer: generates the response of a turn.
         owner: name of the API key; None without keys.
-        on_error: told of status and code of each turn's error.
+        on_error: told of status and code of each error that the client gets.
     """
 
     def __init__(
@@ -264,6 +264,8 @@ class ResponsesConnection:
         for effect in effects:
             match effect:
                 case Send(event):
+                    if event["type"] == "error":
+                        self._on_error(event["status"], event["error"]["code"])
                     self._send_queue.put(encode(event))
                 case Start(turn):
                     assert self._nursery is not None
@@ -286,7 +288,8 @@ class ResponsesConnection:
                 )
         except Exception as error:
             wire_error = of_exception(error)
-            self._on_error(wire_error.status, wire_error.code)
+            if turn.was_told:  # the client gets an event of its response, and none of type `error`
+                self._on_error(wire_error.status, wire_error.code)
             if wire_error.status >= 500:
                 log.exception("a response failed")
             self._apply(self._session.refuse(turn, wire_error, _now()))
@@ -383,11 +386,13 @@ class ResponsesService:
             owner = self._admit(handshake)
         except WireError as error:
             self.metrics.note_error(error.status, error.code)
+            self.metrics.note_response(PATH if handshake.path == PATH else UNMATCHED, error.status)
             headers = {"Content-Type": "application/json"}
             if error.retry_after is not None:
                 headers["Retry-After"] = str(error.retry_after)
             await handshake.reject(error.status, headers, encode({"error": error.body()}).encode())
             return None
+        self.metrics.note_response(PATH, 101)
         await handshake.accept()
         return _Owner(owner)
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triolet.observability.prometheus import UNMATCHED
 from triolet.protocol.access import ANY
 from triolet.protocol.errors import WireError
 from triolet.server.responses.generate import new_id
@@ -127,7 +128,7 @@ def _route_of(scope: Scope) -> str:
     """Return the pattern of the route that answered; a path that is unknown is not told, since clients make it up."""
     routes = (route for route in scope["app"].routes if isinstance(route, Route))
     endpoint = scope.get("endpoint")
-    return next((route.path for route in routes if route.endpoint is endpoint), "unmatched")
+    return next((route.path for route in routes if route.endpoint is endpoint), UNMATCHED)
 
 
 def _path(scope: Scope) -> str:

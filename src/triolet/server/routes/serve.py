@@ -30,5 +30,6 @@ async def serve(
     """
     config = config or GatewayConfig()
     async with open_gateway(engine, config) as gateway:
-        listener = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
+        app = create_app(engine, config, gateway=gateway)
+        listener = Listener(config, app, gateway.serve_websocket, gateway.metrics)
         await listener.run(task_status=task_status)

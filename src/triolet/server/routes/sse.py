@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from triolet.observability.prometheus import GatewayMetrics
 from triolet.protocol.errors import of_exception
 from triolet.protocol.json import encode
+from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import log_failure
 from triolet.server.routes.request_body import ClientDisconnected, cancel_on_disconnect
 
@@ -28,8 +30,8 @@ DONE = b"data: [DONE]\n\n"
 class EventSender:
     """Sender of events. An error before `start` is an HTTP error, afterwards an event."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, metrics: GatewayMetrics) -> None:
+        self._send, self._metrics = send, metrics
         self._nursery: trio.Nursery | None = None
         self._lock = trio.Lock()
         self._sent_s = trio.current_time()
@@ -56,6 +58,7 @@ class EventSender:
         """Send the last event and end the response."""
         async with self._lock:
             await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+        self._metrics.note_sse_sent(len(DONE))
 
     async def keep_alive(self) -> None:
         """Send comments while nothing else is sent."""
@@ -67,9 +70,14 @@ class EventSender:
                 self._sent_s = trio.current_time()
 
     async def _write(self, text: bytes) -> None:
-        async with self._lock:
-            await self._send({"type": "http.response.body", "body": text, "more_body": True})
-            self._sent_s = trio.current_time()
+        self._metrics.num_sse_waiting_bytes += len(text)
+        try:
+            async with self._lock:
+                await self._send({"type": "http.response.body", "body": text, "more_body": True})
+                self._sent_s = trio.current_time()
+        finally:
+            self._metrics.num_sse_waiting_bytes -= len(text)
+        self._metrics.note_sse_sent(len(text))
 
 
 class EventStream(Response):
@@ -84,7 +92,7 @@ class EventStream(Response):
         self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = EventSender(send)
+        events = EventSender(send, context_of(Request(scope)).gateway_metrics)
         with suppress(ClientDisconnected):
             await cancel_on_disconnect(receive, lambda: self._run(events, scope))
             await events.end()  # inside: some servers report a disconnect as soon as the response has ended

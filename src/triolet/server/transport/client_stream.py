@@ -33,6 +33,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
         self._transport = transport
         self.write_timeout = write_timeout
         self._unread = b""
+        self.has_timed_out = False  # whether the client was disconnected because it does not read
 
     @property
     def is_tls(self) -> bool:
@@ -70,6 +71,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
             if (
                 timeout.cancelled_caught
             ):  # part of the chunk may have been sent: the stream cannot be continued
+                self.has_timed_out = True
                 await trio.aclose_forcefully(self._transport)
                 raise trio.BrokenResourceError(f"the client took nothing for {self.write_timeout:g} s")
 

@@ -33,6 +33,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 
+from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.server.transport.client_stream import ClientStream
 
 MAX_HEAD_BYTES = 32 * 2**10
@@ -50,14 +51,20 @@ class HttpServer:
         app: the ASGI app.
         is_upgrade: tells whether an upgrade request with this method and path may become a WebSocket.
         head_timeout: seconds in which a request head must be complete.
+        metrics: counts connections, and responses that the app does not see.
     """
 
     def __init__(
-        self, app: Callable[..., Any], is_upgrade: Callable[[str, str], bool], head_timeout: float
+        self,
+        app: Callable[..., Any],
+        is_upgrade: Callable[[str, str], bool],
+        head_timeout: float,
+        metrics: GatewayMetrics,
     ) -> None:
         self.app = ASGIWrapper(app)
         self.is_upgrade = is_upgrade
         self.head_timeout = head_timeout
+        self.metrics = metrics
         self.context = WorkerContext(None)
         self.config = Config()
         self.config.h11_max_incomplete_size = MAX_HEAD_BYTES
@@ -69,6 +76,11 @@ class HttpServer:
         """Close idle connections now, and busy ones after their response."""
         await self.context.terminated.set()
 
+    @property
+    def end_reason(self) -> str:
+        """Reason of a connection that ends without one of its own."""
+        return "shutdown" if self.context.terminated.is_set() else "error"
+
     async def serve(self, stream: ClientStream) -> bool:
         """Serve the requests of one connection.
 
@@ -78,9 +90,12 @@ class HttpServer:
             Whether the client asked for a WebSocket; the upgrade request is then the next thing to read.
         """
         connection = _Connection(self, stream)
+        self.metrics.num_http_connections += 1
         try:
             await connection.run()
         finally:
+            self.metrics.num_http_connections -= 1
+            self.metrics.note_http_close(connection.close_reason or self.end_reason)
             if not connection.is_upgraded:
                 await trio.aclose_forcefully(stream)
         return connection.is_upgraded
@@ -93,6 +108,7 @@ class _Connection(TCPServer):
         super().__init__(server.app, server.config, server.context, {}, client)  # type: ignore[arg-type]
         self.is_upgraded = False
         self.is_torn = False
+        self.close_reason: str | None = None  # one of `HTTP_CLOSE_REASONS`; the first one stays
         self._server, self._client = server, client
         self._patience_s = server.head_timeout
         self._idling = trio.CancelScope()
@@ -107,8 +123,9 @@ class _Connection(TCPServer):
         try:
             peers = parse_socket_addr(socket.family, socket.getpeername())
             own = parse_socket_addr(socket.family, socket.getsockname())
-        except OSError:
-            return  # disconnected already
+        except OSError:  # disconnected already
+            self.close_reason = "client"
+            return
         async with trio.open_nursery() as nursery:
             self._task_group = TaskGroup()
             self._task_group._nursery = nursery
@@ -134,6 +151,7 @@ class _Connection(TCPServer):
             if not self._is_closing:
                 self._ahead += data
                 self._news.unpark_all()
+        self._note_reason("write_timeout" if self._client.has_timed_out else "client")
         self._was_closed.set()
         with trio.move_on_after(
             LINGER_S
@@ -155,6 +173,7 @@ class _Connection(TCPServer):
             except _WebSocketUpgrade as wanted:
                 self._client.unread(wanted.head + bytes(self._ahead))
                 self.is_upgraded = True
+                self._note_reason("upgrade")
                 self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
 
     async def _idle_timeout(self) -> None:
@@ -162,7 +181,7 @@ class _Connection(TCPServer):
         patience_s, self._patience_s = self._patience_s, KEEP_ALIVE_S
         with trio.move_on_after(patience_s) as self._idling:
             await self.context.terminated.wait()
-        await self._close()
+        await self._close("shutdown" if self.context.terminated.is_set() else "idle")
 
     # ---------------------------------------------------------------------------------------- writing
 
@@ -178,15 +197,19 @@ class _Connection(TCPServer):
                     self.is_torn = True  # part of a message may be out: nothing may follow it
                     raise
         elif isinstance(event, Closed):
-            await self._close()
+            await self._close("shutdown" if self.context.terminated.is_set() else "server")
             await self.protocol.handle(Closed())
         else:
             await super().protocol_send(event)
 
-    async def _close(self) -> None:
+    def _note_reason(self, reason: str) -> None:
+        self.close_reason = self.close_reason or reason
+
+    async def _close(self, reason: str = "server") -> None:
         """Close from this side."""
         if not self._is_closing:
             self._is_closing = True
+            self._note_reason(reason)
             # In a task of the connection: the caller may be an app's task, which is cancelled at any moment.
             self._space.unpark_all()
             self.start_soon(self._shut_down)
@@ -240,7 +263,7 @@ class _Http11(H11Protocol):
             own,
             connection.protocol_send,
         )
-        self._is_upgrade = server.is_upgrade
+        self._is_upgrade, self._metrics = server.is_upgrade, server.metrics
         self._connection = connection
         self._ended: object = None
 
@@ -281,6 +304,7 @@ class _Http11(H11Protocol):
             line = self.connection.trailing_data[0][: MAX_HEAD_BYTES + 2]
             if b" " in line and b"\r\n" not in line:
                 status_code = 414
+        self._metrics.note_response(UNMATCHED, status_code)
         code, sentence = _UNREADABLE.get(status_code, _UNREADABLE[400])
         body = b'{"error":{"type":"invalid_request_error","code":"%s","message":"%s","param":null}}' % (
             code,

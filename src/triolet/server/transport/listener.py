@@ -19,6 +19,7 @@ import trio
 
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
+from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.server.transport.client_stream import ClientStream
 from triolet.server.transport.hypercorn_adapter import HttpServer
 
@@ -53,14 +54,20 @@ class Listener:
         config: where to listen, and the limits.
         app: the ASGI app for HTTP.
         serve_websocket: serves a WebSocket, handshake included; the stream is closed when it returns.
+        metrics: counts connections and refusals.
     """
 
     def __init__(
-        self, config: GatewayConfig, app: Callable[..., Any], serve_websocket: ServeWebSocket
+        self,
+        config: GatewayConfig,
+        app: Callable[..., Any],
+        serve_websocket: ServeWebSocket,
+        metrics: GatewayMetrics | None = None,
     ) -> None:
         self.config = config
         self._serve_websocket = serve_websocket
-        self._http = HttpServer(app, is_websocket, config.handshake_timeout)
+        self._metrics = metrics or GatewayMetrics(config.metrics_prefix)
+        self._http = HttpServer(app, is_websocket, config.handshake_timeout, self._metrics)
         self._tls = tls_context(config)
         self._by_address: Counter[str] = Counter()
         self._num_connections = 0
@@ -152,9 +159,11 @@ class Listener:
         return self._num_connections >= self.config.max_connections
 
     async def _reject(self, socket_stream: trio.SocketStream) -> None:
+        self._metrics.note_error(503, "too_many_connections")
         with trio.move_on_after(FULL_TIMEOUT_S):
             try:
                 if self._tls is None:  # over TLS the handshake would cost too much
+                    self._metrics.note_response(UNMATCHED, 503)
                     await socket_stream.send_all(FULL % (len(FULL_BODY), FULL_BODY))
                     await socket_stream.send_eof()
                     await socket_stream.receive_some(
