@@ -1,0 +1,1 @@
+"""GGUF files: from their bytes to configuration, tensors and tokenizer."""
