@@ -38,8 +38,8 @@ class CommandGroup(click.Group):
 def main() -> None:
     """Run a language model: chat with it, serve it, measure it.
 
-    MODEL, or --model, is a folder or a Hugging Face hub id; without one, every command uses triolet-nano, a small model
-    that ships with the program.
+    MODEL, or --model, is a folder, a GGUF file or a Hugging Face hub id; without one, every command uses triolet-nano,
+    a small model that ships with the program.
     """
 
 

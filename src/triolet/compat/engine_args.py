@@ -62,7 +62,7 @@ class EngineArgs:
     """Arguments of an engine under vLLM's names; every field of `EngineConfig` is also accepted by its own name.
 
     Args:
-        model: folder or hub id; by default triolet-nano.
+        model: folder, GGUF file or hub id; by default triolet-nano.
         disable_log_stats: no line in the log every ten seconds.
         enable_log_requests: not offered.
         **arguments: such as `max_model_len`, `max_num_seqs`, `scheduling_policy`, `num_gpu_blocks_override`.

@@ -34,7 +34,7 @@ class LLM:
     """A model for offline use.
 
     Args:
-        model: folder or hub id; by default triolet-nano.
+        model: folder, GGUF file or hub id; by default triolet-nano.
         engine: an engine that exists already, instead of a model.
         **engine_args: see `EngineArgs`.
     """

@@ -44,7 +44,7 @@ class EngineConfig(Configuration):
     """
 
     model: str | None = option(
-        "Folder or hub id of the model; without one, the triolet-nano that ships in the package.",
+        "Folder, GGUF file or hub id of the model; without one, the triolet-nano that ships in the package.",
         default=None,
         rule=text(optional=True),
     )

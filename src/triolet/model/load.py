@@ -16,14 +16,28 @@ import torch
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
 from triolet.errors import ConfigError
-from triolet.model.architectures.decoder_config import DTYPES, architecture_of, checkpoint_dtype, read_config
+from triolet.model.architectures.decoder_config import (
+    DTYPES,
+    DecoderConfig,
+    architecture_of,
+    checkpoint_dtype,
+    read_config,
+)
 from triolet.model.architectures.families import is_native, parse_decoder_config
-from triolet.model.architectures.weight_map import WeightReader, check_fit, plan_tensors
+from triolet.model.architectures.weight_map import WeightReader, WeightSource, check_fit, plan_tensors
 from triolet.model.backends.cpu_decoder import build_cpu_decoder, can_plan, can_quantise
 from triolet.model.backends.torch_decoder import build_decoder
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
+from triolet.model.gguf.config import (
+    describe_types,
+    open_checkpoint,
+    read_decoder_config,
+    read_gguf_defaults,
+    stored_dtype,
+)
+from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
 
 _logger = logging.getLogger(__name__)
@@ -34,7 +48,7 @@ class LoadedFolder:
     """A model that is ready to run."""
 
     model: CausalModel
-    folder: Path  # where its files, tokenizer included, lie on this machine
+    folder: Path  # where its files, tokenizer included, lie on this machine; a GGUF file has all in one
     generation_defaults: GenerationDefaults  # how its makers want it to be sampled
 
 
@@ -49,10 +63,10 @@ def load_model(
     quantization: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedFolder:
-    """Load a model folder, or fetch and load a model of the hub.
+    """Load a model folder or a GGUF file, or fetch and load a model of the hub.
 
     Args:
-        model: path of a folder, or a hub id.
+        model: path of a folder or of a GGUF file, or a hub id.
         dtype: `float32`, `bfloat16` or `float16`; `auto` is that of the checkpoint.
         device: such as `cpu` or `cuda`.
         trust_remote_code: lets a model that brings its own Python code run it; a native architecture never
@@ -70,6 +84,8 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
+    if folder.is_file():
+        return _load_gguf(folder, dtype, device, max_model_len, quantization, on_progress)
     config = read_config(folder)
     architecture = architecture_of(config, folder)
     defaults = read_generation_defaults(folder)
@@ -84,10 +100,7 @@ def load_model(
         from triolet.model.backends.transformers_backend import load_transformers_model
 
         loaded = load_transformers_model(folder, config, torch_dtype, device, trust_remote_code)
-    if max_model_len is not None and max_model_len > loaded.spec.max_position:
-        raise ConfigError(
-            "max_model_len", f"at most {loaded.spec.max_position} tokens for this model", max_model_len
-        )
+    _check_length(max_model_len, loaded.spec.max_position)
     _logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
     )
@@ -104,11 +117,19 @@ def _load_native(
     on_progress: OnProgress | None,
 ) -> CausalModel:
     parsed = parse_decoder_config(config, folder, max_model_len=max_model_len)
-    if max_model_len is not None and max_model_len > parsed.max_position:  # before gigabytes are read
-        raise ConfigError(
-            "max_model_len", f"at most {parsed.max_position} tokens for this model", max_model_len
-        )
-    checkpoint = Checkpoint.open(folder)
+    _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
+    return _build(parsed, Checkpoint.open(folder), dtype, device, max_model_len, quantization, on_progress)
+
+
+def _build(
+    parsed: DecoderConfig,
+    checkpoint: WeightSource,
+    dtype: torch.dtype,
+    device: str,
+    max_model_len: int | None,
+    quantization: str | None,
+    on_progress: OnProgress | None,
+) -> CausalModel:
     plans = plan_tensors(parsed, checkpoint.tensors)
     check_fit(parsed, plans, checkpoint)
 
@@ -124,6 +145,37 @@ def _load_native(
     if quantization is not None:
         raise _not_quantised(quantization)
     return build_decoder(parsed, reader, max_model_len=max_model_len)
+
+
+def _load_gguf(
+    path: Path,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    quantization: str | None,
+    on_progress: OnProgress | None,
+) -> LoadedFolder:
+    """Load a GGUF file, which has configuration, weights and tokenizer in one."""
+    file = GgufFile.open(path)
+    parsed = read_decoder_config(file, max_model_len=max_model_len)
+    _check_length(max_model_len, parsed.max_position)
+    defaults = read_gguf_defaults(file)
+    torch_dtype = stored_dtype(file) if dtype == "auto" else DTYPES[dtype]
+    checkpoint = open_checkpoint(file, parsed, torch_dtype)
+    model = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
+    _logger.info(
+        "%s runs on the native backend on %s; its weights, %s, are converted to %s",
+        parsed.architecture,
+        device,
+        describe_types(file),
+        torch_dtype if quantization is None else f"{torch_dtype} and then {quantization}",
+    )
+    return LoadedFolder(model=model, folder=file.path, generation_defaults=defaults)
+
+
+def _check_length(max_model_len: int | None, max_position: int) -> None:
+    if max_model_len is not None and max_model_len > max_position:
+        raise ConfigError("max_model_len", f"at most {max_position} tokens for this model", max_model_len)
 
 
 def _not_quantised(quantization: str) -> ConfigError:

@@ -11,7 +11,7 @@ import pytest
 from tests.model.folder.fake_hub import COMMIT, FakeHub, fake_hub
 from tests.model.tiny import make_model
 from triolet.core.load_progress import LoadProgress
-from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound, UnsupportedModel
+from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound
 from triolet.model.folder.hub import resolve_folder
 from triolet.model.load import load_model
 
@@ -177,8 +177,8 @@ def test_a_download_that_breaks_off_is_never_taken_for_a_model(
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "Model.Q4_K_M.GGUF"])
-def test_a_gguf_file_is_named_as_one_and_refused(tmp_path: Path, name: str) -> None:
+def test_a_gguf_file_is_taken_for_what_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
-    for model in (str(tmp_path / name), f"org/{name}"):
-        with pytest.raises(UnsupportedModel, match="is a GGUF file, and GGUF files are not supported yet"):
-            resolve_folder(model)
+    assert resolve_folder(str(tmp_path / name)) == tmp_path / name
+    with pytest.raises(ModelNotFound, match="there is no file"):
+        resolve_folder(f"org/{name}")

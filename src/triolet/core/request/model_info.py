@@ -43,7 +43,7 @@ class ModelInfo:
     """Report of a model runner that is ready.
 
     Args:
-        folder: of the model's files; the tokenizer is read from it, too.
+        folder: of the model's files, or its GGUF file; the tokenizer is read from it, too.
         architecture: from config.json.
         backend: `native` or `transformers`.
         vocab_size: token ids are below it.

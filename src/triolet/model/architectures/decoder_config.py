@@ -126,9 +126,18 @@ def architecture_of(config: dict[str, Any], folder: Path) -> str:
     Raises:
         ModelFileError: there is none.
     """
-    names = Fields(folder / "config.json", config).texts("architectures")
+    return first_architecture(Fields(folder / "config.json", config))
+
+
+def first_architecture(fields: Fields) -> str:
+    """Return the first of the `architectures` in a config's fields.
+
+    Raises:
+        ModelFileError: there is none.
+    """
+    names = fields.texts("architectures")
     if not names:
-        raise ModelFileError(folder / "config.json", "architectures must name the model's class; got none")
+        raise ModelFileError(fields.path, "architectures must name the model's class; got none")
     return names[0]
 
 

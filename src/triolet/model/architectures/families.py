@@ -20,7 +20,7 @@ from triolet.model.architectures.decoder_config import (
     MoeConfig,
     NormConfig,
     TensorNames,
-    architecture_of,
+    first_architecture,
 )
 from triolet.model.architectures.family_common import (
     FULL,
@@ -59,13 +59,22 @@ def parse_decoder_config(
         ModelFileError: a field is of the wrong type or out of its range.
         UnsupportedModel: the architecture, or a feature that the config asks for, is not known.
     """
-    fields = Fields(folder / "config.json", config)
-    architecture = architecture_of(config, folder)
+    return parse_decoder_fields(Fields(folder / "config.json", config), max_model_len=max_model_len)
+
+
+def parse_decoder_fields(fields: Fields, *, max_model_len: int | None = None) -> DecoderConfig:
+    """Read what the native decoder needs from the fields of a config.json, whatever file they come from.
+
+    Raises:
+        ModelFileError: a field is of the wrong type or out of its range.
+        UnsupportedModel: the architecture, or a feature that the config asks for, is not known.
+    """
+    architecture = first_architecture(fields)
     if not is_native(architecture):
         raise UnsupportedModel(
             f"{fields.path}: the native decoder does not know the architecture {architecture!r}"
         )
-    if config.get("quantization_config"):
+    if fields.values.get("quantization_config"):
         raise unsupported(fields, "quantization_config", "absent: quantised weights are not supported")
     family = _FAMILIES[architecture]
     parsed = family.parse(fields, max_model_len)

@@ -6,7 +6,8 @@ everything that does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from typing import Protocol
 
 import attrs
 import torch
@@ -14,9 +15,35 @@ from torch import Tensor
 
 from triolet.errors import WeightsMismatch
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, TensorNames
-from triolet.model.folder.checkpoint import Checkpoint
 
 Shape = tuple[int, ...]
+
+
+class UnreadTensor(Protocol):
+    """One tensor of a checkpoint, of whatever file format."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes in its file."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Tensors of a checkpoint, by name."""
+
+    @property
+    def tensors(self) -> Mapping[str, UnreadTensor]: ...
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype that `read` gives the tensor in."""
+        ...
+
+    def read(self, name: str, out: Tensor | None = None) -> Tensor:
+        """Read one tensor to the CPU, into `out` (of its shape and dtype) if that is given."""
+        ...
 
 
 @attrs.frozen
@@ -130,7 +157,7 @@ def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours
         planner.linear(f"{ours}{name}.out", (theirs + name_out,), (hidden,), size, bias=bias)
 
 
-def check_fit(config: DecoderConfig, plans: dict[str, TensorPlan], checkpoint: Checkpoint) -> None:
+def check_fit(config: DecoderConfig, plans: dict[str, TensorPlan], checkpoint: WeightSource) -> None:
     """Compare plans and checkpoint, both ways.
 
     Raises:
@@ -159,7 +186,7 @@ class WeightReader:
         on_bytes: told (bytes read so far, bytes in all), in the checkpoint's own dtype.
     """
 
-    _checkpoint: Checkpoint
+    _checkpoint: WeightSource
     _plans: dict[str, TensorPlan]
     dtype: torch.dtype
     device: torch.device

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triolet.core.load_progress import LoadProgress, OnProgress
-from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound, UnsupportedModel
+from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
@@ -25,26 +25,24 @@ def resolve_folder(
     token: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Find a model's folder, fetching it from the Hugging Face hub if `model` is no folder here.
+    """Find a model's folder or GGUF file, fetching it from the Hugging Face hub if `model` is neither here.
 
     Args:
-        model: path of a folder with a config.json, or a hub id such as `Qwen/Qwen3-0.6B`.
+        model: path of a folder with a config.json or of a GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit on the hub; the main branch if None.
         token: for private or gated models; the one of `hf auth login` or HF_TOKEN if None.
         on_progress: told how many bytes have come; possibly from another thread.
 
     Raises:
-        ModelNotFound: neither a folder nor a model that the hub knows (or lets us see), or no such revision.
+        ModelNotFound: no folder, no GGUF file and no model that the hub knows (or lets us see), or no such revision.
         ModelFileError: the folder has no config.json.
-        UnsupportedModel: a GGUF file.
         HubUnreachable: the hub does not answer, and the model is not completely in the local cache.
     """
     path = os.path.expanduser(model)  # os.path and not Path: it takes any text for what it is, however odd
     if model.lower().endswith(".gguf") and not os.path.isdir(path):
-        raise UnsupportedModel(
-            f"{model} is a GGUF file, and GGUF files are not supported yet; model must be the folder or the hub id "
-            "with the config.json and safetensors that it was made from"
-        )
+        if not os.path.isfile(path):
+            raise ModelNotFound(f"model must be a GGUF file that is there; there is no file {model!r}")
+        return Path(path)
     folder = Path(path) if os.path.isdir(path) else _download(model, revision, token, on_progress)
     if not (folder / "config.json").is_file():
         raise ModelFileError(folder / "config.json", "is missing")

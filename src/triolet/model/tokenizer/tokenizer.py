@@ -215,11 +215,14 @@ def _check_unicode(field: str, text: str) -> None:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextTokenizer | None:
-    """Read the tokenizer of a model folder; None if it has none.
+    """Read the tokenizer of a model folder or a GGUF file; None if it has none.
 
     Raises:
         ModelFileError: a file is there and cannot be read.
+        UnsupportedModel: a GGUF file has a kind of vocabulary that is not known.
     """
+    if folder.is_file():
+        return _load_gguf_tokenizer(folder)
     backend = _load_backend(folder, trust_remote_code=trust_remote_code)
     if backend is None:
         return None
@@ -228,6 +231,18 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextToke
     settings = _read_json(folder / "tokenizer_config.json")
     template_tokens = _template_tokens(settings)
     return TextTokenizer(backend, _load_chat_template(folder, settings, template_tokens), template_tokens)
+
+
+def _load_gguf_tokenizer(path: Path) -> TextTokenizer | None:
+    from triolet.model.gguf.file import GgufFile
+    from triolet.model.gguf.tokenizer import read_gguf_tokenizer
+
+    if (read := read_gguf_tokenizer(GgufFile.open(path))) is None:
+        return None
+    template = (
+        None if read.chat_template is None else _compiled_or_error(read.chat_template, read.template_tokens)
+    )
+    return TextTokenizer(read.backend, template, read.template_tokens)
 
 
 def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokenizer | None:
@@ -266,8 +281,10 @@ def _load_chat_template(
 ) -> ChatTemplate | ChatTemplateError | None:
     """Return the compiled chat template, its error, or None if the model has none."""
     source = _template_source(folder, settings)
-    if source is None:
-        return None
+    return None if source is None else _compiled_or_error(source, tokens)
+
+
+def _compiled_or_error(source: str, tokens: Mapping[str, str]) -> ChatTemplate | ChatTemplateError:
     try:
         return _compiled(source, tokens)
     except ChatTemplateError as error:

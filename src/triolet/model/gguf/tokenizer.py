@@ -1,0 +1,266 @@
+"""From the vocabulary in a GGUF file to a tokenizer.
+
+Two kinds of vocabulary are read: `gpt2`, byte-level BPE, whose pre-tokenizer the file gives by a name only, and
+`llama`, the BPE of sentencepiece, whose merges follow from the scores. A name that is not in the table below is
+refused: a text that is cut in other places than in training makes other tokens, and nothing would show it.
+
+The conversion in transformers is not used: it takes the plain GPT-2 pre-tokenizer for every name that it does not
+know, always applies merges, and comes with an import of seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from triolet.errors import ModelFileError, UnsupportedModel
+from triolet.model.folder.json_fields import Fields
+from triolet.model.gguf.config import CONTROL, USER_DEFINED
+from triolet.model.gguf.file import GgufArray, GgufFile
+
+_UNKNOWN = 2  # type of the token for what has none
+_SPACE = "▁"
+
+
+@attrs.frozen
+class _Split:
+    """Where byte-level BPE cuts a text before it merges."""
+
+    pattern: str | None  # regular expression; None for the one of GPT-2, which `tokenizers` has built in
+    normalizes: bool = False  # to composed characters (NFC) before
+    ignores_merges: bool = False  # a piece that is a token as a whole stays one, whatever its merges
+    adds_bos: bool = False  # if the file does not say
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _Split(
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _ENDS, ignores_merges=True, adds_bos=True
+)
+_QWEN2 = _Split(_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _ENDS, normalizes=True)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _Split(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    + _CASED_ENDS,
+    ignores_merges=True,
+    adds_bos=True,
+)
+_GPT4O = _Split(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _CASED_ENDS
+)
+SPLITS: dict[str, _Split] = {
+    "gpt-2": _Split(None),
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "smaug-bpe": attrs.evolve(_LLAMA3, ignores_merges=False, adds_bos=False),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
+    "gpt-4o": _GPT4O,
+}
+"""By `tokenizer.ggml.pre`. Source: llama.cpp, llama-vocab.cpp, and the tokenizer.json of these models."""
+
+
+@attrs.frozen(eq=False)
+class GgufTokenizer:
+    """Tokenizer of a GGUF file, its chat template, and the special tokens that the template may name."""
+
+    backend: Tokenizer
+    chat_template: str | None
+    template_tokens: dict[str, str]
+
+
+def read_gguf_tokenizer(file: GgufFile) -> GgufTokenizer | None:
+    """Build the tokenizer that a file's metadata describes; None if it describes none.
+
+    Raises:
+        ModelFileError: a key is missing or not what it should be.
+        UnsupportedModel: another kind of vocabulary, or an unknown pre-tokenizer.
+    """
+    fields = Fields(file.path, file.metadata)
+    kind = fields.text("tokenizer.ggml.model", "no_vocab")
+    if kind in ("no_vocab", "none"):
+        return None
+    vocabulary = _Vocabulary.read(file, fields)
+    if kind == "gpt2":
+        backend, adds_bos = _byte_level(vocabulary)
+    elif kind == "llama":
+        backend, adds_bos = _sentencepiece(vocabulary), True
+    else:
+        raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model must be gpt2 or llama; got {kind!r}")
+    _add_special_tokens(backend, vocabulary)
+    _add_ends(backend, vocabulary, adds_bos)
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    tokens = {name: vocabulary.special(key) for name, key in names.items()}
+    return GgufTokenizer(
+        backend,
+        fields.text("tokenizer.chat_template", "") or None,
+        {name: text for name, text in tokens.items() if text is not None},
+    )
+
+
+@attrs.frozen(eq=False)
+class _Vocabulary:
+    """Tokens of a file, by their ids."""
+
+    fields: Fields
+    tokens: Sequence[str]
+    types: Sequence[float]  # as many as tokens
+    scores: Sequence[float]  # as many as tokens, or none
+    merges: Sequence[str]
+
+    @classmethod
+    def read(cls, file: GgufFile, fields: Fields) -> _Vocabulary:
+        def array(name: str) -> GgufArray | None:
+            value = file.metadata.get(f"tokenizer.ggml.{name}")
+            if value is not None and not isinstance(value, GgufArray):
+                raise fields.wrong(f"tokenizer.ggml.{name}", "an array")
+            return value
+
+        tokens, types, scores, merges = map(array, ("tokens", "token_type", "scores", "merges"))
+        if tokens is None or not tokens.count:
+            raise ModelFileError(file.path, "tokenizer.ggml.tokens is missing")
+        for values in (types, scores):
+            if values is not None and values.count != tokens.count:
+                raise ModelFileError(
+                    file.path, f"{values.key} must have {tokens.count} items; got {values.count}"
+                )
+        return cls(
+            fields,
+            tokens.texts(),
+            [1] * tokens.count if types is None else types.numbers(),
+            [] if scores is None else scores.numbers(),
+            [] if merges is None else merges.texts(),
+        )
+
+    @property
+    def ids(self) -> dict[str, int]:
+        return {token: index for index, token in enumerate(self.tokens)}
+
+    def token_id(self, kind: str) -> int | None:
+        """Return a special token's id, such as `bos`."""
+        name = f"tokenizer.ggml.{kind}_token_id"
+        token_id = self.fields.optional_integer(name, minimum=0)
+        if token_id is not None and token_id >= len(self.tokens):
+            raise self.fields.wrong(name, f"below the number of tokens ({len(self.tokens)})")
+        return token_id
+
+    def special(self, kind: str) -> str | None:
+        token_id = self.token_id(kind)
+        return None if token_id is None else self.tokens[token_id]
+
+    def bpe(self, merges: Sequence[tuple[str, str]], **options: object) -> models.BPE:
+        try:
+            return models.BPE(vocab=self.ids, merges=list(merges), **options)
+        except Exception as error:  # the library raises a bare Exception for merges that make no token
+            raise ModelFileError(self.fields.path, f"tokenizer.ggml.merges: {error}") from error
+
+    def split_merges(self) -> list[tuple[str, str]]:
+        merges = []
+        for index, merge in enumerate(self.merges):
+            left, space, right = merge.partition(" ")
+            if not (left and space and right) or " " in right:
+                raise ModelFileError(
+                    self.fields.path,
+                    f"item {index} of tokenizer.ggml.merges must be two tokens; got {merge!r}",
+                )
+            merges.append((left, right))
+        return merges
+
+
+def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+    fields = vocabulary.fields
+    name = fields.text("tokenizer.ggml.pre", "")
+    if name not in SPLITS:
+        raise UnsupportedModel(
+            f"{fields.path}: tokenizer.ggml.pre must be one of {', '.join(SPLITS)}; got {name!r}"
+        )
+    split = SPLITS[name]
+    backend = Tokenizer(vocabulary.bpe(vocabulary.split_merges(), ignore_merges=split.ignores_merges))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None)
+    backend.pre_tokenizer = (
+        byte_level
+        if split.pattern is None
+        else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split.pattern), "isolated"), byte_level])
+    )
+    if split.normalizes:
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    return backend, split.adds_bos
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    unknown = next(
+        (i for i, kind in enumerate(vocabulary.types) if kind == _UNKNOWN), vocabulary.token_id("unknown")
+    )
+    merges = vocabulary.split_merges() if vocabulary.merges else _merges_by_score(vocabulary)
+    options = {} if unknown is None else {"unk_token": vocabulary.tokens[unknown], "fuse_unk": True}
+    backend = Tokenizer(vocabulary.bpe(merges, byte_fallback=True, **options))
+    replaced = normalizers.Replace(" ", _SPACE)
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replaced])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = replaced
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Return every way to make a token from two others, tokens with the highest scores first."""
+    if not vocabulary.scores:
+        raise ModelFileError(vocabulary.fields.path, "tokenizer.ggml.scores is missing")
+    ids = vocabulary.ids
+    mergeable = [
+        index
+        for index, kind in enumerate(vocabulary.types)
+        if kind not in (_UNKNOWN, CONTROL, 6) and 1 < len(vocabulary.tokens[index]) <= _MAX_MERGED_CHARS
+    ]
+    merges: list[tuple[str, str]] = []
+    for index in sorted(mergeable, key=lambda index: -vocabulary.scores[index]):  # stable: equal scores by id
+        token = vocabulary.tokens[index]
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
+        merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return merges
+
+
+_MAX_MERGED_CHARS = 512
+"""Longest token that merges are looked for, far above any in use: the search takes the square of the length."""
+
+
+def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
+    kinds = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
+    special = [token for token, kind in kinds if kind == CONTROL and token]
+    whole = [token for token, kind in kinds if kind == USER_DEFINED and token]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in whole])
+
+
+def _add_ends(backend: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:
+    """Have the tokens that begin and end a text added, as far as the file wants it."""
+    fields = vocabulary.fields
+    bos, eos = vocabulary.special("bos"), vocabulary.special("eos")
+    before = [bos] if bos and fields.flag("tokenizer.ggml.add_bos_token", adds_bos) else []
+    after = [eos] if eos and fields.flag("tokenizer.ggml.add_eos_token", False) else []
+    if before or after:
+        ids = vocabulary.ids
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after], special_tokens=[(text, ids[text]) for text in {*before, *after}]
+        )

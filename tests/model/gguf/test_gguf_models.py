@@ -1,0 +1,305 @@
+"""A model in a GGUF file computes what transformers computes with the weights that it reads from the same file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from tests.kernels.cpu_variants import compiled
+from tests.model.gguf.tiny_gguf import write_gguf
+from tests.model.paged import PagedDriver
+from tests.model.tiny import VOCAB_SIZE, make_model
+from triolet.errors import ConfigError, ModelFileError, UnsupportedModel, WeightsMismatch
+from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.load import load_model
+
+NUM_GREEDY = 64
+PROMPT = torch.randint(0, VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# What the files of a family cannot say is left out of the models: a window of Qwen's, Gemma's score scale.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama-plain": {},
+    "mistral": {},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {},
+    "qwen3-moe": {"mlp_only_layers": []},
+    "phi3": {"pad_token_id": 0},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32},
+}
+# k-quants take rows of 256 values;
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+
+
+def model_of(family: str, path: Path, **overrides: Any) -> Path:
+    return make_model(family, path, **{**FAMILIES.get(family, {}), **overrides})
+
+
+def more_keys(family: str) -> Any:
+    def add(writer: gguf.GGUFWriter) -> None:
+        if family == "gemma3":
+            writer.add_sliding_window_pattern(2)
+
+    return add
+
+
+def with_weights_of(path: Path, folder: Path) -> Any:
+    """transformers' model with the folder's configuration and the weights that transformers reads from the file."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    named = model
+    if config.model_type == "mistral":  # which GGUF files do not tell from Llama; the names are the same
+        settings = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+        named = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=named)["tensors"]
+    absent, unknown = model.load_state_dict(tensors, strict=False)
+    assert not unknown and set(absent) <= ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    model.tie_weights()
+    return model
+
+
+@torch.inference_mode()
+def generated(model: Any) -> list[int]:
+    ids = model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=NUM_GREEDY, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    tokens: list[int] = ids[0, len(PROMPT) :].tolist()
+    assert len(set(tokens)) > NUM_GREEDY // 8, "the model repeats itself, and would hide a wrong position"
+    return tokens
+
+
+def ours(path: Path, **options: Any) -> list[int]:
+    return PagedDriver(load_model(str(path), dtype="float32", **options).model).greedy(
+        PROMPT, NUM_GREEDY, chunk=7
+    )
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers_with_the_same_file(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    folder = model_of(family, tmp_path, **({"moe_intermediate_size": 64} if "moe" in family else {}))
+    path = write_gguf(folder, tmp_path / "model.gguf", kind, metadata=more_keys(family))
+    assert ours(path) == generated(with_weights_of(path, folder))
+
+
+@pytest.mark.parametrize("family", ["llama-plain", "qwen2", "qwen3"])
+def test_mixtures_of_k_quants_give_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+    folder = model_of(family, tmp_path, **WIDE)
+    path = write_gguf(folder, tmp_path / "model.gguf", "Q4_K", other_kind="Q6_K", metadata=more_keys(family))
+    assert ours(path) == generated(with_weights_of(path, folder))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "smollm", "gemma", "mixtral"])
+def test_a_file_with_float32_weights_gives_the_tokens_of_the_folder_that_it_was_made_from(
+    family: str, tmp_path: Path
+) -> None:
+    folder = model_of(family, tmp_path)
+    path = write_gguf(folder, tmp_path / "model.gguf", metadata=more_keys(family))
+    assert ours(path) == ours(folder)
+
+
+def test_the_cpp_decoder_runs_files_as_it_runs_folders(tmp_path: Path) -> None:
+    compiled()
+    folder = model_of("qwen3", tmp_path)
+    path = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    assert isinstance(load_model(str(path), dtype="bfloat16").model, CpuDecoder)
+
+
+def test_a_model_in_several_parts_is_the_model_in_one(tmp_path: Path) -> None:
+    folder = model_of("llama-plain", tmp_path)
+    whole = write_gguf(folder, tmp_path / "whole.gguf", "Q8_0")
+    write_gguf(folder, tmp_path / "split.gguf", "Q8_0", split_max_tensors=9)
+    parts = sorted(tmp_path.glob("split-*.gguf"))
+    assert len(parts) > 2
+    assert ours(parts[0]) == ours(parts[-1]) == ours(whole)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def llama3_divisors(head_dim: int) -> list[float]:
+    """What llama.cpp's converter writes to `rope_freqs`."""
+    divisors = []
+    for dimension in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * 10_000.0 ** (dimension / head_dim)
+        if wavelength < 32 / 4:
+            divisors.append(1.0)
+        elif wavelength > 32 / 1:
+            divisors.append(8.0)
+        else:
+            smooth = (32 / wavelength - 1) / (4 - 1)
+            divisors.append(1 / ((1 - smooth) / 8 + smooth))
+    return divisors
+
+
+def test_rotary_factors_of_llama_3_in_a_tensor_are_those_of_its_config(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path, rope_parameters=LLAMA3)
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.array(llama3_divisors(16), dtype=np.float32))
+
+    path = write_gguf(folder, tmp_path / "model.gguf", metadata=add)
+    assert ours(path) == ours(folder)
+    assert ours(path) != ours(write_gguf(folder, tmp_path / "without.gguf"))
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama-linear", "linear"), ("qwen2-yarn", "yarn")])
+def test_rotary_scaling_in_the_metadata_is_that_of_the_config(family: str, kind: str, tmp_path: Path) -> None:
+    folder = make_model(family, tmp_path)
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if "original_max_position_embeddings" in rope:
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+    path = write_gguf(folder, tmp_path / "model.gguf", metadata=add)
+    assert ours(path) == ours(folder)
+    assert ours(path) != ours(write_gguf(folder, tmp_path / "without.gguf"))
+
+
+def test_long_and_short_factors_of_phi_3_are_read(tmp_path: Path) -> None:
+    folder = make_model("phi3-longrope", tmp_path)
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(128)
+        for length in ("short", "long"):
+            factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+    path = write_gguf(folder, tmp_path / "model.gguf", metadata=add)
+    for longest in (None, 200):
+        assert ours(path, max_model_len=longest) == ours(folder, max_model_len=longest)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantization_applies_to_the_weights_of_a_file(quantization: str, tmp_path: Path) -> None:
+    compiled()
+    folder = model_of("llama-plain", tmp_path, hidden_size=64, intermediate_size=128)
+    path = write_gguf(folder, tmp_path / "model.gguf")
+    assert ours(path, quantization=quantization) == ours(folder, quantization=quantization)
+
+
+def test_auto_is_the_dtype_of_the_matrices_and_bfloat16_for_quantised_ones(tmp_path: Path) -> None:
+    folder = model_of("llama-plain", tmp_path)
+    dtypes = {
+        kind: load_model(str(write_gguf(folder, tmp_path / f"{kind}.gguf", kind))).model.spec.dtype
+        for kind in ("F32", "F16", "BF16", "Q8_0")
+    }
+    assert dtypes == {
+        "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "Q8_0": torch.bfloat16
+    }  # fmt: skip
+
+
+def test_the_log_says_what_the_weights_are_converted_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", "Q8_0")
+    with caplog.at_level("INFO", "triolet.model.load"):
+        load_model(str(path))
+    assert "its weights, Q8_0, are converted to torch.bfloat16" in caplog.text
+
+
+def test_progress_ends_with_the_bytes_of_the_files_tensors(tmp_path: Path) -> None:
+    path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", "Q4_0")
+    reports: list[Any] = []
+    load_model(str(path), on_progress=reports.append)
+    assert reports[-1].done_bytes == reports[-1].total_bytes < path.stat().st_size
+
+
+# ------------------------------------------------------------------------------------------- refused
+
+
+def refused(tmp_path: Path, family: str = "llama-plain", **add: Any) -> str:
+    folder = model_of(family, tmp_path)
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        for key, value in add.items():
+            name = f"llama.{key.replace('__', '.')}"
+            writer.kv_data[0].pop(name, None)
+            match value:
+                case float():
+                    writer.add_float32(name, value)
+                case str():
+                    writer.add_string(name, value)
+                case _:
+                    writer.add_uint32(name, value)
+
+    path = write_gguf(folder, tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises((ModelFileError, UnsupportedModel, WeightsMismatch)) as raised:
+        load_model(str(path))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("logit_scale", 2.0, "llama.logit_scale must be absent or zero; got 2.0"),
+        ("attention__value_length", 8, "llama.attention.value_length must be that of the keys"),
+        ("rope__dimension_count", 8, "llama.rope.dimension_count must be the size of a head"),
+        ("rope__scaling__type", "spiral", "rope.scaling.type must be one of none, linear, yarn, longrope"),
+        ("block_count", 2**31, "block_count must be at most what there are tensors for"),
+        ("block_count", 0, "llama.block_count must be an integer of at least 1; got 0"),
+        ("block_count", 4, "blk.3.attn_norm.weight"),
+        ("attention__head_count", "four", "llama.attention.head_count must be an integer"),
+        ("attention__head_count_kv", 3, "must be a divisor"),
+        ("embedding_length", 32, "token_embd.weight must be"),
+        ("feed_forward_length", 95, "blk.0.ffn_gate.weight must be (95, 64); got (96, 64)"),
+        ("expert_count", 2, "llama.expert_used_count is missing"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused_by_key(
+    key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    assert message in refused(tmp_path, **{key: value})
+
+
+def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        UnsupportedModel, match=r"general\.architecture must be one of llama, .*; got 'mamba'"
+    ):
+        load_model(str(path))
+
+
+def test_a_length_beyond_the_context_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match="max_model_len must be at most 256 tokens for this model"):
+        load_model(str(path), max_model_len=257)
