@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -9,8 +12,9 @@ from trio.testing import MockClock
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, fake_engine
 from triolet import RequestProgress, RequestStatus, SamplingParams
 from triolet.core.output.output_processor import MAX_AGE_S, MAX_ENDINGS, EndedRequests
+from triolet.core.step_plan import StepPlan
 from triolet.engine.engine import Engine
-from triolet.errors import StreamMisused
+from triolet.errors import EngineDead, InvalidRequest, StreamMisused
 
 SHORT = SamplingParams(max_tokens=3, seed=1)
 
@@ -96,6 +100,86 @@ async def test_following_ends_with_the_request(autojump_clock: MockClock) -> Non
         assert log[-1].status is RequestStatus.CANCELLED
         with pytest.raises(StreamMisused):
             stream.follow()
+
+
+async def test_an_interval_bounds_how_often_the_progress_is_looked_at(autojump_clock: MockClock) -> None:
+    interval = 4 * STEP_S
+    times: list[float] = []
+    async with fake_engine(max_num_batched_tokens=4) as engine, engine.generate([7] * 60, SHORT) as stream:
+        found: list[RequestProgress] = []
+        async for progress in stream.follow(interval):
+            found.append(progress)
+            times.append(trio.current_time())
+    assert found[-1].num_computed_tokens == 60
+    assert len(times) == 5  # 15 steps of 4 tokens
+    assert all(later - earlier >= interval * 0.999 for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("interval", ["1", True, float("nan")])
+async def test_an_interval_is_a_number_of_seconds(interval: Any, autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine, engine.generate([7], SHORT) as stream:
+        with pytest.raises(InvalidRequest, match="interval must be a number of seconds"):
+            stream.follow(interval)
+
+
+# --------------------------------------------------------------------------------------------- restarts
+
+
+class CrashesOnce(FakeExecutor):
+    """The first step fails, and the next life takes a second to start."""
+
+    async def start(self, on_progress: Any) -> Any:
+        if self.num_lives:
+            await trio.sleep(1)
+        return await super().start(on_progress)
+
+    async def compute(self, plan: StepPlan) -> Any:
+        if self.num_lives == 1:
+            raise ValueError("planted")
+        return await super().compute(plan)
+
+
+async def test_restarts_are_followed_from_now_on_until_the_engine_ends(autojump_clock: MockClock) -> None:
+    early: list[tuple[str, ...]] = []
+    late: list[tuple[str, ...]] = []
+
+    async def note(engine: Engine, found: list[tuple[str, ...]]) -> None:
+        found += [restarting async for restarting in engine.follow_restarts()]
+
+    async with trio.open_nursery() as nursery:
+        async with fake_engine(CrashesOnce(num_blocks=64, block_size=4)) as engine:
+            nursery.start_soon(note, engine, early)
+            nursery.start_soon(engine.complete, [1, 2], SHORT)
+            await trio.sleep(0.5)
+            nursery.start_soon(note, engine, late)
+            await trio.sleep(5)
+        # The scope of the nursery is left only if both iterators have ended.
+    assert early[0] == () and early[-1] == ()
+    assert late[0] == ("model_runner", "scheduler") and late[-1] == ()
+    assert ("model_runner", "scheduler") in early
+    assert len(early) <= 5 and len(late) <= 3
+
+
+async def test_following_restarts_ends_with_the_death_of_the_engine(autojump_clock: MockClock) -> None:
+    executor = FakeExecutor(num_blocks=64, block_size=4)
+
+    def crash(plan: StepPlan) -> None:
+        raise ValueError("planted")
+
+    executor.before_step = crash
+    async with fake_engine(executor) as engine, trio.open_nursery() as nursery:
+        found: list[tuple[str, ...]] = []
+
+        async def follow_restarts() -> None:
+            found.extend([restarting async for restarting in engine.follow_restarts()])
+
+        nursery.start_soon(follow_restarts)
+        with pytest.raises(EngineDead):
+            await engine.complete([1, 2], SHORT)
+    assert "model_runner" in found[-1]  # it will not serve again
+    async with fake_engine() as engine:
+        restarts = engine.follow_restarts()
+    assert [restarting async for restarting in restarts] == []
 
 
 # --------------------------------------------------------------------------------------------- statuses
