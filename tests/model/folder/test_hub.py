@@ -9,6 +9,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.model.folder.fake_hub import COMMIT, FakeHub, fake_hub
+from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.tiny import make_model
 from triolet.core.load_progress import LoadProgress
 from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound
@@ -182,3 +183,55 @@ def test_a_gguf_file_is_taken_for_what_it_is(tmp_path: Path, name: str) -> None:
     assert resolve_folder(str(tmp_path / name)) == tmp_path / name
     with pytest.raises(ModelNotFound, match="there is no file"):
         resolve_folder(f"org/{name}")
+
+
+GGUF_REPOSITORY = "somebody/tiny-GGUF"
+
+
+@pytest.fixture
+def ggufs(hub: FakeHub, tmp_path: Path) -> Path:
+    """A repository as they are on the hub: one file per type, one of them in a folder and in parts."""
+    folder = tmp_path / "ggufs"
+    whole = write_gguf(make_model("llama-plain", tmp_path / "plain"), tmp_path / "whole.gguf", "Q8_0")
+    for name in ("Tiny-Q8_0", "Tiny-Q4_K_M", "Tiny-Q4_K_S", "tiny.q5_0", "mmproj-Tiny-Q8_0"):
+        (folder / f"{name}.gguf").parent.mkdir(exist_ok=True)
+        (folder / f"{name}.gguf").write_bytes(whole.read_bytes())
+    for part in (1, 2):
+        (folder / "BF16").mkdir(exist_ok=True)
+        (folder / "BF16" / f"Tiny-BF16-0000{part}-of-00002.gguf").write_bytes(b"GGUF%d" % part)
+    hub.folders[GGUF_REPOSITORY] = folder
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("Q8_0", ["Tiny-Q8_0.gguf"]),
+        ("q4_k_m", ["Tiny-Q4_K_M.gguf"]),
+        ("Q5_0", ["tiny.q5_0.gguf"]),
+        ("BF16", ["Tiny-BF16-00001-of-00002.gguf", "Tiny-BF16-00002-of-00002.gguf"]),
+    ],
+)
+def test_a_type_after_a_hub_id_fetches_the_gguf_file_of_that_type_alone(
+    kind: str, names: list[str], hub: FakeHub, ggufs: Path
+) -> None:
+    assert resolve_folder(f"{GGUF_REPOSITORY}:{kind}").name == names[0]
+    assert hub.fetched() == set(names)
+
+
+def test_a_gguf_file_of_the_hub_loads_and_then_needs_no_connection(
+    hub: FakeHub, ggufs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"{GGUF_REPOSITORY}:Q8_0"
+    assert load_model(model).model.spec.architecture == "LlamaForCausalLM"
+    point_to("http://127.0.0.1:9", monkeypatch)
+    assert resolve_folder(model).name == "Tiny-Q8_0.gguf"
+
+
+def test_a_type_that_a_repository_lacks_or_has_twice_is_refused(hub: FakeHub, ggufs: Path) -> None:
+    with pytest.raises(ModelNotFound, match="must have one GGUF file of type 'Q2_K'; found none"):
+        resolve_folder(f"{GGUF_REPOSITORY}:Q2_K")
+    (ggufs / "Other-Q8_0.gguf").write_bytes(b"GGUF")
+    hub.folders["somebody/two-GGUF"] = ggufs
+    with pytest.raises(ModelNotFound, match=r"found Other-Q8_0\.gguf, Tiny-Q8_0\.gguf"):
+        resolve_folder("somebody/two-GGUF:Q8_0")

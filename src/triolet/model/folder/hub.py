@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotF
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
+_GGUF_ON_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<kind>[\w.-]+)")
 
 
 def resolve_folder(
@@ -28,7 +31,8 @@ def resolve_folder(
     """Find a model's folder or GGUF file, fetching it from the Hugging Face hub if `model` is neither here.
 
     Args:
-        model: path of a folder with a config.json or of a GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`.
+        model: path of a folder with a config.json or of a GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`;
+            `Qwen/Qwen3-0.6B-GGUF:Q8_0` is the GGUF file of that type in a repository that has several.
         revision: branch, tag or commit on the hub; the main branch if None.
         token: for private or gated models; the one of `hf auth login` or HF_TOKEN if None.
         on_progress: told how many bytes have come; possibly from another thread.
@@ -43,13 +47,46 @@ def resolve_folder(
         if not os.path.isfile(path):
             raise ModelNotFound(f"model must be a GGUF file that is there; there is no file {model!r}")
         return Path(path)
+    if (named := _GGUF_ON_HUB.fullmatch(model)) and not os.path.isdir(path):
+        return _download_gguf(named["repository"], named["kind"], revision, token, on_progress)
     folder = Path(path) if os.path.isdir(path) else _download(model, revision, token, on_progress)
     if not (folder / "config.json").is_file():
         raise ModelFileError(folder / "config.json", "is missing")
     return folder
 
 
-def _download(model: str, revision: str | None, token: str | None, on_progress: OnProgress | None) -> Path:
+def _download_gguf(
+    model: str, kind: str, revision: str | None, token: str | None, on_progress: OnProgress | None
+) -> Path:
+    """Fetch the GGUF file, with all its parts if it is split, whose name ends in `kind`; return its (first) path."""
+    kinds = dict.fromkeys(
+        (kind, kind.upper(), kind.lower())
+    )  # the patterns tell letters of the two cases apart
+    patterns = [
+        f"*{before}{each}{parts}.gguf" for each in kinds for before in "-._" for parts in ("", "-*-of-*")
+    ]
+    folder = _download(
+        model, revision, token, on_progress, wanted=patterns, unwanted=("*mmproj*", "*imatrix*")
+    )
+    ending = re.compile(rf".*[-._]{re.escape(kind)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    found = sorted(path for path in folder.rglob("*.gguf") if ending.fullmatch(path.name))
+    models = [path for path in found if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
+    if len(models) != 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in models) or "none"
+        raise ModelNotFound(f"model {model!r} must have one GGUF file of type {kind!r}; found {names}")
+    return models[0]
+
+
+def _download(
+    model: str,
+    revision: str | None,
+    token: str | None,
+    on_progress: OnProgress | None,
+    *,
+    wanted: Sequence[str] = _WANTED,
+    unwanted: Sequence[str] = _UNWANTED,
+) -> Path:
+    """Fetch the files of a repository whose names fit `wanted` and not `unwanted`; return their folder."""
     if _is_plainly_a_path(model):
         raise ModelNotFound(
             f"model must be a folder with a config.json or a hub id; there is no folder {model!r}"
@@ -61,8 +98,8 @@ def _download(model: str, revision: str | None, token: str | None, on_progress: 
             model,
             revision=revision,
             token=token,
-            allow_patterns=list(_WANTED),
-            ignore_patterns=list(_UNWANTED),
+            allow_patterns=list(wanted),
+            ignore_patterns=list(unwanted),
             tqdm_class=_reporting_bar(on_progress),
         )
     except Exception as error:  # its own, the system's, and whatever the transport of this version raises
