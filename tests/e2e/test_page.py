@@ -466,6 +466,32 @@ def test_a_question_behind_another_one_is_shown_in_line_and_then_answered(browse
             assert not other.is_visible(".waits")
 
 
+def runner_of(server: Server) -> int:
+    """The process of its model."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            parent = (path.parent / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == server.process.pid and b"triolet.workers.runner" in path.read_bytes():
+                return int(path.parent.name)
+        except OSError:  # it has ended
+            continue
+    raise AssertionError("there is no process of the model")
+
+
+@pytest.mark.slow
+def test_a_crash_in_the_middle_of_an_answer_is_shown_until_the_answer_goes_on(browser: Any) -> None:
+    with serve() as server, opened(browser, server.url) as page:
+        ask_with(page, **ENDLESS)
+        send(page, "Tell me a story")
+        wait_for_text(page, 5)
+        os.kill(runner_of(server), signal.SIGKILL)
+        page.wait_for_selector(".waits:text-is('engine restarting')")
+        [before] = answers(page)
+        page.wait_for_selector(".waits", state="hidden", timeout=60_000)
+        wait_for_text(page, len(before) + 5)
+        assert answers(page)[0].startswith(before)
+
+
 def test_markup_in_a_text_stays_text(page: Any) -> None:
     send(page, "<img src=x onerror=alert(1)><b>bold</b>")
     page.wait_for_selector(".turn")

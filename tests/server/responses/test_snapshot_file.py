@@ -108,6 +108,27 @@ async def test_a_response_goes_on_in_the_next_server_with_the_same_numbers_and_t
     assert after[-1]["response"]["usage"]["output_tokens"] == LONG
 
 
+async def test_a_response_with_vendor_events_goes_on_with_them_and_its_numbers_stay_without_gaps(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "kept"
+    async with server(path) as gateway:
+        async with connected(gateway) as client:
+            response_id = await begin(client, triolet_events=True)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end, gateway, path)
+                await client.until_closed()
+        before = [event for event in client.events if "sequence_number" in event]
+        assert len(before) < len(client.events)
+    async with server(path) as gateway:
+        answer = gateway.context.find_resumable(response_id, None)
+        assert answer is not None and answer.request.triolet_events
+        after = await read_on(gateway, response_id, before[-1]["sequence_number"])
+    numbered = [event for event in before + after if "sequence_number" in event]
+    assert [event["sequence_number"] for event in numbered] == list(range(len(numbered)))
+    assert text_of(numbered) == expected_text("Hi", 6, LONG)
+
+
 async def test_a_response_that_nobody_read_to_its_end_can_be_read_in_the_next_server(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

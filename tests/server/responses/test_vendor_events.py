@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, fake_engine
 from tests.server.responses.websocket_client import ChatTokenizer, Client, connected, text_of
+from triolet import SamplingParams
 from triolet.config.server import GatewayConfig
 from triolet.core.step_plan import StepPlan
 from triolet.server.responses.service import ResponsesService, open_gateway
-from triolet.server.responses.vendor_events import INTERVAL_S
+from triolet.server.responses.vendor_events import INTERVAL_PER_PLACE_S, INTERVAL_S, vendor_events
 
-LONG = 400
+LONG = 120
 
 
 def engine_of_one_row(executor: FakeExecutor | None = None, **fields: Any) -> Any:
@@ -172,3 +174,27 @@ async def test_who_resumes_is_told_where_the_response_is_now(autojump_clock: Moc
     assert numbers == list(range(2, 2 + len(numbers)))
     assert vendor(again) == []  # it is over, and where it was then is no news
     assert [event["type"] for event in again[:2]] == ["response.created", "response.in_progress"]
+
+
+async def test_the_further_back_in_the_queue_the_less_often_is_the_place_told(
+    autojump_clock: MockClock,
+) -> None:
+    told: list[tuple[float, int]] = []
+
+    async def tell(event: dict[str, Any]) -> None:
+        told.append((trio.current_time(), event.get("position", 0)))
+
+    short, long = SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, seed=1)
+    async with engine_of_one_row(max_queued_requests=200) as engine, trio.open_nursery() as nursery:
+        for _ in range(120):
+            nursery.start_soon(engine.complete, "x", short)
+        await trio.testing.wait_all_tasks_blocked()
+        async with engine.generate("y", long) as stream, vendor_events(engine, stream, tell):
+            async for _ in stream:
+                pass
+    places = [place for _, place in told]
+    assert places[0] >= 118 and places[-1] < 10
+    assert places == sorted(places, reverse=True)
+    for (before_s, place), (after_s, _) in pairwise(told):
+        # Less than the whole, because the clock of a test adds up many short steps.
+        assert after_s - before_s > 0.99 * max(INTERVAL_S, place * INTERVAL_PER_PLACE_S)
