@@ -1,30 +1,46 @@
 """What one hostile client costs another one: named attacks on a real server, watched from a process of their own.
 
     python benchmarks/attacks.py [--seconds 5] [--only NAME ...] [--list] [--output FILE]
+    python benchmarks/attacks.py --together 60 [--settle 30] [--only NAME ...] [--output FILE]
+    python benchmarks/attacks.py --stalled [--rounds 3] [--output FILE]
 
 For each attack a fresh `triolet serve` with triolet-nano is started on loopback. One process attacks with one API key.
 A second process, with another key, asks `/health` every 10 ms and reads the same greedy chat again and again; its text
 must be the one of a quiet server. One JSON line per attack: what the attacker got (statuses, close codes), percentiles
 and maximum of the latency of `/health` in milliseconds, whether every stream was exact, and the server's memory.
 
-On a quiet machine no latency should be above 100 ms. A busy machine shows its own delays as well: the attack `nothing`
-is the baseline.
+`--together` runs all attacks at the same time on one server, each in a thread of the attacking process. One JSON line:
+the same values, what each attack got, and the memory of the server with all of its child processes (proportional set
+size, MiB) before, at the end, and some seconds after it.
+
+`--stalled` compares 8 clients that read beside 50 that do not with 8 that read beside 50 that read, in turn on servers
+of their own. One JSON line: the gaps between the events of the 8 in milliseconds, the ratio of their 99th percentiles,
+the memory at the end, and how long the server takes to end after SIGTERM with a grace period of 5 s while 50 clients
+do not read and 20 requests are half sent.
+
+Attackers run with the lowest priority (nice 19): they stand for clients on other machines, which take no processor
+time from the server. On a quiet machine no latency should be above 100 ms. A busy machine shows its own delays as well:
+the attack `nothing` is the baseline.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import os
+import resource
+import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +57,7 @@ CHAT = {
 }
 HEALTH_EVERY_S = 0.01
 TIMEOUT_S = 5.0  # of one call of a socket
+KV_CACHE_BYTES = 64 * 2**20
 TEXT, PING, PONG, CLOSE = 1, 9, 10, 8
 
 # ------------------------------------------------------------------------------------- a plain client
@@ -76,10 +93,19 @@ class Client:
         ]
         return "\r\n".join([*lines, "", ""]).encode()
 
-    def request(self, method: str, path: str, body: bytes | Any = b"", *, to_read: int = 2**20) -> bytes:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Any = b"",
+        *,
+        to_read: int = 2**20,
+        timeout_s: float = TIMEOUT_S,
+    ) -> bytes:
         """Send one request on a connection of its own and read the response."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         with self.connect() as stream:
+            stream.settimeout(timeout_s)
             answer = b""
             with suppress(OSError):
                 stream.sendall(
@@ -204,24 +230,25 @@ def bodies() -> dict[str, Callable[[], bytes]]:
     }
 
 
-def grammars() -> dict[str, dict[str, Any]]:
-    """Return structured outputs that are costly to compile or to follow."""
+def grammars(number: int = 0) -> dict[str, dict[str, Any]]:
+    """Return structured outputs that are costly to compile or to follow; those of another number differ."""
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(60):
-        deep = {"type": "object", "properties": {"a": deep, "b": deep}, "required": ["a", "b"]}
+        deep = {"type": "object", "properties": {"a": deep, f"b{number}": deep}, "required": ["a"]}
         if len(json.dumps(deep)) > 100_000:
             break
     return {
-        "regex that explodes": {"regex": "(a|aa|aaa|aaaa)*" * 12 + "b"},
-        "regex of repeats": {"regex": "((a{1,200}){1,200}){1,200}"},
-        "recursive grammar": {"grammar": 'start: "a" start | start'},
+        "regex that explodes": {"regex": "(a|aa|aaa|aaaa)*" * 12 + f"b{number}"},
+        "regex of repeats": {"regex": f"((a{{1,200}}){{1,200}}){{1,200}}{number}"},
+        "recursive grammar": {"grammar": f'start: "a{number}" start | start'},
         "grammar of alternatives": {
-            "grammar": "start: " + " | ".join(f'"w{number}"' for number in range(5000))
+            "grammar": "start: " + " | ".join(f'"w{word} {number}"' for word in range(5000))
         },
-        "choices": {"choice": [f"choice {number}" for number in range(5000)]},
+        # 4,096 are allowed: more would be refused before anything is compiled.
+        "choices": {"choice": [f"choice {word} of {number}" for word in range(4000)]},
         "deep schema": {"json": deep},
         "schema of references": {
-            "json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 50}}}
+            "json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * (50 + number)}}}
         },
     }
 
@@ -247,6 +274,36 @@ def drip(client: Client, head: bytes, piece: bytes, count: int = 300) -> None:
             stream.sendall(piece)
             time.sleep(0.005)
     client.seen["dripped"] += 1
+
+
+def new_grammars(name: str) -> Attack:
+    """Return an attack that sends another grammar of a kind in each round, since the same one is compiled once."""
+    numbers = itertools.count()
+
+    def one_round(client: Client) -> None:
+        form = grammars(next(numbers))[name]
+        client.request("POST", "/v1/responses", {**HELLO, "structured_outputs": form})
+
+    return one_round
+
+
+def hundred_grammars(client: Client) -> None:
+    """Send a hundred different grammars at the same time, and wait for all answers."""
+    forms = [
+        form for number in range(15) for form in grammars(number + 1000 * client.seen["rounds"]).values()
+    ]
+
+    def send(form: dict[str, Any]) -> None:
+        with suppress(OSError):
+            client.request("POST", "/v1/responses", {**HELLO, "structured_outputs": form}, timeout_s=120.0)
+
+    threads = [threading.Thread(target=send, args=(form,)) for form in forms[:100]]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    client.seen["seconds"] = max(client.seen["seconds"], round(time.monotonic() - began))
 
 
 def slow_websockets(client: Client, count: int) -> None:
@@ -306,13 +363,14 @@ def attacks() -> dict[str, Attack]:
         found[f"body: {name}"] = post("/v1/chat/completions" if "message" in name else "/v1/responses", body)
         if name not in TOO_LONG_FOR_A_MESSAGE:
             found[f"message: {name}"] = message(body)
-    for name, form in grammars().items():
-        found[f"grammar: {name}"] = post("/v1/responses", {**HELLO, "structured_outputs": form})
+    for name in grammars():
+        found[f"grammar: {name}"] = new_grammars(name)
 
     def half(client: Client, header: bytes) -> bytes:
         return client.head("POST", "/v1/responses")[:-2] + header + b"\r\n\r\n"
 
     found |= {
+        "grammars: a hundred at once": hundred_grammars,
         "half heads": lambda client: hold(client, [b"GET / HTTP/1.1\r\nhost: x\r\n"] * 200),
         "half bodies": lambda client: hold(
             client, [half(client, b"content-length: 4000000") + b"x" * 2_000_000] * 40, 5.0
@@ -346,19 +404,36 @@ def attacks() -> dict[str, Attack]:
 # ------------------------------------------------------------------------------------------ the processes
 
 
-def attack(port: int, name: str, seconds: float) -> dict[str, int]:
-    """Attack for so long; return what came back."""
-    client, one_round = Client(port, ATTACKER), attacks()[name]
-    until = time.monotonic() + seconds
+def attack(port: int, names: Sequence[str], seconds: float) -> dict[str, dict[str, int]]:
+    """Run attacks at the same time, each again and again for so long; return what came back for each."""
+    take_all_descriptors()
+    os.nice(19)
+    known, clients = attacks(), {name: Client(port, ATTACKER) for name in names}
     print("ready", flush=True)
     sys.stdin.readline()
-    while time.monotonic() < until or not client.seen:
-        try:
-            one_round(client)
-        except OSError as error:
-            client.seen[type(error).__name__] += 1
-        client.seen["rounds"] += 1
-    return dict(client.seen)
+    until = time.monotonic() + seconds
+
+    def repeat(name: str) -> None:
+        seen = clients[name].seen
+        while time.monotonic() < until or not seen:
+            try:
+                known[name](clients[name])
+            except OSError as error:
+                seen[type(error).__name__] += 1
+            seen["rounds"] += 1
+
+    threads = [threading.Thread(target=repeat, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: dict(client.seen) for name, client in clients.items()}
+
+
+def take_all_descriptors() -> None:
+    """Raise the limit of file descriptors as far as it goes: some attacks hold hundreds of connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def read_chat(client: Client) -> str:
@@ -417,9 +492,11 @@ def watch(port: int) -> dict[str, Any]:
 
 
 @contextmanager
-def serving() -> Iterator[tuple[int, int]]:
+def serving(*flags: str, kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[tuple[int, int]]:
     """Run a server; yield its port and process id."""
     command = [sys.executable, "-m", "triolet", "serve", "--port", "0", "--api-keys", f"{ATTACKER},{WITNESS}"]
+    # A small cache is soon touched from end to end; its first use is no growth that an attack has caused.
+    command += ["--kv-cache-bytes", str(kv_cache_bytes), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
@@ -446,21 +523,188 @@ def finish(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.communicate("\n")[0].splitlines()[-1])
 
 
-def resident_mib(process_id: int) -> float:
-    """Return the memory of a process, MiB."""
-    pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+def process_tree(root: int) -> list[int]:
+    """Return the ids of a process and of all its descendants."""
+    found = [root]
+    for process_id in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{process_id}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def memory_mib(root: int) -> float:
+    """Return the memory of a process and of all its descendants, pages that several share counted once, MiB."""
+    kilobytes = 0
+    for process_id in process_tree(root):
+        with suppress(OSError):
+            lines = Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines()
+            kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return round(kilobytes / 1024, 1)
 
 
 def measure(name: str, seconds: float) -> dict[str, Any]:
     """Run one attack against a server of its own."""
-    with serving() as (port, process_id), helper("--attack", name, str(port), str(seconds)) as attacker:
+    with serving() as (port, process_id), helper("--attack", str(port), str(seconds), name) as attacker:
         with helper("--watch", str(port)) as witness:
-            memory = resident_mib(process_id)
+            memory = memory_mib(process_id)
             attacker_seen = finish(attacker)
             result = finish(witness)
-        grown = round(resident_mib(process_id) - memory, 1)
-    return {"attack": name, **result, "attacker": attacker_seen, "memory_growth_mib": grown}
+        grown = round(memory_mib(process_id) - memory, 1)
+    return {"attack": name, **result, "attacker": attacker_seen[name], "memory_growth_mib": grown}
+
+
+def measure_together(names: Sequence[str], seconds: float, settle_s: float) -> dict[str, Any]:
+    """Run attacks at the same time against one server."""
+    with serving() as (port, process_id), helper("--attack", str(port), str(seconds), *names) as attacker:
+        with helper("--watch", str(port)) as witness:
+            memory = {"before": memory_mib(process_id)}
+            attackers_seen = finish(attacker)
+            memory["at_the_end"] = memory_mib(process_id)
+            result = finish(witness)
+        time.sleep(settle_s)
+        memory["after"] = memory_mib(process_id)
+    return {
+        "mode": "together",
+        "seconds": seconds,
+        "settle_s": settle_s,
+        "num_attacks": len(names),
+        **result,
+        "memory_mib": memory,
+        "memory_ratio": round(memory["after"] / memory["before"], 3),
+        "attackers": attackers_seen,
+    }
+
+
+# --------------------------------------------------------------------------------- beside stalled clients
+
+NUM_OTHERS, NUM_READERS, NUM_HALF_BODIES = 50, 8, 20
+GRACE_S = 5.0
+# All 58 fit into the KV cache at the same time, and the others outlast the readers.
+NUM_TOKENS = {"others": 600, "readers": 200}
+
+
+def story(num_tokens: int) -> bytes:
+    """Return the body of a streamed response of a fixed length."""
+    body = {**HELLO, "max_output_tokens": num_tokens, "ignore_eos": True, "stream": True, "store": False}
+    if num_tokens == NUM_TOKENS["others"]:  # more than the buffers between the server and a client take
+        body |= {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    return json.dumps(body).encode()
+
+
+def open_stream(client: Client, num_tokens: int, *, receive_buffer: int | None = None) -> socket.socket:
+    """Ask for a streamed response on a connection of its own."""
+    stream = socket.socket()
+    if receive_buffer is not None:  # before the connection is made, or the window is large already
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    stream.connect(("127.0.0.1", client.port))
+    body = story(num_tokens)
+    stream.sendall(client.head("POST", "/v1/responses", f"content-length: {len(body)}") + body)
+    return stream
+
+
+def others(port: int, *, are_reading: bool) -> None:
+    """Hold clients that read, or do not, until stdin has a line."""
+    take_all_descriptors()
+    os.nice(19)
+    client = Client(port, ATTACKER)
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            with suppress(OSError), open_stream(client, NUM_TOKENS["others"]) as stream:
+                stream.settimeout(TIMEOUT_S)
+                while not is_over.is_set() and b"data: [DONE]" not in stream.recv(2**16):
+                    pass
+
+    streams = []
+    if are_reading:
+        for _ in range(NUM_OTHERS):
+            threading.Thread(target=read, daemon=True).start()
+    else:
+        streams = [open_stream(client, NUM_TOKENS["others"], receive_buffer=4096) for _ in range(NUM_OTHERS)]
+        half = client.head("POST", "/v1/responses", "content-length: 4000") + b"{"
+        for _ in range(NUM_HALF_BODIES):
+            streams.append(client.connect())
+            streams[-1].sendall(half)
+    time.sleep(1.0)  # so that all have begun
+    print("ready", flush=True)
+    sys.stdin.readline()
+    is_over.set()
+    for stream in streams:
+        stream.close()
+    print("{}", flush=True)
+
+
+def readers(port: int) -> list[float]:
+    """Read streams at the same time; return the gaps between their events, milliseconds."""
+    client = Client(port, WITNESS)
+    gaps: list[float] = []
+
+    def read() -> None:
+        with open_stream(client, NUM_TOKENS["readers"]) as stream:
+            stream.settimeout(60.0)
+            last, tail = None, b""
+            while b"data: [DONE]" not in tail and (data := stream.recv(2**16)):
+                tail = (tail + data)[-64:]
+                if b"output_text.delta" in data:
+                    now = time.perf_counter()
+                    if last is not None:
+                        gaps.append(1e3 * (now - last))
+                    last = now
+
+    threads = [threading.Thread(target=read) for _ in range(NUM_READERS)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return gaps
+
+
+def beside(kind: str) -> dict[str, Any]:
+    """Measure readers beside other clients of a kind, `stalled` or `reading`."""
+    flags = ["--grace-period", str(GRACE_S), "--write-timeout", "120", "--max-num-seqs", "64"]
+    with serving(*flags, kv_cache_bytes=4 * KV_CACHE_BYTES) as (port, process_id), ExitStack() as stack:
+        with helper("--readers", str(port)) as warm:
+            finish(warm)
+        before = memory_mib(process_id)
+        stack.enter_context(helper(f"--{kind}-clients", str(port)))
+        with helper("--readers", str(port)) as process:
+            gaps = sorted(finish(process))
+        memory = memory_mib(process_id)
+        began = time.monotonic()
+        os.kill(process_id, signal.SIGTERM)
+        while Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        ended_s = time.monotonic() - began
+    return {
+        "gap_p50_ms": round(gaps[len(gaps) // 2], 1),
+        "gap_p99_ms": round(gaps[len(gaps) * 99 // 100], 1),
+        "gap_max_ms": round(gaps[-1], 1),
+        "num_gaps": len(gaps),
+        "memory_mib": [before, memory],
+        "sigterm_s": round(ended_s, 2),
+    }
+
+
+def measure_stalled(num_rounds: int) -> dict[str, Any]:
+    """Measure readers beside reading and beside stalled clients, in turn."""
+    rounds: dict[str, list[dict[str, Any]]] = {"reading": [], "stalled": []}
+    for number in range(num_rounds):
+        for kind in sorted(rounds, reverse=number % 2 == 1):  # which one is first changes with each round
+            rounds[kind].append(beside(kind))
+    p99 = {kind: statistics.median(one["gap_p99_ms"] for one in done) for kind, done in rounds.items()}
+    return {
+        "mode": "stalled",
+        "num_others": NUM_OTHERS,
+        "num_readers": NUM_READERS,
+        "grace_s": GRACE_S,
+        "p99_ratio": round(p99["stalled"] / p99["reading"], 3),
+        "sigterm_s": max(one["sigterm_s"] for one in rounds["stalled"]),
+        "rounds": rounds,
+    }
 
 
 def main() -> None:
@@ -471,33 +715,50 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each attack")
     parser.add_argument("--only", nargs="+", default=[], help="names of attacks, or their beginnings")
     parser.add_argument("--list", action="store_true", help="print the names of all attacks")
+    parser.add_argument(
+        "--together", type=float, metavar="SECONDS", help="run the attacks at the same time, for so long"
+    )
+    parser.add_argument(
+        "--settle", type=float, default=30.0, help="seconds after --together until the memory is read again"
+    )
+    parser.add_argument("--stalled", action="store_true", help="measure readers beside stalled clients")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of --stalled")
     parser.add_argument("--output", type=Path, help="file for the JSON lines")
-    parser.add_argument("--attack", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--watch", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--attack", nargs="+", help=argparse.SUPPRESS)
+    for role in ("--watch", "--readers", "--stalled-clients", "--reading-clients"):
+        parser.add_argument(role, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        name, port, seconds = options.attack
-        print(json.dumps(attack(int(port), name, float(seconds))))
+        port, seconds, *names = options.attack
+        print(json.dumps(attack(int(port), names, float(seconds))))
     elif options.watch:
         print(json.dumps(watch(options.watch)))
+    elif options.readers:
+        print(json.dumps(readers(options.readers)))
+    elif options.stalled_clients or options.reading_clients:
+        others(options.stalled_clients or options.reading_clients, are_reading=not options.stalled_clients)
+    elif options.stalled:
+        report(measure_stalled(options.rounds), options.output)
     else:
         names = [name for name in attacks() if not options.only or name.startswith(tuple(options.only))]
         if options.list:
             print("\n".join(names))
+        elif options.together is not None:
+            report(measure_together(names, options.together, options.settle), options.output)
         else:
-            run(names, options.seconds, options.output)
+            for name in names:
+                report(measure(name, options.seconds), options.output)
 
 
-def run(names: list[str], seconds: float, output: Path | None) -> None:
-    """Run attacks one after the other, and print a line for each."""
+def report(result: dict[str, Any], output: Path | None) -> None:
+    """Print one JSON line, and add it to the file."""
     from common import machine  # imports torch, which the other roles do not need
 
-    for name in names:
-        line = json.dumps({"bench": "attacks", **measure(name, seconds), **machine()})
-        print(line, flush=True)
-        if output is not None:
-            with output.open("a") as file:
-                file.write(line + "\n")
+    line = json.dumps({"bench": "attacks", **result, **machine()})
+    print(line, flush=True)
+    if output is not None:
+        with output.open("a") as file:
+            file.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +78,23 @@ def test_responses_of_one_key_do_not_displace_those_of_another(server: Server) -
     assert attacker.seen == {"200": 20}
     witness.request("POST", "/v1/responses", {**attacks.HELLO, "previous_response_id": first["id"]})
     assert witness.seen == {"200": 2}
+
+
+def test_each_round_of_a_hostile_grammar_sends_another_one_within_the_limits() -> None:
+    first, second = attacks.grammars(0), attacks.grammars(1)
+    assert first.keys() == second.keys() and all(first[name] != second[name] for name in first)
+    assert len(first["choices"]["choice"]) <= 4096
+
+
+@pytest.mark.slow
+def test_attacks_together_leave_the_streams_of_another_client_exact(tmp_path: Path) -> None:
+    names = ["frames: pings", "body: metadata", "resumable responses"]
+    output = tmp_path / "results.jsonl"
+    command = [sys.executable, str(ROOT / "benchmarks" / "attacks.py"), "--together", "2", "--settle", "0"]
+    subprocess.run([*command, "--output", str(output), "--only", *names], check=True, timeout=300)
+    [result] = map(json.loads, output.read_text().splitlines())
+    assert result["exact"] and result["num_streams"] > 0 and result["num_health"] > 0
+    assert result["statuses"].keys() == {"200"}
+    outcomes = [set(result["attackers"][name]) - {"rounds"} for name in names]
+    assert outcomes == [{"closed 1008"}, {"400"}, {"200"}]
+    assert result["memory_mib"].keys() == {"before", "at_the_end", "after"}
