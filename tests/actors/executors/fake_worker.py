@@ -92,8 +92,8 @@ MISDEEDS: dict[str, Callable[[], None]] = {
 class Misbehaving:
     """A runner over the fake model."""
 
-    def __init__(self) -> None:
-        self.what, self.when, self.mark, self.told = [*sys.argv[1:], "", "", "", ""][:4]
+    def __init__(self, what: str = "", when: str = "", mark: str = "", told: str = "") -> None:
+        self.what, self.when, self.mark, self.told = what, when, mark, told
         self.model = FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
         self.num_steps = 0
 
@@ -155,7 +155,7 @@ class Misbehaving:
 
 
 def main() -> None:
-    serve(Misbehaving().load, FdTransport.take_over_standard_streams())
+    serve(Misbehaving(*sys.argv[1:]).load, FdTransport.take_over_standard_streams())
 
 
 if __name__ == "__main__":

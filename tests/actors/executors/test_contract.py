@@ -1,534 +1,182 @@
-"""The contract of an executor, held by all of them: where a model runs makes no difference to what comes out."""
+"""The contract of an executor, held by every registered one: where a model runs makes no difference to its answers."""
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import attrs
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.harness import (
-    VOCAB,
-    LetterTokenizer,
-    answer_of,
-    assert_all_blocks_back,
-    model_info,
-    unexpected,
+from tests.actors.executors.fake_worker import NUM_BLOCKS, Misbehaving
+from tests.actors.executors.harness import (
+    ask_six,
+    executor_that,
+    first_step,
+    ignore,
+    life,
+    num_runner_threads,
+    open_files,
+    run_of,
+    second_step,
 )
-from tests.core.fake_model import FakeModel
-from triolet import SamplingParams
+from tests.actors.harness import answer_of, unexpected
 from triolet.actors.executors.contract import Executor
-from triolet.actors.executors.in_process import InlineExecutor, Load, LoadCancelled, ThreadExecutor
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
+from triolet.actors.executors.registry import EXECUTORS
 from triolet.config.engine import EngineConfig
-from triolet.core.load_progress import LoadProgress, OnProgress
-from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult, StepRunner, after_step
-from triolet.engine.open_engine import run_engine
-
-NUM_BLOCKS, BLOCK_SIZE = 16, 4
+from triolet.core.load_progress import LoadProgress
+from triolet.core.step_plan import StepResult
+from triolet.errors import ConfigError, InvariantViolated, ModelError, RunnerFailed
 
 
-class Planted(Exception):
-    pass
+@attrs.frozen
+class Kind:
+    """An executor over the worker that misbehaves, and what errors of foreign code become there."""
+
+    make: Callable[..., Executor]
+    step_error: type[Exception] = ValueError
+    load_error: type[Exception] = ValueError
+    unknown_row: type[Exception] = KeyError
 
 
-@attrs.define(eq=False)
-class FakeRunner:
-    """A runner over the fake model that notes which thread drives it."""
-
-    model: FakeModel = attrs.field(factory=lambda: FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB))
-    threads: set[str] = attrs.field(factory=set)
-    num_resets: int = 0
-    before_step: Callable[[StepPlan], None] = lambda plan: None
-
-    def load(self, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
-        self._note_thread()
-        for part in range(3):
-            on_progress(LoadProgress("weights", part, 3))
-        return self, model_info(NUM_BLOCKS, BLOCK_SIZE)
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        self._note_thread()
-        self.before_step(plan)
-        return self.model.execute(plan)
-
-    def reset(self) -> None:
-        self._note_thread()
-        self.num_resets += 1
-        self.model = FakeModel(NUM_BLOCKS, BLOCK_SIZE, VOCAB)
-
-    def _note_thread(self) -> None:
-        self.threads.add(threading.current_thread().name)
+def in_process(kind: type[InlineExecutor | ThreadExecutor], *misdeed: object) -> Executor:
+    runner = Misbehaving(*map(str, misdeed))
+    return kind(partial(runner.load, EngineConfig(model="nowhere")))
 
 
-@attrs.define(eq=False)
-class BackgroundFake(FakeRunner):
-    """One that leaves every step but the first to somebody else, who is to write to `done`."""
-
-    done: list[int] = attrs.field(factory=list)
-    has_begun: trio.Event = attrs.field(factory=trio.Event)
-    num_halts: int = 0
-    plan: StepPlan | None = None
-
-    def begin(self, plan: StepPlan, done_fd: int) -> BackgroundFake | None:
-        if plan.starts:
-            return None
-        self._note_thread()
-        self.done.append(done_fd)
-        self.has_begun.set()
-        self.plan = plan
-        return self
-
-    def results(self, count: int) -> list[StepResult]:
-        results = []
-        for _ in range(count):
-            assert self.plan is not None, "it is over"
-            result = self.model.execute(self.plan)
-            result, self.plan = after_step(self.plan, result, must_halt=self.num_halts > 0)
-            results.append(result)
-        return results
-
-    @property
-    def is_over(self) -> bool:
-        return self.plan is None
-
-    def halt(self) -> None:
-        self.num_halts += 1
+KINDS = {
+    "inline": Kind(partial(in_process, InlineExecutor)),
+    "thread": Kind(partial(in_process, ThreadExecutor)),
+    "process": Kind(executor_that, RunnerFailed, ModelError, RunnerFailed),
+}
 
 
-Make = Callable[[Load], Executor]
-for_each_executor = pytest.mark.parametrize("make", [InlineExecutor, ThreadExecutor])
+@pytest.fixture(params=EXECUTORS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
 
 
-def first_step(prompt: tuple[int, ...]) -> StepPlan:
-    start = RowStart(
-        row_id=0,
-        request_id="r",
-        epoch=1,
-        prompt_token_ids=prompt,
-        output_token_ids=(),
-        params=SamplingParams(),
-        seed=5,
-        ending_token_ids=frozenset(),
-    )
-    return StepPlan(1, (), (start,), (PlanRow(0, 0, len(prompt), (0, 1), sample=True),))
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = open_files()
+    yield
+    assert (open_files(), num_runner_threads()) == (before, 0)
 
 
-def ignore(progress: LoadProgress) -> None:
-    pass
-
-
-def num_runner_threads() -> int:
-    """Threads that Trio has lent; a thread that is given back loses its name first."""
-    return sum(thread.name == "triolet-runner" for thread in threading.enumerate())
-
-
-# ----------------------------------------------------------------------- the contract, for each one
-
-
-@for_each_executor
-async def test_an_executor_loads_computes_and_leaves_no_thread(make: Make) -> None:
-    runner = FakeRunner()
-    executor = make(runner.load)
+async def test_an_executor_loads_and_computes(kind: Kind) -> None:
+    executor = kind.make()
     async with executor.running():
-        assert await executor.start(ignore) == model_info(NUM_BLOCKS, BLOCK_SIZE)
-        result = await executor.execute(first_step((1, 2, 3)), unexpected)
+        info = await executor.start(ignore)
+        result = await executor.execute(first_step(), unexpected)
+    assert (info.folder, info.num_kv_blocks) == ("nowhere", NUM_BLOCKS)
     assert [token.token_id for token in result.tokens] == list(answer_of([1, 2, 3], 5, 1))
-    assert len(runner.threads) == 1
-    assert num_runner_threads() == 0
 
 
-@for_each_executor
-async def test_progress_is_told_in_order_in_the_trio_thread_before_the_load_ends(make: Make) -> None:
+async def test_progress_is_told_in_order_in_the_trio_thread_of_the_first_load_only(kind: Kind) -> None:
     told: list[tuple[int, threading.Thread]] = []
-    executor = make(FakeRunner().load)
-    async with executor.running():
-        await executor.start(lambda progress: told.append((progress.done_bytes, threading.current_thread())))
-        assert told == [(part, threading.current_thread()) for part in range(3)]
-
-
-@for_each_executor
-async def test_a_later_life_keeps_the_model_and_forgets_the_requests(make: Make) -> None:
-    runner = FakeRunner()
-    loads: list[FakeRunner] = []
-
-    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
-        loads.append(runner)
-        return runner.load(on_progress)
-
-    executor = make(load)
-    for _ in range(3):
+    executor = kind.make()
+    for _ in range(2):
         async with executor.running():
-            await executor.start(ignore)
-            assert not runner.model.rows
-            await executor.execute(first_step((1, 2, 3)), unexpected)
-    assert (len(loads), runner.num_resets) == (1, 2)
+            await executor.start(
+                lambda progress: told.append((progress.done_bytes, threading.current_thread()))
+            )
+            assert told == [(part, threading.current_thread()) for part in (0, 2)]
 
 
-@for_each_executor
-@pytest.mark.parametrize("error", [Planted("planted"), SystemError("planted")], ids=repr)
+async def test_a_later_life_knows_no_requests(kind: Kind) -> None:
+    executor = kind.make()
+    for _ in range(2):
+        assert (await life(executor, first_step()))[0].tokens
+    with pytest.raises(kind.unknown_row, match="0"):
+        await life(executor, second_step())
+
+
+@pytest.mark.parametrize("misdeed", ["raise", "break_an_invariant"])
 async def test_what_a_step_raises_is_raised_bare_and_the_next_life_works(
-    make: Make, error: Exception
+    misdeed: str, kind: Kind, tmp_path: Path
 ) -> None:
-    def fail(plan: StepPlan) -> None:
-        raise error
-
-    runner = FakeRunner(before_step=fail)
-    executor = make(runner.load)
-
-    async def live() -> StepResult:
-        async with executor.running():
-            await executor.start(ignore)
-            return await executor.execute(first_step((1, 2, 3)), unexpected)
-
-    with pytest.raises(type(error), match="planted") as caught:
-        await live()
-    assert caught.value is error
-    runner.before_step = lambda plan: None
-    assert (await live()).tokens
-    assert num_runner_threads() == 0
+    error = kind.step_error if misdeed == "raise" else InvariantViolated
+    executor = kind.make(misdeed, 2, tmp_path / "mark")
+    with pytest.raises(error, match=r"planted$"):
+        await life(executor, first_step(), second_step())
+    assert len(await life(executor, first_step(), second_step())) == 2
 
 
-@for_each_executor
-async def test_what_a_load_raises_is_raised_bare_and_can_be_tried_again(make: Make) -> None:
-    runner, failures = FakeRunner(), [Planted("no weights")]
-
-    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
-        if failures:
-            raise failures.pop()
-        return runner.load(on_progress)
-
-    executor = make(load)
-
-    async def live() -> ModelInfo:
-        async with executor.running():
-            return await executor.start(ignore)
-
-    with pytest.raises(Planted, match="no weights"):
-        await live()
-    assert (await live()).num_kv_blocks == NUM_BLOCKS
+@pytest.mark.parametrize("misdeed", ["raise", "refuse"])
+async def test_what_a_load_raises_is_raised_bare_and_can_be_tried_again(
+    misdeed: str, kind: Kind, tmp_path: Path
+) -> None:
+    expected: dict[str, tuple[type[Exception], str]] = {
+        "raise": (kind.load_error, "planted$"),
+        "refuse": (ConfigError, "^max_model_len must be at most 256; got 512$"),
+    }
+    error, message = expected[misdeed]
+    executor = kind.make(misdeed, "load", tmp_path / "mark")
+    with pytest.raises(error, match=message):
+        await life(executor)
+    assert await life(executor, first_step())
 
 
-@for_each_executor
-async def test_an_on_progress_that_raises_ends_the_load_with_its_error(make: Make) -> None:
+async def test_an_on_progress_that_raises_ends_the_load_with_its_error(kind: Kind) -> None:
     def broken(progress: LoadProgress) -> None:
         raise BrokenPipeError("nobody looks")
 
-    executor = make(FakeRunner().load)
-
-    async def live() -> None:
+    executor = kind.make()
+    with pytest.raises(BrokenPipeError, match="nobody looks"):
         async with executor.running():
             await executor.start(broken)
 
-    with pytest.raises(BrokenPipeError, match="nobody looks"):
-        await live()
-    assert num_runner_threads() == 0
 
-
-@for_each_executor
-async def test_every_wait_for_an_executor_is_a_checkpoint(make: Make) -> None:
-    executor = make(FakeRunner().load)
+async def test_every_wait_for_an_executor_is_a_checkpoint(kind: Kind) -> None:
+    executor = kind.make()
     async with executor.running():
         with trio.testing.assert_checkpoints():
             await executor.start(ignore)
         with trio.testing.assert_checkpoints():
-            await executor.execute(first_step((1, 2, 3)), unexpected)
+            await executor.execute(first_step(), unexpected)
 
 
-@for_each_executor
-async def test_an_engine_answers_the_same_and_survives_crashes(make: Make) -> None:
-    steps = 0
-
-    def crash_twice(plan: StepPlan) -> None:
-        nonlocal steps
-        steps += 1
-        if steps in (2, 5):
-            raise Planted
-
-    runner = FakeRunner(before_step=crash_twice)
-    num_tasks = trio.lowlevel.current_statistics().tasks_living
-    config = EngineConfig(runner="inline", max_num_seqs=4, max_num_batched_tokens=16)
-    answers: dict[int, tuple[int, ...]] = {}
-    async with run_engine(config, make(runner.load), LetterTokenizer) as engine:
-
-        async def ask(seed: int) -> None:
-            params = SamplingParams(max_tokens=6, seed=seed)
-            answers[seed] = tuple((await engine.complete([seed] * 5, params)).outputs[0].token_ids)
-
-        async with trio.open_nursery() as nursery:
-            for seed in range(6):
-                nursery.start_soon(ask, seed)
-        assert engine.statistics().num_restarts == 2
-        assert_all_blocks_back(engine)
-    assert answers == {seed: answer_of([seed] * 5, seed, 6) for seed in range(6)}
-    assert runner.num_resets == 2
-    assert trio.lowlevel.current_statistics().tasks_living == num_tasks
-    assert num_runner_threads() == 0
-
-
-# --------------------------------------------------------------------------------- only in a thread
-
-
-async def test_the_thread_is_one_of_its_own_from_loading_on() -> None:
-    runner = FakeRunner()
-    executor = ThreadExecutor(runner.load)
+async def test_a_run_gives_a_result_for_each_step_as_it_comes(kind: Kind) -> None:
+    executor, told = kind.make(), list[StepResult]()
     async with executor.running():
         await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)), unexpected)
-        assert num_runner_threads() == 1
-    assert runner.threads == {"triolet-runner"}
+        await executor.execute(first_step(), unexpected)
+        told.append(await executor.execute(run_of(5, 3), told.append))
+    assert [result.is_last for result in told] == [False] * 4 + [True]
+    tokens = [token for result in told for token in result.tokens]
+    assert tuple(token.token_id for token in tokens) == answer_of([1, 2, 3], 5, 6)[1:]
+    assert [token.position for token in tokens] == [1, 2, 3, 4, 5]
 
 
-async def test_the_loop_goes_on_while_a_step_runs() -> None:
-    may_end = threading.Event()
+async def test_a_run_that_is_halted_ends_and_the_next_plan_is_computed(kind: Kind) -> None:
+    executor, told = kind.make("dawdle", "always"), list[StepResult]()
 
-    def wait(plan: StepPlan) -> None:
-        assert may_end.wait(60), "nobody could set it"
-
-    executor = ThreadExecutor(FakeRunner(before_step=wait).load)
-    async with executor.running():
-        await executor.start(ignore)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(executor.execute, first_step((1, 2, 3)), unexpected)
-            await wait_all_tasks_blocked()
-            may_end.set()
-
-
-async def test_whoever_is_cancelled_during_a_step_waits_for_its_end() -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-    events: list[str] = []
-
-    def slow(plan: StepPlan) -> None:
-        has_begun.set()
-        assert may_end.wait(60)
-        events.append("step ended")
-
-    executor = ThreadExecutor(FakeRunner(before_step=slow).load)
-
-    async def live(*, task_status: trio.TaskStatus[None]) -> None:
-        async with executor.running():
-            await executor.start(ignore)
-            task_status.started()
-            try:
-                await executor.execute(first_step((1, 2, 3)), unexpected)
-            finally:
-                events.append("waiter left")
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(live)
-        assert await trio.to_thread.run_sync(has_begun.wait, 60)
-        nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
-            await wait_all_tasks_blocked()
-        assert events == []
-        may_end.set()
-    assert events == ["step ended", "waiter left"]
-    assert num_runner_threads() == 0
-
-
-async def test_a_cancelled_load_ends_at_its_next_report() -> None:
-    has_begun, may_go_on = threading.Event(), threading.Event()
-    told: list[int] = []
-    ends: list[str] = []
-
-    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
-        on_progress(LoadProgress("weights", 0, 2))
-        has_begun.set()
-        assert may_go_on.wait(60)
-        try:
-            on_progress(LoadProgress("weights", 1, 2))
-        except LoadCancelled:
-            ends.append("cancelled")
-            raise
-        ends.append("went on")
-        return FakeRunner().load(on_progress)
-
-    executor = ThreadExecutor(load)
-
-    async def live() -> None:
-        async with executor.running():
-            await executor.start(lambda progress: told.append(progress.done_bytes))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(live)
-        assert await trio.to_thread.run_sync(has_begun.wait, 60)
-        nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
-            await wait_all_tasks_blocked()
-        may_go_on.set()
-    assert (told, ends) == ([0], ["cancelled"])
-    assert num_runner_threads() == 0
-
-
-async def test_the_engines_scope_waits_for_the_step_in_flight_and_leaves_no_thread() -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-    events: list[str] = []
-
-    def slow(plan: StepPlan) -> None:
-        has_begun.set()
-        assert may_end.wait(60)
-        events.append("step ended")
-
-    executor = ThreadExecutor(FakeRunner(before_step=slow).load)
-    config = EngineConfig(runner="thread", max_num_seqs=2, max_num_batched_tokens=16)
-    async with trio.open_nursery() as nursery:
-        async with run_engine(config, executor, LetterTokenizer) as engine:
-            async with engine.generate("HELLO", SamplingParams(max_tokens=5)):
-                assert await trio.to_thread.run_sync(has_begun.wait, 60)
-            nursery.start_soon(trio.to_thread.run_sync, may_end.set)
-        events.append("engine closed")
-    assert events == ["step ended", "engine closed"]
-    assert num_runner_threads() == 0
-
-
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="an eventfd is Linux'")
-SECOND_STEP = StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
-
-
-@linux_only
-async def test_a_step_that_needs_no_thread_is_begun_in_the_loop_and_others_go_on_until_it_is_over() -> None:
-    runner = BackgroundFake()
-    executor = ThreadExecutor(runner.load)
-    results: list[StepResult] = []
-
-    async def compute() -> None:
-        results.append(await executor.execute(SECOND_STEP, unexpected))
+    def halt(result: StepResult) -> None:
+        told.append(result)
+        executor.halt()
 
     async with executor.running():
         await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)), unexpected)
-        runner.threads.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(compute)
-            await wait_all_tasks_blocked()
-            assert (len(runner.done), results) == (1, [])
-            os.eventfd_write(runner.done[0], 1)
-    assert [token.token_id for token in results[0].tokens] == [answer_of([1, 2, 3], 5, 2)[1]]
-    assert runner.threads == {threading.current_thread().name}
+        await executor.execute(first_step(), unexpected)
+        told.append(await executor.execute(run_of(64, 3), halt))
+        num_steps = len(told)
+        again = attrs.evolve(second_step(), step_id=3)
+        row = attrs.evolve(again.rows[0], start=3 + num_steps)
+        told.append(await executor.execute(attrs.evolve(again, rows=(row,)), unexpected))
+    assert num_steps < 64
+    expected = answer_of([1, 2, 3], 5, 2 + num_steps)[1:]
+    assert tuple(token.token_id for result in told for token in result.tokens) == expected
 
 
-# -------------------------------------------------------------------------------------------- runs
-
-
-RUN = StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),), 4)
-
-
-@for_each_executor
-async def test_a_run_gives_a_result_for_each_step_as_it_comes(make: Make) -> None:
-    told: list[StepResult] = []
-    executor = make(FakeRunner().load)
-    async with executor.running():
-        await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)), unexpected)
-        told.append(await executor.execute(RUN, told.append))
-    assert [result.is_last for result in told] == [False, False, False, True]
-    assert (
-        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 5)[1:]
-    )
-    assert [token.position for result in told for token in result.tokens] == [1, 2, 3, 4]
-
-
-@for_each_executor
-async def test_a_run_that_is_halted_ends_after_the_step_that_it_is_at(make: Make) -> None:
-    told: list[StepResult] = []
-    executor = make(
-        FakeRunner(before_step=lambda plan: executor.halt() if plan.num_steps == 3 else None).load
-    )
-    async with executor.running():
-        await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)), unexpected)
-        last = await executor.execute(RUN, told.append)
-        assert ([result.is_last for result in told], last.is_last) == ([False], True)
-        again = attrs.evolve(RUN, step_id=3, rows=(PlanRow(0, 5, 1, (), sample=True),), num_steps=2)
-        assert not (await executor.execute(again, told.append)).failures
-    assert [result.is_last for result in told] == [False, False], "to halt is about one run"
-
-
-@linux_only
-async def test_a_run_in_the_background_is_followed_to_its_end() -> None:
-    runner = BackgroundFake()
-    executor = ThreadExecutor(runner.load)
-    told: list[StepResult] = []
-
-    async def compute() -> None:
-        told.append(await executor.execute(RUN, told.append))
-
-    async with executor.running():
-        await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)), unexpected)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(compute)
-            await wait_all_tasks_blocked()
-            for count, num_told in (
-                (1, 1),
-                (2, 3),
-                (1, 4),
-            ):  # of two, nobody was quick enough to hear one by one
-                os.eventfd_write(runner.done[0], count)
-                await wait_all_tasks_blocked(cushion=0.01)
-                assert len(told) == num_told
-    assert [result.is_last for result in told] == [False, False, False, True]
-    assert (
-        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 5)[1:]
-    )
-
-
-@linux_only
-@pytest.mark.parametrize("plan", [SECOND_STEP, RUN], ids=["step", "run"])
-async def test_whoever_is_cancelled_during_a_plan_in_the_background_halts_it_and_waits_for_its_end(
-    plan: StepPlan,
+@pytest.mark.parametrize("num_crashes", [0, 1])
+async def test_an_engine_answers_the_same_and_survives_a_crash(
+    num_crashes: int, kind: Kind, tmp_path: Path
 ) -> None:
-    runner = BackgroundFake()
-    executor = ThreadExecutor(runner.load)
-    told: list[StepResult] = []
-    events: list[str] = []
-
-    async def live() -> None:
-        async with executor.running():
-            await executor.start(ignore)
-            await executor.execute(first_step((1, 2, 3)), unexpected)
-            try:
-                await executor.execute(plan, told.append)
-            finally:
-                events.append("left")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(live)
-        await runner.has_begun.wait()
-        nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
-            await wait_all_tasks_blocked()
-        assert (events, runner.num_halts) == ([], 1)
-        os.eventfd_write(runner.done[0], 1)
-    assert (events, told) == (["left"], [])
-    assert num_runner_threads() == 0
-
-
-@linux_only
-async def test_a_run_whose_results_nobody_can_take_is_waited_for_before_its_memory_is_given_back() -> None:
-    runner = BackgroundFake()
-    executor = ThreadExecutor(runner.load)
-
-    def refuse(result: StepResult) -> None:
-        raise ValueError("full")
-
-    async def compute() -> None:
-        with pytest.raises(ValueError, match="full"):
-            await executor.execute(RUN, refuse)
-        assert runner.is_over
-
-    async with executor.running():
-        await executor.start(ignore)
-        await executor.execute(first_step((1, 2, 3)), unexpected)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(compute)
-            await wait_all_tasks_blocked()
-            os.eventfd_write(runner.done[0], 1)
-            await wait_all_tasks_blocked(cushion=0.01)
-            assert not runner.is_over
-            os.eventfd_write(runner.done[0], 1)  # it was halted
+    misdeed = ("raise", 7, tmp_path / "mark") if num_crashes else ()
+    num_tasks = trio.lowlevel.current_statistics().tasks_living
+    assert await ask_six(kind.make(*misdeed)) == num_crashes
+    assert trio.lowlevel.current_statistics().tasks_living == num_tasks

@@ -1,4 +1,4 @@
-"""The executor whose model lives in a process: the contract of the others, and every way in which a process may go."""
+"""The executor whose model lives in a process, beyond the contract: every way in which a process may go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.executors.fake_worker import NUM_BLOCKS
-from tests.actors.harness import LetterTokenizer, answer_of, assert_all_blocks_back, unexpected
+from tests.actors.executors.harness import (
+    ask_six,
+    executor_that,
+    first_step,
+    ignore,
+    life,
+    open_files,
+    run_of,
+    second_step,
+)
+from tests.actors.harness import LetterTokenizer, answer_of, unexpected
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
@@ -31,13 +41,11 @@ from triolet.core.load_progress import LoadProgress
 from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import step_kind
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.open_engine import run_engine
 from triolet.errors import (
     ConfigError,
     EngineUnhealthy,
-    InvariantViolated,
-    ModelError,
     ResourceShortage,
     RunnerDied,
     RunnerFailed,
@@ -45,35 +53,6 @@ from triolet.errors import (
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
 
 SOON_S = 30.0  # on a machine that is busy with other things; nothing takes this long when all is well
-
-
-def executor_that(*misdeed: object, step_timeout: float | None = 30.0) -> ProcessExecutor:
-    command = [sys.executable, "-P", "-m", "tests.actors.executors.fake_worker", *map(str, misdeed)]
-    return ProcessExecutor(
-        EngineConfig(model="nowhere", runner="process", step_timeout=step_timeout), command
-    )
-
-
-def first_step(prompt: tuple[int, ...] = (1, 2, 3)) -> StepPlan:
-    start = RowStart(
-        row_id=0,
-        request_id="r",
-        epoch=1,
-        prompt_token_ids=prompt,
-        output_token_ids=(),
-        params=SamplingParams(),
-        seed=5,
-        ending_token_ids=frozenset(),
-    )
-    return StepPlan(1, (), (start,), (PlanRow(0, 0, len(prompt), (0, 1), sample=True),))
-
-
-def second_step() -> StepPlan:
-    return StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
-
-
-def ignore(progress: LoadProgress) -> None:
-    pass
 
 
 def process_of(info: ModelInfo) -> int:
@@ -98,21 +77,11 @@ def is_running(process_id: int) -> bool:
     return state.stdout.strip()[:1] not in ("", "Z")
 
 
-def open_files() -> set[str]:
-    return set(os.listdir("/dev/fd"))
-
-
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
     before = open_files()
     yield
     assert open_files() == before
-
-
-async def life(executor: ProcessExecutor, *plans: StepPlan) -> list[StepResult]:
-    async with executor.running():
-        await executor.start(ignore)
-        return [await executor.execute(plan, unexpected) for plan in plans]
 
 
 async def death_of(executor: ProcessExecutor, *plans: StepPlan) -> RunnerDied:
@@ -156,42 +125,6 @@ def test_a_worker_serves_over_a_socket_and_ends_when_the_other_side_closes_it() 
 # ------------------------------------------------------------------------------ the executors' contract
 
 
-def run_of(num_steps: int, first: int) -> StepPlan:
-    """What follows a first step: token after token, from one position on."""
-    return StepPlan(2, (), (), (PlanRow(0, first, 1, tuple(range(2, 20)), sample=True),), num_steps)
-
-
-async def test_a_run_gives_a_result_for_each_step_as_it_comes() -> None:
-    executor, told = executor_that(), list[StepResult]()
-    async with executor.running():
-        await executor.start(ignore)
-        await executor.execute(first_step(), unexpected)
-        told.append(await executor.execute(run_of(5, 3), told.append))
-    assert [result.is_last for result in told] == [False] * 4 + [True]
-    assert (
-        tuple(token.token_id for result in told for token in result.tokens) == answer_of([1, 2, 3], 5, 6)[1:]
-    )
-
-
-async def test_a_run_that_is_halted_ends_and_the_process_computes_the_next_plan() -> None:
-    executor, told = executor_that("dawdle", "always"), list[StepResult]()
-
-    def halt(result: StepResult) -> None:
-        told.append(result)
-        executor.halt()
-
-    async with executor.running():
-        await executor.start(ignore)
-        await executor.execute(first_step(), unexpected)
-        told.append(await executor.execute(run_of(64, 3), halt))
-        num_steps = len(told)
-        again = StepPlan(3, (), (), (PlanRow(0, 3 + num_steps, 1, (), sample=True),))
-        told.append(await executor.execute(again, unexpected))
-    assert num_steps < 64
-    expected = answer_of([1, 2, 3], 5, 2 + num_steps)[1:]
-    assert tuple(token.token_id for result in told for token in result.tokens) == expected
-
-
 async def test_a_process_loads_computes_and_is_gone_afterwards() -> None:
     executor = executor_that()
     files = open_files()
@@ -206,17 +139,6 @@ async def test_a_process_loads_computes_and_is_gone_afterwards() -> None:
     assert open_files() == files
 
 
-async def test_progress_is_told_in_order_in_the_trio_thread_of_the_first_load_only() -> None:
-    told: list[tuple[int, threading.Thread]] = []
-    executor = executor_that()
-    for _ in range(2):
-        async with executor.running():
-            await executor.start(
-                lambda progress: told.append((progress.done_bytes, threading.current_thread()))
-            )
-        assert told == [(part, threading.current_thread()) for part in (0, 2)]
-
-
 async def test_a_later_life_is_another_process_that_knows_no_requests() -> None:
     executor, processes = executor_that(), set()
     for _ in range(2):
@@ -226,57 +148,6 @@ async def test_a_later_life_is_another_process_that_knows_no_requests() -> None:
     assert len(processes) == 2
     with pytest.raises(RunnerFailed, match="KeyError: 0"):
         await life(executor, second_step())
-
-
-@pytest.mark.parametrize(
-    ("misdeed", "error", "message"),
-    [
-        ("raise", RunnerFailed, "^ValueError: planted$"),
-        ("break_an_invariant", InvariantViolated, "^planted$"),
-    ],
-)
-async def test_what_a_step_raises_is_raised_bare_and_the_next_life_works(
-    misdeed: str, error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    executor = executor_that(misdeed, 2, tmp_path / "mark")
-    with pytest.raises(error, match=message):
-        await life(executor, first_step(), second_step())
-    assert len(await life(executor, first_step(), second_step())) == 2
-
-
-@pytest.mark.parametrize(
-    ("misdeed", "error", "message"),
-    [
-        ("raise", ModelError, "^ValueError: planted$"),
-        ("refuse", ConfigError, "^max_model_len must be at most 256; got 512$"),
-    ],
-)
-async def test_what_a_load_raises_is_raised_bare_and_can_be_tried_again(
-    misdeed: str, error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    executor = executor_that(misdeed, "load", tmp_path / "mark")
-    with pytest.raises(error, match=message):
-        await life(executor)
-    assert await life(executor, first_step())
-
-
-async def test_an_on_progress_that_raises_ends_the_load_with_its_error() -> None:
-    def broken(progress: LoadProgress) -> None:
-        raise BrokenPipeError("nobody looks")
-
-    executor = executor_that("hang", "load")
-    with pytest.raises(BrokenPipeError, match="nobody looks"), trio.fail_after(SOON_S):
-        async with executor.running():
-            await executor.start(broken)
-
-
-async def test_every_wait_for_a_process_is_a_checkpoint() -> None:
-    executor = executor_that()
-    async with executor.running():
-        with trio.testing.assert_checkpoints():
-            await executor.start(ignore)
-        with trio.testing.assert_checkpoints():
-            await executor.execute(first_step(), unexpected)
 
 
 async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
@@ -634,7 +505,8 @@ async def test_a_process_outlives_the_threads_that_come_and_go(monkeypatch: pyte
 
 PARENT = """
 import sys, trio
-from tests.actors.executors.test_process import executor_that, first_step, ignore, unexpected
+from tests.actors.executors.harness import executor_that, first_step, ignore
+from tests.actors.harness import unexpected
 
 async def main():
     executor = executor_that("hang", 1)
@@ -716,31 +588,7 @@ async def test_a_process_finds_the_modules_that_its_parent_finds(
 # ------------------------------------------------------------------------------------- in an engine
 
 
-async def ask_six(executor: ProcessExecutor) -> int:
-    """Six streams at once, each of which must give the fake model's answer; the number of restarts."""
-    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
-    answers: dict[int, tuple[int, ...]] = {}
-    async with run_engine(config, executor, LetterTokenizer) as engine:
-
-        async def ask(seed: int) -> None:
-            params = SamplingParams(max_tokens=30, seed=seed)
-            answers[seed] = tuple((await engine.complete([seed] * 5, params)).outputs[0].token_ids)
-
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                for seed in range(6):
-                    nursery.start_soon(ask, seed)
-        assert_all_blocks_back(engine)
-        restarts = engine.statistics().num_restarts
-    assert answers == {seed: answer_of([seed] * 5, seed, 30) for seed in range(6)}
-    return restarts
-
-
-async def test_an_engine_answers_as_with_any_other_executor() -> None:
-    assert await ask_six(executor_that()) == 0
-
-
-@pytest.mark.parametrize("misdeed", ["kill", "raise", "rubbish", "exit"])
+@pytest.mark.parametrize("misdeed", ["kill", "rubbish", "exit"])
 async def test_streams_go_on_after_every_kind_of_death(misdeed: str, tmp_path: Path) -> None:
     assert await ask_six(executor_that(misdeed, 7, tmp_path / "mark")) == 1
 

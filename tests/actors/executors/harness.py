@@ -1,0 +1,87 @@
+"""What the tests of all executors share: a process that misbehaves when told to, plans, and lives of an executor."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import trio
+
+from tests.actors.harness import LetterTokenizer, answer_of, assert_all_blocks_back, unexpected
+from triolet import SamplingParams
+from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import LoadProgress
+from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.engine.open_engine import run_engine
+
+
+def executor_that(*misdeed: object, step_timeout: float | None = 30.0) -> ProcessExecutor:
+    command = [sys.executable, "-P", "-m", "tests.actors.executors.fake_worker", *map(str, misdeed)]
+    return ProcessExecutor(
+        EngineConfig(model="nowhere", runner="process", step_timeout=step_timeout), command
+    )
+
+
+def first_step(prompt: tuple[int, ...] = (1, 2, 3)) -> StepPlan:
+    start = RowStart(
+        row_id=0,
+        request_id="r",
+        epoch=1,
+        prompt_token_ids=prompt,
+        output_token_ids=(),
+        params=SamplingParams(),
+        seed=5,
+        ending_token_ids=frozenset(),
+    )
+    return StepPlan(1, (), (start,), (PlanRow(0, 0, len(prompt), (0, 1), sample=True),))
+
+
+def second_step() -> StepPlan:
+    return StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
+
+
+def run_of(num_steps: int, first: int) -> StepPlan:
+    """What follows a first step: token after token, from one position on."""
+    return StepPlan(2, (), (), (PlanRow(0, first, 1, tuple(range(2, 20)), sample=True),), num_steps)
+
+
+def ignore(progress: LoadProgress) -> None:
+    pass
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+def num_runner_threads() -> int:
+    """Threads that Trio has lent; a thread that is given back loses its name first."""
+    return sum(thread.name == "triolet-runner" for thread in threading.enumerate())
+
+
+async def life(executor: Executor, *plans: StepPlan) -> list[StepResult]:
+    async with executor.running():
+        await executor.start(ignore)
+        return [await executor.execute(plan, unexpected) for plan in plans]
+
+
+async def ask_six(executor: Executor) -> int:
+    """Six streams at once, each of which must give the fake model's answer; the number of restarts."""
+    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
+    answers: dict[int, tuple[int, ...]] = {}
+    async with run_engine(config, executor, LetterTokenizer) as engine:
+
+        async def ask(seed: int) -> None:
+            params = SamplingParams(max_tokens=30, seed=seed)
+            answers[seed] = tuple((await engine.complete([seed] * 5, params)).outputs[0].token_ids)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for seed in range(6):
+                    nursery.start_soon(ask, seed)
+        assert_all_blocks_back(engine)
+        restarts = engine.statistics().num_restarts
+    assert answers == {seed: answer_of([seed] * 5, seed, 30) for seed in range(6)}
+    return restarts
