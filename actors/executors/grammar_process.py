@@ -294,9 +294,7 @@ class GrammarProcesses:
             ResourceShortage: no process can be started now.
         """
         purpose = "a grammar process"
-        with typed_shortages(purpose):
-            ours, theirs = socket.socketpair()
-        process = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        process, theirs = _connected(purpose)
         try:
             with typed_shortages(purpose), theirs:
                 async with self._splitting:
@@ -372,6 +370,17 @@ def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> M
     return MaskQuestion(serial, start, token_ids[start:])
 
 
+def _connected(purpose: str) -> tuple[GrammarProcess, socket.socket]:
+    """Return a connection, and its other end for the process that is to be started.
+
+    Raises:
+        ResourceShortage: there is no descriptor left.
+    """
+    with typed_shortages(purpose):
+        ours, theirs = socket.socketpair()
+    return GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours))), theirs
+
+
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start the program at the other end of a connection; blocks for a millisecond or two."""
     return subprocess.Popen(
@@ -394,9 +403,7 @@ async def open_processes(
         ResourceShortage: it cannot be started now.
     """
     purpose = "the process that grammar processes are copies of"
-    with typed_shortages(purpose):
-        ours, theirs = socket.socketpair()
-    original = GrammarProcess(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    original, theirs = _connected(purpose)
     try:
         with typed_shortages(purpose), theirs:
             popen = _start(theirs)

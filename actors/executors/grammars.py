@@ -85,21 +85,18 @@ class Grammars(Protocol):
 
 def wrong_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParams:
     """Return the error for a request with a grammar that cannot be compiled."""
-    field = f"structured_outputs.{params.kind}"
-    return InvalidParams(
-        f"{field} must be a grammar that can be compiled: {problem}",
-        field=field,
-        got=getattr(params, params.kind),
-    )
+    return _error_of(params, f"compiled: {problem}")
 
 
 def unusable_grammar(params: StructuredOutputsParams, problem: str) -> InvalidParams:
     """Return the error for a grammar that was compiled and cannot be followed within the limits."""
+    return _error_of(params, f"followed: {problem}")
+
+
+def _error_of(params: StructuredOutputsParams, unmet: str) -> InvalidParams:
     field = f"structured_outputs.{params.kind}"
     return InvalidParams(
-        f"{field} must be a grammar that can be followed: {problem}",
-        field=field,
-        got=getattr(params, params.kind),
+        f"{field} must be a grammar that can be {unmet}", field=field, got=getattr(params, params.kind)
     )
 
 

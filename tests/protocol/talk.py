@@ -9,19 +9,11 @@ from typing import Any
 from tests.protocol.make import NOW, assert_valid, create, output
 from triolet import SamplingParams
 from triolet.core.request.request import FinishReason
+from triolet.protocol.responses import session
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import read_event
 from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.session import (
-    Close,
-    Effect,
-    ResponsesContext,
-    Send,
-    Session,
-    Start,
-    Stop,
-    Turn,
-)
+from triolet.protocol.responses.session import Close, Effect, ResponsesContext, Turn
 from triolet.protocol.responses.store import ResponseStore
 
 
@@ -41,7 +33,7 @@ class Talk:
 
     def __init__(self, subject: ResponsesContext | None = None, owner: str | None = None) -> None:
         self.context = subject or context()
-        self.conversation = Session(self.context, owner)
+        self.conversation = session.Session(self.context, owner)
         self.said: list[Event] = []
         self.started: list[Turn] = []
         self.stopped: list[Turn] = []
@@ -51,13 +43,13 @@ class Talk:
         said = []
         for effect in effects:
             match effect:
-                case Send(event):
+                case session.Send(event):
                     assert not self.closes, "nothing is said after the close"
                     assert_valid(event)
                     said.append(event)
-                case Start(turn):
+                case session.Start(turn):
                     self.started.append(turn)
-                case Stop(turn):
+                case session.Stop(turn):
                     self.stopped.append(turn)
                 case Close():
                     assert not self.closes

@@ -22,7 +22,6 @@ from triolet.protocol.sampling import (
     HINTS,
     UNSUPPORTED,
     WIRE_NAMES,
-    WITHOUT_EFFECT,
     read_sampling,
     write_sampling,
 )
@@ -82,6 +81,23 @@ VLLM = {
         *("n", "presence_penalty", "previous_input_messages", "previous_response", "seed", "stop"),
     ],
 }
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",  # kept with the answer by OpenAI; echoed by Responses
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_mm_kwargs",  # vLLM: of its render endpoints only
+        "return_token_offsets",  # likewise
+        "safety_identifier",
+        "service_tier",
+        "session_id",  # for routers
+        "store",
+        "stream_options",
+        "user",
+        "verbosity",  # a hint that models here do not know
+    }
+)
 # For each type of a parameter, a value that asks for something.
 VALUES: dict[str, Any] = {
     "int": 2,

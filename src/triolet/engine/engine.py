@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import attrs
 import trio
@@ -21,6 +21,7 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.watchdog import check_health, restart_cause
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, EngineStatistics
+from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.recovery.supervision import CrashReport, RestartLog
@@ -91,7 +92,8 @@ class Engine:
         builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         preparation = RequestPreparation(builder, channels, progress, grammars)
         self._availability = Availability()
-        self._requests = RequestTable(config, core, channels, progress, preparation, self._availability)
+        hold_back = cast("HoldBack", config.hold_back)
+        self._requests = RequestTable(hold_back, core, channels, progress, preparation, self._availability)
         self._num_restarts, self._restart_log = 0, RestartLog(progress.restarted.unpark_all)
         self._loop_watch = LoopMonitor()
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=config.log_stats)

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import attrs
 import trio
@@ -20,7 +20,6 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
-from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import (
@@ -129,7 +128,7 @@ class RequestTable:
 
     def __init__(
         self,
-        config: EngineConfig,
+        hold_back: HoldBack,
         core: EngineCore,
         channels: Channels,
         progress: ActorProgress,
@@ -137,8 +136,7 @@ class RequestTable:
         availability: Availability,
     ) -> None:
         self.submissions: dict[str, Submission] = {}
-        self._hold_back = cast("HoldBack", config.hold_back)
-        self._core, self._channels, self._progress = core, channels, progress
+        self._hold_back, self._core, self._channels, self._progress = hold_back, core, channels, progress
         self._preparation, self._availability = preparation, availability
         self._endings = EndedRequests()
         self._ids = (f"request-{number}" for number in itertools.count(1))

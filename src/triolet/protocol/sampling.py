@@ -202,24 +202,6 @@ class SampledRequest(attrs.AttrsInstance, Protocol):
 
 T = TypeVar("T", bound=SampledRequest)
 
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        "metadata",  # kept with the answer by OpenAI; echoed by Responses
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "return_mm_kwargs",  # vLLM: of its render endpoints only
-        "return_token_offsets",  # likewise
-        "safety_identifier",
-        "service_tier",
-        "session_id",  # for routers
-        "store",
-        "stream_options",
-        "user",
-        "verbosity",  # a hint that models here do not know
-    }
-)
-
 UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "access_programs": (),
     "add_generation_prompt": (True,),

@@ -7,7 +7,7 @@ Only types, sizes and combinations of fields are checked here. Whether a grammar
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,7 +24,6 @@ MAX_TEXT_CHARS = 2**20
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
 JSON_KINDS = ("json", "json_object", "structural_tag", "tool_calls")
 CALL_FORMATS = ("hermes", "llama3_json", "mistral")
-DEFAULT_MAX_BYTES = 2**17
 
 
 def _wrong(field: str, sentence: str, got: object) -> InvalidParams:
@@ -50,7 +49,9 @@ def _text(value: Any, field: attrs.Attribute[Any]) -> str | None:
     return str.__str__(value)
 
 
-def _json(value: Any, field: attrs.Attribute[Any], rule: str) -> str | None:
+def _json(
+    value: Any, field: attrs.Attribute[Any], rule: str, check: Callable[[Any], None] | None = None
+) -> str | None:
     """Return JSON as text, from text or data."""
     name = f"structured_outputs.{field.name}"
     if isinstance(value, str):
@@ -72,6 +73,8 @@ def _json(value: Any, field: attrs.Attribute[Any], rule: str) -> str | None:
         text = json_text.dumps(value, default=dict, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidParams(f"{name} must be {rule}: {error}", field=name, got=shown(value)) from None
+    if check is not None:
+        check(json_text.loads(text))  # not `value`, whose mappings and lists may be of any class
     return _text(text, field)
 
 
@@ -80,10 +83,8 @@ def _schema(value: Any) -> str | None:
 
 
 def _structural_tag(value: Any) -> str | None:
-    text = _json(value, attrs.fields(StructuredOutputsParams).structural_tag, "a structural tag")
-    if text is not None:
-        _check_structural_tag(json_text.loads(text))
-    return text
+    field = attrs.fields(StructuredOutputsParams).structural_tag
+    return _json(value, field, "a structural tag", _check_structural_tag)
 
 
 def _check_structural_tag(tag: Any) -> None:
@@ -100,10 +101,8 @@ def _check_structural_tag(tag: Any) -> None:
 
 
 def _tool_calls(value: Any) -> str | None:
-    text = _json(value, attrs.fields(StructuredOutputsParams).tool_calls, "calls of tools")
-    if text is not None:
-        _check_tool_calls(json_text.loads(text))
-    return text
+    field = attrs.fields(StructuredOutputsParams).tool_calls
+    return _json(value, field, "calls of tools", _check_tool_calls)
 
 
 def _check_tool_calls(calls: Any) -> None:
