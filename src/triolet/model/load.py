@@ -39,6 +39,7 @@ from triolet.model.gguf.config import (
 )
 from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
+from triolet.model.quantized.checkpoint import open_quantized
 
 _logger = logging.getLogger(__name__)
 
@@ -118,7 +119,12 @@ def _load_native(
 ) -> CausalModel:
     parsed = parse_decoder_config(config, folder, max_model_len=max_model_len)
     _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
-    return _build(parsed, Checkpoint.open(folder), dtype, device, max_model_len, quantization, on_progress)
+    stored = Checkpoint.open(folder)
+    checkpoint: WeightSource = stored
+    if config.get("quantization_config"):
+        checkpoint = open_quantized(stored, config, folder)
+        _logger.info("the quantised weights of %s are converted to %s", folder.name, dtype)
+    return _build(parsed, checkpoint, dtype, device, max_model_len, quantization, on_progress)
 
 
 def _build(

@@ -138,7 +138,6 @@ def refused(**fields: Any) -> tuple[str, type[Exception], dict[str, Any]]:
             "rotates the whole head",
         ),
         (*refused(hidden_act="mish"), "hidden_act"),
-        (*refused(quantization_config={"quant_method": "awq"}), "quantization_config"),
         ("Gemma2ForCausalLM", UnsupportedModel, {"use_bidirectional_attention": True}, "bidirectional"),
         ("Gemma3ForCausalLM", UnsupportedModel, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("GPT2LMHeadModel", UnsupportedModel, {"add_cross_attention": True}, "add_cross_attention"),

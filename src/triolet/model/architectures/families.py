@@ -74,8 +74,6 @@ def parse_decoder_fields(fields: Fields, *, max_model_len: int | None = None) ->
         raise UnsupportedModel(
             f"{fields.path}: the native decoder does not know the architecture {architecture!r}"
         )
-    if fields.values.get("quantization_config"):
-        raise unsupported(fields, "quantization_config", "absent: quantised weights are not supported")
     family = _FAMILIES[architecture]
     parsed = family.parse(fields, max_model_len)
     return attrs.evolve(parsed, architecture=architecture, runs_on_cpu_decoder=family.runs_on_cpu_decoder)

@@ -18,6 +18,13 @@ from triolet.model.folder.json_fields import Fields, read_json_object
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_RAW_DTYPES = _DTYPES | {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _LENGTH_BYTES = 8  # of the number that a file begins with: the length of its header
 
 
@@ -66,9 +73,23 @@ class Checkpoint:
         if stored.dtype not in _DTYPES:
             raise UnsupportedModel(
                 f"tensor {name!r} must be of dtype {', '.join(_DTYPES)}; got {stored.dtype}: "
-                "quantised weights are not supported"
+                "it is no plain weight"
             )
         return _DTYPES[stored.dtype]
+
+    def read_raw(self, name: str) -> Tensor:
+        """One tensor of a quantised layer, on the CPU, as stored: also integers and float8.
+
+        Raises:
+            UnsupportedModel: of a dtype that no format uses.
+            ModelFileError: see `read`.
+        """
+        stored = self.tensors[name]
+        if stored.dtype not in _RAW_DTYPES:
+            raise UnsupportedModel(
+                f"tensor {name!r} must be of dtype {', '.join(_RAW_DTYPES)}; got {stored.dtype}"
+            )
+        return self.read(name, torch.empty(stored.shape, dtype=_RAW_DTYPES[stored.dtype]))
 
     def read(self, name: str, out: Tensor | None = None) -> Tensor:
         """One tensor, on the CPU, as stored.

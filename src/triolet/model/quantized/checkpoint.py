@@ -1,0 +1,112 @@
+"""Checkpoint of a quantised model folder, as one of plain weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.errors import UnsupportedModel
+from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
+from triolet.model.folder.json_fields import Fields
+from triolet.model.quantized.formats import FORMATS, Module, QuantizedFormat, QuantizedLayer
+
+SECTION = "quantization_config"
+
+
+@attrs.frozen
+class DequantizedTensor:
+    """Weight of a quantised layer, not read yet."""
+
+    shape: tuple[int, ...]
+    num_bytes: int  # of all its parts, on disk
+
+
+@attrs.frozen(eq=False)
+class QuantizedCheckpoint:
+    """Tensors of a quantised model folder, by the names that they have without quantisation.
+
+    A quantised weight is dequantised when it is read, in float32; everything else is read as it is stored.
+    """
+
+    tensors: Mapping[str, StoredTensor | DequantizedTensor]
+    _stored: Checkpoint
+    _layers: Mapping[str, QuantizedLayer]
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which `read` gives a tensor."""
+        return torch.float32 if name in self._layers else self._stored.dtype_of(name)
+
+    def read(self, name: str, out: Tensor | None = None) -> Tensor:
+        """One tensor, on the CPU; errors are those of `Checkpoint.read`."""
+        if (layer := self._layers.get(name)) is None:
+            return self._stored.read(name, out)
+        parts = {part: self._stored.read_raw(full) for part, full in layer.parts.items()}
+        weight = layer.dequantize(parts)
+        return weight if out is None else out.copy_(weight)
+
+
+def open_quantized(checkpoint: Checkpoint, config: Mapping[str, Any], folder: Path) -> QuantizedCheckpoint:
+    """Find the quantised layers of a checkpoint and check their tensors.
+
+    Args:
+        checkpoint: of the model folder.
+        config: its config.json, with a `quantization_config`.
+        folder: where it lies, for error messages.
+    Raises:
+        UnsupportedModel: the format is not known, or a layer's tensors do not fit each other.
+        ModelFileError: a field of `quantization_config` is wrong.
+    """
+    fmt = format_of(config, folder)
+    layers: dict[str, QuantizedLayer] = {}
+    hidden: set[str] = set()
+    for name in modules_of(checkpoint, fmt):
+        module = Module(name, checkpoint)
+        layer = fmt.layer(module)
+        if layer is not None:
+            layers[f"{name}.weight"] = layer
+            hidden.update(layer.parts.values())
+    marks = tuple(f".{part}" for part in (*fmt.unused, *fmt.marks))
+    tensors: dict[str, StoredTensor | DequantizedTensor] = {
+        name: stored
+        for name, stored in checkpoint.tensors.items()
+        if name not in hidden and not name.endswith(marks)
+    }
+    for name, layer in layers.items():
+        num_bytes = sum(checkpoint.tensors[full].num_bytes for full in layer.parts.values())
+        tensors[name] = DequantizedTensor(layer.shape, num_bytes)
+    return QuantizedCheckpoint(tensors, checkpoint, layers)
+
+
+def format_of(config: Mapping[str, Any], folder: Path) -> QuantizedFormat:
+    """Return the format that `quantization_config` names.
+
+    Raises:
+        UnsupportedModel: it is not one of `FORMATS`.
+        ModelFileError: a field is wrong.
+    """
+    fields = Fields(folder / "config.json", dict(config)).section(SECTION)
+    assert fields is not None
+    method = fields.text("quant_method", "")
+    if not method and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
+        method = "bitsandbytes"  # early versions do not name themselves
+    if method not in FORMATS:
+        raise UnsupportedModel(
+            f"{fields.path}: {SECTION}.quant_method must be one of {', '.join(FORMATS)}; got {method!r}"
+        )
+    return FORMATS[method](fields)
+
+
+def modules_of(checkpoint: Checkpoint, fmt: QuantizedFormat) -> list[str]:
+    """Return the names of the modules that have a tensor which marks them as quantised."""
+    found = {
+        name.removesuffix(f".{mark}")
+        for mark in fmt.marks
+        for name in checkpoint.tensors
+        if name.endswith(f".{mark}")
+    }
+    return sorted(found)

@@ -1,0 +1,168 @@
+"""Formulas of the formats: from stored integers and scales to a weight of [out, in], float32.
+
+Each is the format's documented one, with one rounding: integers are exact in float32, and a product with a scale rounds
+once. Integers are packed as a stream of bits, lowest first, in 32-bit words; only AWQ has an order of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WORD_BITS = 32
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Column, within its eight, of the k-th four bits of an AWQ word."""
+
+INT8_MAX = 127.0
+
+
+def unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """Return the first `count` unsigned integers of each row.
+
+    Args:
+        words: int32 [rows, num_words].
+        bits: of one integer; one that does not divide 32 lies across words.
+        count: at most num_words * 32 / bits.
+    Returns:
+        int32 [rows, count].
+    """
+    unsigned = words.to(torch.int64) & 0xFFFFFFFF
+    unsigned = torch.nn.functional.pad(unsigned, (0, 1))  # the last integer may end with its word
+    begins = torch.arange(count, device=words.device) * bits
+    index, shift = begins // WORD_BITS, begins % WORD_BITS
+    pairs = unsigned[:, index] | (unsigned[:, index + 1] << WORD_BITS)
+    return ((pairs >> shift) & ((1 << bits) - 1)).to(torch.int32)
+
+
+def gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, groups: Tensor, *, bits: int, stored_minus_one: bool
+) -> Tensor:
+    """Dequantise a GPTQ layer: scale * (q - zero).
+
+    Args:
+        qweight: int32 [in * bits / 32, out], packed along the input.
+        qzeros: int32 [num_groups, out * bits / 32], packed along the output.
+        scales: [num_groups, out].
+        groups: [in]: group of each input.
+        bits: 2, 3, 4 or 8.
+        stored_minus_one: version 1 of the format, which stores zero - 1. A stored 15 of four bits is then 0: a zero
+            of 16 does not exist.
+    """
+    num_in, num_out = groups.numel(), scales.shape[1]
+    weight = unpack(qweight.T.contiguous(), bits, num_in)  # [out, in]
+    zeros = unpack(qzeros, bits, num_out)  # [num_groups, out]
+    if stored_minus_one:
+        zeros = (zeros + 1) & ((1 << bits) - 1)
+    return _scaled(weight, zeros.T, scales.T, groups)
+
+
+def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """Dequantise an AWQ layer of the layout `gemm`: scale * (q - zero).
+
+    Args:
+        qweight: int32 [in, out / 8].
+        qzeros: int32 [num_groups, out / 8].
+        scales: [num_groups, out].
+        group_size: inputs of a group.
+    """
+    groups = torch.arange(qweight.shape[0]) // group_size
+    return _scaled(_unpack_awq(qweight).T, _unpack_awq(qzeros).T, scales.T, groups)
+
+
+def _unpack_awq(words: Tensor) -> Tensor:
+    rows, num_words = words.shape
+    packed = unpack(words, 4, 8 * num_words).view(rows, num_words, len(AWQ_ORDER))
+    columns = torch.empty_like(packed)
+    columns[:, :, list(AWQ_ORDER)] = packed
+    return columns.view(rows, -1)
+
+
+def packed_int(
+    packed: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    groups: Tensor | None,
+    shape: tuple[int, int],
+    bits: int,
+) -> Tensor:
+    """Dequantise a compressed-tensors layer of the format `pack-quantized`: scale * (q - zero).
+
+    Args:
+        packed: int32 [out, ceil(in * bits / 32)], of q + 2 ** (bits - 1).
+        scale: [out, num_groups].
+        zero_point: int32 [ceil(out * bits / 32), num_groups], packed along the output; None if it is symmetric.
+        groups: [in]: group of each input, or None if they are consecutive.
+        shape: [out, in].
+        bits: 4 or 8.
+    """
+    num_out, num_in = shape
+    # Both have the same offset, which is lost in their difference.
+    weight = unpack(packed, bits, num_in)
+    num_groups = scale.shape[1]
+    if groups is None:
+        groups = torch.arange(num_in) // (num_in // num_groups)
+    if zero_point is None:
+        zeros = torch.full((num_out, num_groups), 1 << (bits - 1), dtype=torch.int32)
+    else:
+        zeros = unpack(zero_point.T.contiguous(), bits, num_out).T
+    return _scaled(weight, zeros, scale, groups)
+
+
+def _scaled(weight: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> Tensor:
+    """Return scale * (weight - zero), with zeros and scales [out, num_groups] taken by group."""
+    index = groups.to(torch.int64)
+    return (weight - zeros[:, index]).to(torch.float32) * scales.to(torch.float32)[:, index]
+
+
+def scaled_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """Return weight * scale, with one scale for each block of the weight; the last blocks may be cut off.
+
+    Args:
+        weight: [out, in], int8 or float8.
+        scale: [ceil(out / block[0]), ceil(in / block[1])].
+        block: rows and columns of a block.
+    """
+    num_out, num_in = weight.shape
+    rows = torch.arange(num_out) // block[0]
+    columns = torch.arange(num_in) // block[1]
+    return weight.to(torch.float32) * scale.to(torch.float32)[rows][:, columns]
+
+
+def bnb_4bit(packed: Tensor, absmax: Tensor, code: Tensor, shape: tuple[int, int], block_size: int) -> Tensor:
+    """Dequantise a bitsandbytes layer of four bits (nf4, fp4): code[q] * absmax.
+
+    Args:
+        packed: uint8, two values each, the high four bits first, in the order of the weight's rows.
+        absmax: float32, one for each `block_size` values.
+        code: float32 [16], the value of each q.
+        shape: [out, in].
+        block_size: values that share an absmax.
+    """
+    flat = packed.flatten()
+    q = torch.stack((flat >> 4, flat & 15), dim=1).flatten()[: shape[0] * shape[1]]
+    scale = absmax.repeat_interleave(block_size)[: q.numel()]
+    return (code.to(torch.float32)[q.to(torch.int64)] * scale).view(shape)
+
+
+def bnb_nested_absmax(absmax: Tensor, code: Tensor, nested: Tensor, offset: float, block_size: int) -> Tensor:
+    """Dequantise the absmax values of a bitsandbytes layer with double quantisation.
+
+    Args:
+        absmax: uint8, one for each block of weights.
+        code: float32 [256], the value of each.
+        nested: float32, one for each `block_size` absmax values.
+        offset: added to all.
+        block_size: absmax values that share a nested one.
+    """
+    scale = nested.repeat_interleave(block_size)[: absmax.numel()]
+    return code[absmax.to(torch.int64)] * scale + offset
+
+
+def bnb_8bit(weight: Tensor, row_absmax: Tensor) -> Tensor:
+    """Dequantise a bitsandbytes layer of eight bits: q * row_absmax / 127.
+
+    Args:
+        weight: int8 [out, in].
+        row_absmax: float32 [out].
+    """
+    return weight.to(torch.float32) * row_absmax.to(torch.float32)[:, None] / INT8_MAX

@@ -1,0 +1,454 @@
+"""Formats of quantised layers: which tensors a layer has, what their shapes must be, and the formula.
+
+A layer is found by its tensors, as the tools that write these files and those that read them do: lists of exceptions in
+the configuration need not be followed. What the tensors do not tell is read from `quantization_config`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.errors import UnsupportedModel
+from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
+from triolet.model.folder.json_fields import Fields
+from triolet.model.quantized import dequantize
+
+Parts = Mapping[str, Tensor]
+"""Tensors of one layer, by their names after the module's, such as `qweight`."""
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+MAX_JSON_BYTES = 65_536  # of bitsandbytes' description of one tensor, which has some 200
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class QuantizedLayer:
+    """One linear layer of a quantised checkpoint."""
+
+    shape: tuple[int, int]  # [out, in] of its weight
+    parts: Mapping[str, str]  # names of its tensors, by the name after the module's
+    dequantize: Callable[[Parts], Tensor]  # returns the weight, float32
+
+
+@attrs.frozen(eq=False)
+class Module:
+    """Tensors of one module, with checks whose errors name them."""
+
+    name: str
+    checkpoint: Checkpoint
+
+    def full(self, part: str) -> str:
+        """Return the name of a tensor of this module."""
+        return f"{self.name}.{part}"
+
+    def find(self, part: str) -> StoredTensor | None:
+        """Return a tensor of this module, not read yet, or None."""
+        return self.checkpoint.tensors.get(self.full(part))
+
+    def need(self, part: str, dtypes: tuple[str, ...], *sizes: int | None) -> tuple[int, ...]:
+        """Check that a tensor is there, and return its shape.
+
+        Args:
+            part: name after the module's.
+            dtypes: those allowed, in safetensors' words.
+            *sizes: its shape, None for a size that is free.
+        Raises:
+            UnsupportedModel: it is missing, or of another dtype or shape.
+        """
+        stored = self.find(part)
+        if stored is None:
+            raise UnsupportedModel(
+                f"tensor {self.full(part)!r} is missing: {self.name!r} is quantised without it"
+            )
+        if stored.dtype not in dtypes:
+            raise self.wrong(part, f"of dtype {' or '.join(dtypes)}", stored.dtype)
+        fits = len(stored.shape) == len(sizes) and all(
+            size in (None, got) for size, got in zip(sizes, stored.shape, strict=False)
+        )
+        if not fits:
+            wanted = "[" + ", ".join("any" if size is None else str(size) for size in sizes) + "]"
+            raise self.wrong(part, f"of shape {wanted}", list(stored.shape))
+        return stored.shape
+
+    def wrong(self, part: str, rule: str, got: object) -> UnsupportedModel:
+        """Return the error of a tensor that breaks a rule."""
+        return UnsupportedModel(f"tensor {self.full(part)!r} must be {rule}; got {got}")
+
+    def layer(
+        self, shape: tuple[int, int], parts: tuple[str, ...], formula: Callable[[Parts], Tensor]
+    ) -> QuantizedLayer:
+        """Return a layer of these tensors."""
+        return QuantizedLayer(
+            shape=shape, parts={part: self.full(part) for part in parts}, dequantize=formula
+        )
+
+    def check_groups(self, part: str, num_groups: int, num_in: int, group_size: int | None = None) -> None:
+        """Check that the inputs divide into so many groups.
+
+        Raises:
+            UnsupportedModel: they do not.
+        """
+        size = group_size or (num_in // num_groups if num_groups and num_in % num_groups == 0 else 0)
+        if not size or num_groups != math.ceil(num_in / size):
+            rule = "of equal ones" if group_size is None else f"of {group_size}"
+            raise self.wrong(
+                part, f"of one row or column for each group {rule} of the {num_in} inputs", num_groups
+            )
+
+
+class QuantizedFormat(Protocol):
+    """One format, with what `quantization_config` says of it."""
+
+    marks: ClassVar[tuple[str, ...]]  # a module with such a tensor is quantised
+    unused: ClassVar[tuple[str, ...]]  # tensors of a quantised module that its weight does not depend on
+
+    def layer(self, module: Module) -> QuantizedLayer | None:
+        """Return the layer, or None if this module is not quantised after all.
+
+        Raises:
+            UnsupportedModel: a tensor is missing or does not fit the others.
+        """
+        ...
+
+
+@attrs.frozen
+class Gptq:
+    """GPTQ, versions 1 and 2."""
+
+    bits: int
+    group_size: int | None  # None: one group
+    has_order: bool  # act order: `g_idx` tells the group of an input
+    stored_minus_one: bool
+
+    marks: ClassVar[tuple[str, ...]] = ("qweight",)
+    unused: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of(cls, fields: Fields) -> Gptq:
+        """Read `quantization_config`."""
+        bits = fields.integer("bits", 4)
+        if bits not in (2, 3, 4, 8):
+            raise fields.wrong("bits", "2, 3, 4 or 8")
+        version = fields.text("checkpoint_format", "gptq")
+        if version not in ("gptq", "gptq_v2"):
+            raise fields.wrong("checkpoint_format", "gptq or gptq_v2")
+        if "dynamic" in fields and fields.values["dynamic"]:
+            raise fields.wrong("dynamic", "empty: settings for single modules are not supported")
+        return cls(bits, _group_size(fields, 128), fields.flag("desc_act", False), version == "gptq")
+
+    def layer(self, module: Module) -> QuantizedLayer:
+        words, num_out = module.need("qweight", ("I32",), None, None)
+        num_in = words * dequantize.WORD_BITS // self.bits
+        num_groups, _ = module.need("scales", FLOATS, None, num_out)
+        module.check_groups("scales", num_groups, num_in, self.group_size or num_in)
+        zero_words = math.ceil(num_out * self.bits / dequantize.WORD_BITS)
+        module.need("qzeros", ("I32",), num_groups, zero_words)
+        has_index = self.has_order or module.find("g_idx") is not None
+        if has_index:
+            module.need("g_idx", ("I32",), num_in)
+        size = self.group_size or num_in
+
+        def formula(parts: Parts) -> Tensor:
+            groups = parts["g_idx"] if has_index else torch.arange(num_in) // size
+            _check_index(module, groups, num_groups)
+            return dequantize.gptq(
+                parts["qweight"],
+                parts["qzeros"],
+                parts["scales"],
+                groups,
+                bits=self.bits,
+                stored_minus_one=self.stored_minus_one,
+            )
+
+        names = ("qweight", "qzeros", "scales", *(("g_idx",) if has_index else ()))
+        return module.layer((num_out, num_in), names, formula)
+
+
+@attrs.frozen
+class Awq:
+    """AWQ in the layout `gemm`, four bits."""
+
+    group_size: int | None
+
+    marks: ClassVar[tuple[str, ...]] = ("qweight",)
+    unused: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of(cls, fields: Fields) -> Awq:
+        """Read `quantization_config`."""
+        for name in ("bits", "w_bit"):
+            if fields.integer(name, 4) != 4:
+                raise fields.wrong(name, "4")
+        if fields.text("version", "gemm").lower() != "gemm":
+            raise fields.wrong("version", "gemm: the other layouts are not supported")
+        return cls(_group_size(fields, 128))
+
+    def layer(self, module: Module) -> QuantizedLayer:
+        num_in, words = module.need("qweight", ("I32",), None, None)
+        num_out = 8 * words
+        num_groups, _ = module.need("scales", FLOATS, None, num_out)
+        module.check_groups("scales", num_groups, num_in, self.group_size or num_in)
+        module.need("qzeros", ("I32",), num_groups, words)
+        size = self.group_size or num_in
+        return module.layer(
+            (num_out, num_in),
+            ("qweight", "qzeros", "scales"),
+            lambda parts: dequantize.awq(parts["qweight"], parts["qzeros"], parts["scales"], size),
+        )
+
+
+@attrs.frozen
+class CompressedTensors:
+    """compressed-tensors: packed integers of 4 and 8 bits, int8 and float8, scaled per tensor, row, group or block.
+
+    Activations are not quantised, whatever the scheme says of them: the weights alone are what it makes of them.
+    """
+
+    marks: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale")
+    unused: ClassVar[tuple[str, ...]] = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale")
+
+    @classmethod
+    def of(cls, fields: Fields) -> CompressedTensors:
+        """Read `quantization_config`."""
+        known = (
+            "pack-quantized",
+            "int-quantized",
+            "naive-quantized",
+            "float-quantized",
+            "mixed-precision",
+            "dense",
+        )
+        if fields.text("format", "dense") not in known:
+            raise fields.wrong("format", f"one of {', '.join(known)}")
+        sparsity = fields.section("sparsity_config")
+        if sparsity is not None and sparsity.text("format", "dense") != "dense":
+            raise fields.wrong("sparsity_config", "of the format dense")
+        return cls()
+
+    def layer(self, module: Module) -> QuantizedLayer | None:
+        if module.find("weight_packed") is not None:
+            return self._packed(module)
+        if module.find("weight") is None:
+            return None  # the scale of something else, such as that of a KV cache
+        return scaled_layer(module, "weight_scale", None)
+
+    def _packed(self, module: Module) -> QuantizedLayer:
+        num_out, words = module.need("weight_packed", ("I32",), None, None)
+        module.need("weight_shape", ("I64", "I32"), 2)
+        shape = module.checkpoint.read_raw(module.full("weight_shape")).tolist()
+        num_in = shape[1]
+        fitting = [bits for bits in (4, 8) if math.ceil(num_in * bits / dequantize.WORD_BITS) == words]
+        if shape[0] != num_out or num_in < 1 or len(fitting) != 1:
+            rule = f"the shape of a weight of 4 or 8 bits in [{num_out}, {words}] words"
+            raise module.wrong("weight_shape", rule, shape)
+        (bits,) = fitting
+        _, num_groups = module.need("weight_scale", FLOATS, num_out, None)
+        module.check_groups("weight_scale", num_groups, num_in)
+        names = ["weight_packed", "weight_scale", "weight_shape"]
+        if module.find("weight_zero_point") is not None:
+            zero_words = math.ceil(num_out * bits / dequantize.WORD_BITS)
+            module.need("weight_zero_point", ("I32",), zero_words, num_groups)
+            names.append("weight_zero_point")
+        if module.find("weight_g_idx") is not None:
+            module.need("weight_g_idx", ("I32",), num_in)
+            names.append("weight_g_idx")
+
+        def formula(parts: Parts) -> Tensor:
+            groups = parts.get("weight_g_idx")
+            if groups is not None:
+                _check_index(module, groups, num_groups, "weight_g_idx")
+            return dequantize.packed_int(
+                parts["weight_packed"],
+                parts["weight_scale"],
+                parts.get("weight_zero_point"),
+                groups,
+                (num_out, num_in),
+                bits,
+            )
+
+        return module.layer((num_out, num_in), tuple(names), formula)
+
+
+@attrs.frozen
+class Fp8:
+    """float8 weights with a scale per block, row or tensor, as in Qwen3-FP8 and DeepSeek."""
+
+    block: tuple[int, int]
+
+    marks: ClassVar[tuple[str, ...]] = ("weight_scale_inv", "weight_scale")
+    unused: ClassVar[tuple[str, ...]] = ("input_scale", "activation_scale", "k_scale", "v_scale")
+
+    @classmethod
+    def of(cls, fields: Fields) -> Fp8:
+        """Read `quantization_config`."""
+        if not fields.values.get("weight_block_size"):
+            return cls((128, 128))
+        block = fields.integers("weight_block_size")
+        if len(block) != 2 or min(block) < 1:
+            raise fields.wrong("weight_block_size", "two positive integers")
+        return cls((block[0], block[1]))
+
+    def layer(self, module: Module) -> QuantizedLayer | None:
+        if module.find("weight") is None:
+            return None
+        if module.find("weight_scale_inv") is None:
+            return scaled_layer(module, "weight_scale", None)
+        return scaled_layer(module, "weight_scale_inv", self.block)
+
+
+@attrs.frozen
+class BitsAndBytes:
+    """bitsandbytes: nf4 and fp4, also with double quantisation, and int8 by row."""
+
+    marks: ClassVar[tuple[str, ...]] = ("weight.absmax", "SCB")
+    unused: ClassVar[tuple[str, ...]] = ("weight_format",)
+
+    @classmethod
+    def of(cls, fields: Fields) -> BitsAndBytes:
+        """Read `quantization_config`; the tensors say all that is needed."""
+        return cls()
+
+    def layer(self, module: Module) -> QuantizedLayer:
+        return self._by_row(module) if module.find("SCB") is not None else self._by_block(module)
+
+    def _by_row(self, module: Module) -> QuantizedLayer:
+        num_out, num_in = module.need("weight", ("I8",), None, None)
+        module.need("SCB", FLOATS, num_out)
+        return module.layer(
+            (num_out, num_in),
+            ("weight", "SCB"),
+            lambda parts: dequantize.bnb_8bit(parts["weight"], parts["SCB"]),
+        )
+
+    def _by_block(self, module: Module) -> QuantizedLayer:
+        states = [f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
+        state_part = next((part for part in states if module.find(part) is not None), states[0])
+        (num_bytes,) = module.need(state_part, ("U8",), None)
+        state = _described(module, state_part, num_bytes)
+        num_out, num_in = state["shape"]
+        block_size, num_values = state["blocksize"], num_out * num_in
+        num_blocks = math.ceil(num_values / block_size)
+        module.need("weight", ("U8",), math.ceil(num_values / 2), 1)
+        module.need("weight.quant_map", ("F32",), 16)
+        is_nested = module.find("weight.nested_absmax") is not None
+        module.need("weight.absmax", ("U8",) if is_nested else ("F32",), num_blocks)
+        names = ["weight", "weight.absmax", "weight.quant_map", state_part]
+        if is_nested:
+            nested_size = state["nested_blocksize"]
+            module.need("weight.nested_absmax", ("F32",), math.ceil(num_blocks / nested_size))
+            module.need("weight.nested_quant_map", ("F32",), 256)
+            names += ["weight.nested_absmax", "weight.nested_quant_map"]
+
+        def formula(parts: Parts) -> Tensor:
+            absmax = parts["weight.absmax"]
+            if is_nested:
+                absmax = dequantize.bnb_nested_absmax(
+                    absmax,
+                    parts["weight.nested_quant_map"],
+                    parts["weight.nested_absmax"],
+                    state["nested_offset"],
+                    state["nested_blocksize"],
+                )
+            shape = (num_out, num_in)
+            return dequantize.bnb_4bit(parts["weight"], absmax, parts["weight.quant_map"], shape, block_size)
+
+        return module.layer((num_out, num_in), tuple(names), formula)
+
+
+def scaled_layer(module: Module, scale_part: str, block: tuple[int, int] | None) -> QuantizedLayer:
+    """Return a layer of int8 or float8 values with a scale per tensor, row, group of columns or block.
+
+    Args:
+        module: has `weight` and the scales.
+        scale_part: name of the scales.
+        block: rows and columns that share a scale; None: as the shape of the scales tells.
+    Raises:
+        UnsupportedModel: weight and scales do not fit each other.
+    """
+    num_out, num_in = module.need("weight", ("I8", "F8_E4M3"), None, None)
+    if module.find("weight_zero_point") is not None:
+        raise module.wrong("weight_zero_point", "absent: int8 weights must be symmetric", "a tensor")
+    scale = module.find(scale_part)
+    assert scale is not None
+    if block is None:
+        rows, columns = (*scale.shape, 1, 1)[:2] if len(scale.shape) < 2 else scale.shape[:2]
+        if math.prod(scale.shape) == 1:
+            rows, columns = 1, 1
+        if min(rows, columns) < 1 or len(scale.shape) > 2:
+            raise module.wrong(scale_part, "of one or two dimensions", list(scale.shape))
+        # Blocks of 128 are the only ones whose last one may be cut off.
+        block = (_block(num_out, rows), _block(num_in, columns))
+    sizes = (math.ceil(num_out / block[0]), math.ceil(num_in / block[1]))
+    if scale.dtype not in FLOATS:
+        raise module.wrong(scale_part, f"of dtype {' or '.join(FLOATS)}", scale.dtype)
+    if math.prod(scale.shape) != math.prod(sizes) or (len(scale.shape) == 2 and scale.shape != sizes):
+        raise module.wrong(scale_part, f"of shape {list(sizes)}", list(scale.shape))
+    chosen = block
+    return module.layer(
+        (num_out, num_in),
+        ("weight", scale_part),
+        lambda parts: dequantize.scaled_blocks(parts["weight"], parts[scale_part].reshape(sizes), chosen),
+    )
+
+
+def _block(size: int, count: int) -> int:
+    if count and size % count == 0:
+        return size // count
+    return 128
+
+
+def _group_size(fields: Fields, default: int) -> int | None:
+    for name in ("group_size", "q_group_size"):
+        if fields.values.get(name) == -1:
+            return None
+        if name in fields:
+            return fields.integer(name, default)
+    return default
+
+
+def _check_index(module: Module, groups: Tensor, num_groups: int, part: str = "g_idx") -> None:
+    if groups.numel() and not 0 <= int(groups.min()) <= int(groups.max()) < num_groups:
+        got = f"{int(groups.min())} to {int(groups.max())}"
+        raise module.wrong(part, f"of groups 0 to {num_groups - 1}", got)
+
+
+def _described(module: Module, part: str, num_bytes: int) -> dict[str, Any]:
+    """Return bitsandbytes' description of a tensor, checked."""
+    if num_bytes > MAX_JSON_BYTES:
+        raise module.wrong(part, f"at most {MAX_JSON_BYTES} bytes", num_bytes)
+    raw = bytes(module.checkpoint.read_raw(module.full(part)).tolist())
+    try:
+        state = json.loads(raw)
+    except ValueError as error:
+        raise module.wrong(part, "JSON", raw[:40]) from error
+    positive = ("blocksize", *(("nested_blocksize",) if "nested_blocksize" in state else ()))
+    shape = state.get("shape") if isinstance(state, dict) else None
+    is_good = (
+        isinstance(shape, list)
+        and len(shape) == 2
+        and all(_is_positive(size) for size in (*shape, *(state.get(name) for name in positive)))
+        and isinstance(state.get("nested_offset", 0.0), (int, float))
+    )
+    if not is_good:
+        raise module.wrong(part, "an object with shape [out, in] and positive block sizes", raw[:80])
+    return {"nested_offset": 0.0, "nested_blocksize": 256, **state}
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+FORMATS: dict[str, Callable[[Fields], QuantizedFormat]] = {
+    "gptq": Gptq.of,
+    "awq": Awq.of,
+    "compressed-tensors": CompressedTensors.of,
+    "fp8": Fp8.of,
+    "bitsandbytes": BitsAndBytes.of,
+}
+"""By `quant_method` of `quantization_config`."""

@@ -1,0 +1,215 @@
+"""Quantised model folders give the weights that their format stands for, and bad ones are refused by name.
+
+The weights that a folder must give are computed by its writer, without the program; tokens are compared with
+transformers' on a plain folder of the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import triolet
+from tests.model.quantized import writers
+from tests.model.quantized.writers import Tensors, Writer, write_folders
+from tests.model.tiny import change_json, make_model
+from tests.source_tree import ROOT
+from triolet.errors import ModelError, UnsupportedModel
+from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.load import load_model
+from triolet.model.quantized import formats
+from triolet.model.quantized.checkpoint import open_quantized
+from triolet.model.quantized.dequantize import unpack
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
+    "gptq-4": (writers.gptq(4, 32), GPTQ),
+    "gptq-2": (writers.gptq(2, 16), {**GPTQ, "bits": 2, "group_size": 16}),
+    "gptq-3": (writers.gptq(3, 32), {**GPTQ, "bits": 3}),
+    "gptq-8": (writers.gptq(8, -1), {**GPTQ, "bits": 8, "group_size": -1}),
+    "gptq-act-order": (writers.gptq(4, 32, act_order=True), {**GPTQ, "desc_act": True}),
+    "gptq-v2": (writers.gptq(4, 32, version=2), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    "awq": (writers.awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+    "w4a16": (writers.packed_quantized(4, 32), PACKED),
+    "w4a16-asymmetric": (writers.packed_quantized(4, 16, symmetric=False), PACKED),
+    "w8a16": (writers.packed_quantized(8, None), PACKED),
+    "w8a8": (writers.int_quantized, {**PACKED, "format": "int-quantized"}),
+    "fp8-tensor": (writers.float_quantized("tensor"), FP8),
+    "fp8-row": (writers.float_quantized("row"), FP8),
+    "fp8-block": (
+        writers.block_fp8(40),  # divides none of the widths
+        {"quant_method": "fp8", "weight_block_size": [40, 40], "activation_scheme": "dynamic"},
+    ),
+    "bnb-nf4": (writers.bnb_4bit("nf4", nested=False), BNB4),
+    "bnb-nf4-nested": (writers.bnb_4bit("nf4", nested=True), BNB4),
+    "bnb-fp4": (writers.bnb_4bit("fp4", nested=False), BNB4),
+    "bnb-int8": (writers.bnb_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+
+
+def make_folders(tmp_path: Path, name: str, family: str = "llama-plain") -> tuple[Path, Path]:
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    make_model(family, plain)
+    write_folders(plain, quantized, *FORMATS[name])
+    return plain, quantized
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_bit_for_bit_those_that_the_integers_and_scales_stand_for(
+    name: str, tmp_path: Path
+) -> None:
+    plain, quantized = make_folders(tmp_path, name)
+    config = json.loads((quantized / "config.json").read_text())
+    found = open_quantized(Checkpoint.open(quantized), config, quantized)
+    wanted = load_file(plain / "model.safetensors")
+    assert found.tensors.keys() == wanted.keys()
+    for tensor, weight in wanted.items():
+        assert found.tensors[tensor].shape == tuple(weight.shape)
+        read = found.read(tensor)
+        assert read.dtype is found.dtype_of(tensor)
+        assert torch.equal(read.view(torch.int32), weight.view(torch.int32)), tensor
+
+
+async def tokens_of(folder: Path, runner: str = "inline", **fields: Any) -> list[tuple[int, ...]]:
+    prompts = [list(range(40)), [9] * 3]
+    params = triolet.SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    async with triolet.open_engine(str(folder), runner=runner, dtype="float32", **fields) as engine:
+        outputs = [await engine.complete(prompt, params) for prompt in prompts]
+    return [tuple(output.outputs[0].token_ids) for output in outputs]
+
+
+def transformers_tokens(folder: Path) -> list[tuple[int, ...]]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    answers = []
+    for prompt in (list(range(40)), [9] * 3):
+        ids = torch.tensor([prompt])
+        answer = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=64, max_new_tokens=64
+        )
+        answers.append(tuple(answer[0, len(prompt) :].tolist()))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("gptq-act-order", "llama-plain"), ("awq", "qwen2"), ("w4a16", "mistral"), ("fp8-block", "qwen3")],
+)
+async def test_greedy_tokens_equal_those_of_transformers_on_the_dequantised_weights(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    plain, quantized = make_folders(tmp_path, name, family)
+    assert await tokens_of(quantized) == transformers_tokens(plain)
+
+
+async def test_a_quantised_folder_runs_in_a_process_and_can_be_rounded_again_on_request(
+    tmp_path: Path,
+) -> None:
+    plain, quantized = make_folders(tmp_path, "gptq-4")
+    assert await tokens_of(quantized, "process") == await tokens_of(plain)
+    assert await tokens_of(quantized, quantization="int8") == await tokens_of(plain, quantization="int8")
+
+
+def test_bits_that_lie_across_words_are_found() -> None:
+    dice = np.random.default_rng(5)
+    for bits in range(1, 9):
+        values = dice.integers(0, 2**bits, (3, 64))
+        words = writers.packed(values, bits)
+        assert unpack(words, bits, 64).tolist() == values.tolist()
+
+
+def test_the_documentation_lists_the_formats_that_are_read() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    section = page.partition("## Quantised folders")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE) == list(formats.FORMATS)
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+def edited(quantized: Path, change: Callable[[Tensors], object]) -> Path:
+    tensors = load_file(quantized / "model.safetensors")
+    change(tensors)
+    save_file(tensors, quantized / "model.safetensors", metadata={"format": "pt"})
+    return quantized
+
+
+LAYER = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "names"),
+    [
+        ("gptq-4", lambda t: t.pop(f"{LAYER}.scales"), "scales"),
+        ("gptq-4", lambda t: t.pop(f"{LAYER}.qzeros"), "qzeros"),
+        ("gptq-act-order", lambda t: t.pop(f"{LAYER}.g_idx"), "g_idx"),
+        ("gptq-act-order", lambda t: t[f"{LAYER}.g_idx"].fill_(99), "g_idx"),
+        ("gptq-4", lambda t: t.update({f"{LAYER}.scales": t[f"{LAYER}.scales"][:2].clone()}), "scales"),
+        ("gptq-4", lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"].float()}), "qweight"),
+        ("awq", lambda t: t.update({f"{LAYER}.qzeros": t[f"{LAYER}.qzeros"][:, 1:].clone()}), "qzeros"),
+        ("w4a16", lambda t: t[f"{LAYER}.weight_shape"].fill_(7), "weight_shape"),
+        ("w4a16", lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale"),
+        ("w8a8", lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(3, 1)}), "weight_scale"),
+        (
+            "fp8-block",
+            lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(9, 9)}),
+            "weight_scale_inv",
+        ),
+        ("bnb-nf4", lambda t: t.pop(f"{LAYER}.weight.quant_map"), "quant_map"),
+        (
+            "bnb-nf4",
+            lambda t: t[f"{LAYER}.weight.quant_state.bitsandbytes__nf4"].fill_(65),
+            "quant_state",
+        ),
+        ("bnb-nf4", lambda t: t.update({f"{LAYER}.weight.absmax": torch.ones(2)}), "absmax"),
+        ("bnb-int8", lambda t: t.update({f"{LAYER}.SCB": torch.ones(2)}), "SCB"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
+    name: str, change: Callable[[Tensors], object], names: str, tmp_path: Path
+) -> None:
+    _, quantized = make_folders(tmp_path, name)
+    with pytest.raises(ModelError, match=rf"{LAYER}\.[a-z_.]*{names}"):
+        load_model(str(edited(quantized, change)))
+
+
+@pytest.mark.parametrize(
+    ("section", "match"),
+    [
+        ({"quant_method": "marlin24"}, r"quant_method must be one of gptq, awq.*'marlin24'"),
+        ({**GPTQ, "bits": 5}, "bits must be 2, 3, 4 or 8"),
+        ({**GPTQ, "bits": "four"}, "bits must be"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format must be gptq or gptq_v2"),
+        ({**GPTQ, "dynamic": {"-:.*": {}}}, "dynamic must be empty"),
+        ({"quant_method": "awq", "version": "gemv"}, "version must be gemm"),
+        ({"quant_method": "awq", "bits": 8}, "bits must be 4"),
+        ({**PACKED, "format": "nvfp4-pack-quantized"}, "format must be one of pack-quantized"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two positive"),
+    ],
+)
+def test_a_setting_that_is_not_supported_is_named(
+    section: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    make_model("llama-plain", tmp_path / "model")
+    change_json(tmp_path / "model" / "config.json", quantization_config=section)
+    with pytest.raises(ModelError, match=match):
+        load_model(str(tmp_path / "model"))
+
+
+def test_a_quantised_folder_of_another_family_is_refused(tmp_path: Path) -> None:
+    _, quantized = make_folders(tmp_path, "gptq-4")
+    change_json(quantized / "config.json", architectures=["OPTForCausalLM"], model_type="opt")
+    with pytest.raises(UnsupportedModel, match="quantised"):
+        load_model(str(quantized))
