@@ -270,14 +270,24 @@ def refused(tmp_path: Path, family: str = "llama-plain", **add: Any) -> str:
         ("attention__value_length", 8, "llama.attention.value_length must be that of the keys"),
         ("rope__dimension_count", 8, "llama.rope.dimension_count must be the size of a head"),
         ("rope__scaling__type", "spiral", "rope.scaling.type must be one of none, linear, yarn, longrope"),
-        ("block_count", 2**31, "block_count must be at most what there are tensors for"),
+        (
+            "block_count",
+            2**31,
+            "llama.block_count must be at most the number of tensors (30); got 2147483648",
+        ),
+        ("context_length", 2**31, "llama.context_length must be at most 16777216; got 2147483648"),
+        ("rope__freq_base", 0.0, "llama.rope.freq_base must be a number greater than 1; got 0.0"),
         ("block_count", 0, "llama.block_count must be an integer of at least 1; got 0"),
         ("block_count", 4, "blk.3.attn_norm.weight"),
         ("attention__head_count", "four", "llama.attention.head_count must be an integer"),
         ("attention__head_count_kv", 3, "must be a divisor"),
         ("embedding_length", 32, "token_embd.weight must be"),
         ("feed_forward_length", 95, "blk.0.ffn_gate.weight must be (95, 64); got (96, 64)"),
-        ("expert_count", 2, "llama.expert_used_count is missing"),
+        (
+            "expert_count",
+            2,
+            "llama.expert_count must be at most the number of experts in a tensor (0); got 2",
+        ),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused_by_key(

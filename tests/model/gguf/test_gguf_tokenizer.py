@@ -275,6 +275,19 @@ def test_sentencepiece_begins_texts_with_bos_and_keeps_special_tokens_whole(tmp_
     assert 2 in ids_of(ours, "the end</s>")
 
 
+def test_phi_3_takes_white_space_after_a_mark_for_a_part_of_it(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        add_sentencepiece(writer)
+        writer.kv_data[0].pop("general.architecture")
+        writer.add_string("general.architecture", "phi3")
+
+    phi, llama = (loaded(written(tmp_path / "model.gguf", each)) for each in (fill, add_sentencepiece))
+    assert (
+        ids_of(phi, "</s>\na") == ids_of(phi, "</s>a") == ids_of(llama, "</s>a") != ids_of(llama, "</s>\na")
+    )
+    assert ids_of(phi, "<s>\na") == ids_of(llama, "<s>\na")
+
+
 # ------------------------------------------------------------------------------- ends of answers
 
 

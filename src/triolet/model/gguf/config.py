@@ -22,7 +22,7 @@ from triolet.model.architectures.families import parse_decoder_fields
 from triolet.model.architectures.family_common import FULL, SLIDING
 from triolet.model.folder.json_fields import Fields
 from triolet.model.gguf.checkpoint import GgufCheckpoint, gguf_checkpoint
-from triolet.model.gguf.file import GgufArray, GgufFile
+from triolet.model.gguf.file import GgufArray, GgufFile, GgufTensor
 
 _NAMES = TensorNames(
     prefix="",
@@ -67,6 +67,10 @@ _TURN_ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <|end_of_text|> <EOT> <end_of_utterance> "
     "<|return|> <|call|>".split()
 )
+_MAX_LAYERS = 1024
+_MAX_CONTEXT = 2**24
+"""Longest context, tokens: above any model's."""
+
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens in the metadata: special tokens, and texts that are always one token."""
 
@@ -96,8 +100,8 @@ class GgufMetadata:
     def _plain(self, key: str) -> Any:
         """Return a value; of an array with a number per layer, all the same, that number."""
         value = self.file.metadata[key]
-        if isinstance(value, GgufArray):
-            same = set(value.numbers()) if 0 < value.count <= 1024 else set()
+        if isinstance(value, GgufArray) and value.holds_numbers and 0 < value.count <= _MAX_LAYERS:
+            same = set(value.numbers())
             return same.pop() if len(same) == 1 else value
         return value
 
@@ -106,6 +110,31 @@ class GgufMetadata:
         if name not in self.fields:
             raise ModelFileError(self.file.path, f"{self.architecture}.{name} is missing")
         return self.fields.integer(name, 0)
+
+    @property
+    def num_layers(self) -> int:
+        number = self.required("block_count")
+        if number > len(self.file.tensors):  # the decoder makes a plan for each
+            raise self.fields.wrong(
+                "block_count", f"at most the number of tensors ({len(self.file.tensors)})"
+            )
+        return number
+
+    @property
+    def num_experts(self) -> int:
+        number = self.required("expert_count")
+        stacked = max((tensor.shape[0] for tensor in self.expert_stacks), default=0)
+        if number > stacked:
+            raise self.fields.wrong("expert_count", f"at most the number of experts in a tensor ({stacked})")
+        return number
+
+    @property
+    def expert_stacks(self) -> list[GgufTensor]:
+        """Tensors that hold a matrix of each expert, [num_experts, num_out, num_in]."""
+        tensors = self.file.tensors.items()
+        return [
+            tensor for name, tensor in tensors if name.endswith("_exps.weight") and len(tensor.shape) == 3
+        ]
 
 
 @attrs.frozen
@@ -130,18 +159,16 @@ def _phi3(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def _experts(metadata: GgufMetadata) -> dict[str, Any]:
-    tensors, fields = metadata.file.tensors, metadata.fields
-    num_layers = metadata.required("block_count")
-    stack = next((tensor for name, tensor in tensors.items() if name.endswith(".ffn_gate_exps.weight")), None)
+    # older files do not say how wide an expert is
+    widths = (tensor.shape[1] for tensor in metadata.expert_stacks if ".ffn_gate_exps." in tensor.name)
+    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(metadata.num_layers)]
     return {
-        "num_experts": metadata.required("expert_count"),
+        "num_experts": metadata.num_experts,
         "num_experts_per_tok": metadata.required("expert_used_count"),
-        "moe_intermediate_size": fields.integer("expert_feed_forward_length", stack.shape[-2] if stack else 1)
-        if stack is None or len(stack.shape) == 3
-        else 1,
-        "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        "moe_intermediate_size": metadata.fields.integer("expert_feed_forward_length", next(widths, 1)),
+        "norm_topk_prob": metadata.fields.flag("expert_weights_norm", True),
         "mlp_only_layers": [
-            layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" not in tensors
+            layer for layer, router in enumerate(routers) if router not in metadata.file.tensors
         ],
     }
 
@@ -149,7 +176,7 @@ def _experts(metadata: GgufMetadata) -> dict[str, Any]:
 def _mixtral(metadata: GgufMetadata) -> dict[str, Any]:
     return {
         **_window(metadata),
-        "num_local_experts": metadata.required("expert_count"),
+        "num_local_experts": metadata.num_experts,
         "num_experts_per_tok": metadata.required("expert_used_count"),
     }
 
@@ -160,7 +187,7 @@ _LAYERS_OF_GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 def _gemma2(metadata: GgufMetadata) -> dict[str, Any]:
     head_dim = _head_dim(metadata)
-    if metadata.required("block_count") == _LAYERS_OF_GEMMA_27B[metadata.architecture]:
+    if metadata.num_layers == _LAYERS_OF_GEMMA_27B[metadata.architecture]:
         head_dim = metadata.required("embedding_length") // metadata.required("attention.head_count")
     fields = metadata.fields
     return {
@@ -230,7 +257,11 @@ def _rotary_dimensions(metadata: GgufMetadata) -> int:
 def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) -> dict[str, Any]:
     fields = metadata.fields
     base = {"rope_theta": fields.number("rope.freq_base", default_theta)}
+    if base["rope_theta"] <= 1.0:
+        raise fields.wrong("rope.freq_base", "a number greater than 1")
     context_length = metadata.required("context_length")
+    if context_length > _MAX_CONTEXT:  # there is a row of cosines for each position
+        raise fields.wrong("context_length", f"at most {_MAX_CONTEXT}")
     if "rope_freqs.weight" in metadata.file.tensors:
         # Llama 3.1's rule, worked out to a divisor per frequency: what LongRoPE does without its two lengths
         divisors = _factors(metadata, "rope_freqs.weight")
@@ -240,7 +271,7 @@ def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) ->
         }  # fmt: skip
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     kind = fields.text("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
-    original = fields.integer("rope.scaling.original_context_length", context_length)
+    original = fields.integer("rope.scaling.original_context_length", context_length, minimum=2)
     attention_factor = fields.optional_number("rope.scaling.attn_factor")
     match kind:
         case "none":
@@ -250,6 +281,10 @@ def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) ->
         case "yarn":
             beta_fast = fields.number("rope.scaling.yarn_beta_fast", 32.0)
             beta_slow = fields.number("rope.scaling.yarn_beta_slow", 1.0)
+            if not 0 < beta_slow <= beta_fast:
+                raise fields.wrong(
+                    "rope.scaling.yarn_beta_fast", f"at least yarn_beta_slow ({beta_slow}), above 0"
+                )
             yarn = {"rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow}
             magnitude = fields.number("rope.scaling.yarn_attn_factor", attention_factor or 1.0)
             if magnitude != 1.0 and factor > 1.0:
@@ -301,7 +336,7 @@ def _config_of(metadata: GgufMetadata, architecture: _Architecture) -> dict[str,
         "vocab_size": embedding.shape[0],
         "hidden_size": metadata.required("embedding_length"),
         "intermediate_size": fields.integer("feed_forward_length", 1),
-        "num_hidden_layers": metadata.required("block_count"),
+        "num_hidden_layers": metadata.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -328,7 +363,6 @@ def read_decoder_config(file: GgufFile, *, max_model_len: int | None = None) -> 
     metadata = GgufMetadata(file)
     architecture = _architecture_of(metadata)
     config = _config_of(metadata, architecture)
-    _check_counts(file, config)
     parsed = parse_decoder_fields(Fields(file.path, config), max_model_len=max_model_len)
     return attrs.evolve(
         parsed,
@@ -338,20 +372,6 @@ def read_decoder_config(file: GgufFile, *, max_model_len: int | None = None) -> 
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
     )
-
-
-def _check_counts(file: GgufFile, config: Mapping[str, Any]) -> None:
-    """Compare the numbers of layers and experts with the tensors: the decoder makes a plan for each of them."""
-    stacked = [tensor.shape[0] for name, tensor in file.tensors.items() if name.endswith("_exps.weight")]
-    experts = config.get("num_experts", config.get("num_local_experts", 0))
-    for what, number, most in (
-        ("block_count", config["num_hidden_layers"], len(file.tensors)),
-        ("expert_count", experts, max(stacked, default=0)),
-    ):
-        if number > most:
-            raise ModelFileError(
-                file.path, f"{what} must be at most what there are tensors for, {most}; got {number}"
-            )
 
 
 def stored_dtype(file: GgufFile) -> torch.dtype:

@@ -77,6 +77,10 @@ class GgufArray:
     def __repr__(self) -> str:  # in error messages
         return f"<array of {self.count}>"
 
+    @property
+    def holds_numbers(self) -> bool:
+        return self.item_type in _NUMBERS
+
     def texts(self) -> list[str]:
         """Return the items of an array of strings.
 
@@ -94,7 +98,7 @@ class GgufArray:
         Raises:
             ModelFileError: they are no numbers.
         """
-        if self.item_type not in _NUMBERS:
+        if not self.holds_numbers:
             raise ModelFileError(self.path, f"{self.key} must be an array of numbers")
         dtype = np.dtype(_NUMBERS[self.item_type])
         items: list[int] | list[float] = np.frombuffer(self._data, dtype, self.count, self._begin).tolist()

@@ -103,7 +103,8 @@ def read_gguf_tokenizer(file: GgufFile) -> GgufTokenizer | None:
         backend, adds_bos = _sentencepiece(vocabulary), True
     else:
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model must be gpt2 or llama; got {kind!r}")
-    _add_special_tokens(backend, vocabulary)
+    strips = kind == "llama" and fields.text("general.architecture", "") == "phi3"
+    _add_special_tokens(backend, vocabulary, strips=strips)
     _add_ends(backend, vocabulary, adds_bos)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     tokens = {name: vocabulary.special(key) for name, key in names.items()}
@@ -245,11 +246,25 @@ _MAX_MERGED_CHARS = 512
 """Longest token that merges are looked for, far above any in use: the search takes the square of the length."""
 
 
-def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, *, strips: bool) -> None:
+    """Have special tokens found in texts.
+
+    Args:
+        strips: white space after the marks of a conversation is part of them. Phi-3 wants it, and no key says so: its
+            tokenizer.json does, and llama.cpp goes by the model, too.
+    """
     kinds = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
     special = [token for token, kind in kinds if kind == CONTROL and token]
     whole = [token for token, kind in kinds if kind == USER_DEFINED and token]
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    backend.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True, rstrip=strips and token not in _UNSTRIPPED)
+            for token in special
+        ]
+    )
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in whole])
 
 
