@@ -21,7 +21,18 @@ from triolet.core.engine_core import EngineStatistics
 from triolet.core.load_progress import LoadProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+from triolet.core.output.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
     from triolet.engine.beam_search import beam_search
     from triolet.engine.engine import Engine
     from triolet.engine.open_engine import open_engine
+    from triolet.engine.pooling import PoolingStream
     from triolet.engine.token_stream import TokenStream
     from triolet.ipc.snapshot import Snapshot
 
@@ -62,12 +74,23 @@ __all__ = [
     "beam_search",
     "errors",
     "open_engine",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PoolingStream",
+    "ScoringOutput",
+    "ScoringRequestOutput",
 ]
 
 _ON_FIRST_USE = {
     "beam_search": "triolet.engine.beam_search",
     "Engine": "triolet.engine.engine",
     "open_engine": "triolet.engine.open_engine",
+    "PoolingStream": "triolet.engine.pooling",
     "Snapshot": "triolet.ipc.snapshot",
     "TokenStream": "triolet.engine.token_stream",
 }

@@ -74,13 +74,15 @@ class PromptTooLong(InvalidPrompt):
     Args:
         num_prompt_tokens: length of the prompt, tokens.
         max_model_len: longest sequence of this engine, prompt and answer together, tokens.
+        has_answer: whether the request wanted an answer.
     """
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
+    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, has_answer: bool = True) -> None:
+        no_room = ", which leaves no room for an answer" if has_answer else ""
         super().__init__(
             # Clients such as litellm look for the first sentence, which is vLLM's and OpenAI's.
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
-            f"{num_prompt_tokens} tokens, which leaves no room for an answer. Please shorten the prompt.",
+            f"{num_prompt_tokens} tokens{no_room}. Please shorten the prompt.",
             field="prompt",
             got=num_prompt_tokens,
         )

@@ -16,7 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from triolet.core.step_plan import PlanRow, RowFailure, RowStart, SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import (
+    PlanRow,
+    PooledVectors,
+    RowFailure,
+    RowResult,
+    RowStart,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 
 POISON = -1
 REPETITIVE = 10**6
@@ -35,6 +44,11 @@ def next_token(token_ids: Sequence[int], seed: int, vocab_size: int, mask: bytes
         return wish
     allowed = [token_id for token_id in range(vocab_size) if mask[token_id // 8] >> token_id % 8 & 1]
     return wish if wish in allowed else allowed[number % len(allowed)]
+
+
+def expected_vector(prompt: Sequence[int]) -> bytes:
+    """What a pooled request for this prompt gets."""
+    return array("f", [len(prompt), next_token(prompt, 0, 1000)]).tobytes()
 
 
 def expected_answer(
@@ -101,7 +115,7 @@ class FakeModel:
         assert row.num_computed in (None, planned.start), "a step begins where the last one ended"
         row.num_computed = planned.start + planned.num_tokens
 
-    def _sample(self, planned: PlanRow) -> Iterator[SampledToken | RowFailure]:
+    def _sample(self, planned: PlanRow) -> Iterator[RowResult]:
         """A token, and one after every token of the draft that was right."""
         row = self.rows[planned.row_id]
         start, draft = row.start, iter(planned.draft_token_ids)
@@ -109,6 +123,10 @@ class FakeModel:
             yield RowFailure(start.request_id, start.epoch, "planted")
             return
         size, token_id = self.block_size, None
+        if start.pooling is not None:
+            read = [self.cache[row.block_table[p // size]][p % size] for p in range(len(row.tokens))]
+            yield PooledVectors(start.epoch, 0, 2, expected_vector(read), is_last=True)
+            return
         while token_id is None or token_id == next(draft, None):
             read = [self.cache[row.block_table[p // size]][p % size] for p in range(len(row.tokens))]
             token_id = next_token(read, start.seed, self.vocab_size, planned.mask)

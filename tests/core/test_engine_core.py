@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.core.fake_model import FakeModel, expected_answer
+from tests.core.fake_model import FakeModel, expected_answer, expected_vector
 from tests.core.make import make_request
 from tests.core.stage import make_config
 from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import FinishReason, RequestTask
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
-from triolet.core.step_plan import StepPlan
-from triolet.errors import RequestFailed, UnsupportedFeature
+from triolet.core.step_plan import PooledVectors, StepPlan
+from triolet.errors import RequestFailed
 
 VOCAB = 50
 CONFIG = make_config()
@@ -84,11 +83,51 @@ def test_what_is_added_is_answered_step_by_step_and_its_reader_is_notified() -> 
     assert driver.core.statistics().num_requests_ended == {"length": 1}
 
 
-def test_a_task_other_than_to_generate_is_refused_by_name_and_nothing_is_entered() -> None:
+POOLING = PoolingParams(task="embed")
+
+
+def test_a_pooled_request_gets_its_vector_and_no_token_and_is_counted_once() -> None:
     driver = Driver()
-    with pytest.raises(UnsupportedFeature, match="task must be 'generate'; got 'pool'") as caught:
-        driver.add("r", task=RequestTask.POOL)
-    assert (caught.value.field, driver.core.outputs, len(driver.core.journal)) == ("task", {}, 0)
+    output = driver.add("r", pooling=POOLING)
+    assert output.entry.request.task is RequestTask.POOL
+    driver.step()
+    entry = output.entry
+    assert (entry.output_token_ids, entry.finish_reason) == ([], FinishReason.STOP)
+    assert [part.values for part in entry.pooled] == [expected_vector((1, 2, 3))]
+    stats = driver.core.journal.stats.take()
+    assert stats is not None
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (3, 0)
+    assert driver.core.statistics().num_requests_ended == {FinishReason.STOP: 1}
+
+
+def test_a_pooled_request_whose_scheduler_is_lost_after_its_result_ends_and_is_not_computed_again() -> None:
+    driver = Driver()
+    output = driver.add("r", pooling=POOLING)
+    result = driver.model.execute(driver.plan())
+    [part] = result.rows
+    assert isinstance(part, PooledVectors)
+    assert driver.core.journal.commit_pooled(
+        output.entry, part
+    )  # and the scheduler crashes before the request ends
+    driver.start_over()
+    assert output.entry.finish_reason is FinishReason.STOP
+    assert driver.core.plan_step(0.0) is None
+    driver.advance()
+    stats = driver.core.journal.stats.take()
+    assert stats is not None
+    assert stats.num_prompt_tokens == 3
+    assert len(stats.finished_requests) == 1
+
+
+def test_a_late_vector_of_an_earlier_residency_is_dropped() -> None:
+    driver = Driver()
+    output = driver.add("r", pooling=POOLING)
+    late = driver.model.execute(driver.plan())
+    driver.start_over()
+    driver.core.apply(late, 0.0)
+    assert not output.entry.pooled
+    driver.step()
+    assert [part.values for part in output.entry.pooled] == [expected_vector((1, 2, 3))]
 
 
 def test_no_step_is_planned_while_one_is_in_flight_and_a_late_result_changes_nothing() -> None:

@@ -191,9 +191,9 @@ def test_a_log_probability_keeps_its_bits(number: float) -> None:
     assert struct.pack("d", row.logprobs.logprobs[0]) == struct.pack("d", number)
 
 
-@pytest.mark.parametrize("tag", [3, -1, False, "SampledToken", None])
+@pytest.mark.parametrize("tag", [4, -1, False, "SampledToken", None])
 def test_an_unknown_tag_is_refused_by_name(tag: object) -> None:
-    with pytest.raises(FrameError, match="a tag must be a whole number from 0 to 2; got "):
+    with pytest.raises(FrameError, match="a tag must be a whole number from 0 to 3; got "):
         unpack(REPLIES, ["StepResult", [7, [[tag, TOKEN[1]]], 1, None, True]])
 
 

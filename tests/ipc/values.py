@@ -10,9 +10,11 @@ from triolet.config.engine import DEVICES, DTYPES, RUNNERS, EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.pooling_params import TASKS, PoolingInfo, PoolingParams
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.step_plan import (
     PlanRow,
+    PooledVectors,
     PromptLogprobs,
     RowFailure,
     RowStart,
@@ -75,6 +77,14 @@ sampling_params = st.builds(
     allowed_token_ids=maybe() | token_lists,
     bad_words=st.lists(names, max_size=MANY),
 )
+pooling_params = st.builds(
+    PoolingParams,
+    task=maybe() | st.sampled_from(TASKS),
+    use_activation=maybe() | st.booleans(),
+    dimensions=maybe() | st.integers(1, 2**40),
+    step_tag_id=maybe() | token_ids,
+    returned_token_ids=maybe() | token_lists,
+)
 row_starts = st.builds(
     RowStart,
     row_id=naturals,
@@ -87,6 +97,7 @@ row_starts = st.builds(
     ending_token_ids=st.frozensets(token_ids, max_size=MANY),
     bad_words_token_ids=lists(token_lists),
     wants_prompt_logprobs=st.booleans(),
+    pooling=maybe() | pooling_params,
 )
 plan_rows = st.builds(
     PlanRow,
@@ -138,13 +149,24 @@ infos = st.builds(
     dtype=any_text,
     device=any_text,
     generation=generation_defaults,
+    generates=st.booleans(),
+    pooling=maybe()
+    | st.builds(
+        PoolingInfo,
+        tasks=st.just(TASKS),
+        size=naturals,
+        is_matryoshka=st.booleans(),
+        matryoshka_dimensions=token_lists,
+        labels=lists(any_text),
+    ),
     process_id=maybe() | naturals,
 )
 logprobs = st.builds(TokenLogprobs, token_lists, lists(numbers), naturals)
 sampled_tokens = st.builds(SampledToken, any_text, naturals, naturals, token_ids, maybe() | logprobs)
 row_failures = st.builds(RowFailure, any_text, naturals, any_text)
 prompt_logprobs = st.builds(PromptLogprobs, naturals, naturals, lists(logprobs))
-row_results = sampled_tokens | prompt_logprobs | row_failures
+pooled_vectors = st.builds(PooledVectors, naturals, naturals, naturals, st.binary(max_size=64), st.booleans())
+row_results = sampled_tokens | prompt_logprobs | row_failures | pooled_vectors
 results = st.builds(StepResult, naturals, lists(row_results), numbers, maybe() | any_text, st.booleans())
 arguments = maybe() | any_text | st.integers(-(2**63), 2**63 - 1) | numbers | st.booleans() | lists(any_text)
 failures = st.builds(Failure, any_text, any_text, st.dictionaries(any_text, arguments, max_size=MANY))

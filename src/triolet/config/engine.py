@@ -23,6 +23,7 @@ from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
+CONVERSIONS: Final = ("auto", "embed", "classify")
 QUANTIZATIONS: Final = ("none", "int8", "int4")
 RUNNERS: Final = ("thread", "process", "inline")
 POLICIES: Final = tuple(policies.POLICIES)
@@ -58,6 +59,13 @@ class EngineConfig(Configuration):
         "Data type of weights, activations and KV cache; auto takes the checkpoint's.",
         default="auto",
         rule=one_of(DTYPES),
+    )
+    convert: str = option(
+        # a model whose folder does not say so may give poor embeddings: the operator must ask for them
+        "What the model computes beside answers: embed (embeddings) or classify (scores); auto takes what its folder "
+        "says.",
+        default="auto",
+        rule=one_of(CONVERSIONS),
     )
     quantization: str = option(
         # none by default: quantized weights give slightly different answers
@@ -325,6 +333,7 @@ class EngineFields(TypedDict, total=False):
     tokenizer: str | None
     revision: str | None
     dtype: str
+    convert: str
     quantization: str
     device: str
     runner: str

@@ -28,12 +28,12 @@ from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState
 from triolet.core.request.grammar_state import Thinking, TokenMask, only, with_token
 from triolet.core.request.model_info import LoadedModel
-from triolet.core.request.request import FinishReason, Request, RequestTask
+from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.step_plan import StepPlan, StepResult
-from triolet.errors import RequestFailed, UnsupportedFeature
+from triolet.errors import RequestFailed
 
 
 @attrs.frozen(kw_only=True)
@@ -328,14 +328,7 @@ class EngineCore:
             hold_back: how text is held back for stop strings; see `StopMatcher`.
             notify: wakes the one reader of all the answers.
             others_wait: whether the second and later answers wait for the first token of the first.
-        Raises:
-            UnsupportedFeature: a request is for another task than to generate; none is entered.
         """
-        for request in requests:
-            if request.task is not RequestTask.GENERATE:
-                raise UnsupportedFeature(
-                    f"task must be 'generate'; got {str(request.task)!r}", field="task", got=request.task
-                )
         opened: list[OpenOutput] = []
         for request in requests:
             entry = self.journal.open(request, after=opened[0].entry if opened and others_wait else None)

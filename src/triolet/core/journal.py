@@ -23,7 +23,7 @@ import attrs
 from triolet.core.metrics.iteration_stats import StatsAccumulator
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.request import FinishReason, Request
-from triolet.core.step_plan import PromptLogprobs, SampledToken, TokenLogprobs
+from triolet.core.step_plan import PooledVectors, PromptLogprobs, SampledToken, TokenLogprobs
 from triolet.errors import InvariantViolated
 
 
@@ -42,6 +42,8 @@ class JournalEntry:
     prompt_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     output_token_ids: list[int] = attrs.field(factory=list)
     output_logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+    # Parts of the result of a pooled request, in the order of the prompt.
+    pooled: list[PooledVectors] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     failure: str | None = None
@@ -86,6 +88,11 @@ class JournalEntry:
     def reads_prefix_cache(self) -> bool:
         """True if the request may use KV from the prefix cache."""
         return not (self.wants_prompt_logprobs or self.request.params.skip_reading_prefix_cache)
+
+    @property
+    def is_pooled(self) -> bool:
+        """True if the result of a pooled request is complete."""
+        return bool(self.pooled) and self.pooled[-1].is_last
 
     def add_prompt_logprobs(self, share: PromptLogprobs) -> None:
         """Append the log-probabilities of a step."""
@@ -204,6 +211,17 @@ class Journal:
             self._arrivals += [held.serial for held in self._held.pop(entry.serial, ())]
         entry.last_token_s = now_s
         self._note_guidance(entry)
+        return True
+
+    def commit_pooled(self, entry: JournalEntry, part: PooledVectors) -> bool:
+        """Append a part of a pooled request's result; False, and nothing done, for one that is late or came twice."""
+        if part.epoch != entry.epoch or entry.is_pooled or entry.finish_reason:
+            return False
+        if part.start == 0:  # after a preemption or a crash the prompt is computed again from its beginning
+            entry.pooled.clear()
+        entry.pooled.append(part)
+        if part.is_last:
+            self.stats.pooled(len(entry.request.prompt_token_ids), entry.num_cached_tokens)
         return True
 
     def _count(self, entry: JournalEntry, now_s: float) -> None:

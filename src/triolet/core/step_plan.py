@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 
 MAX_SCHEDULER_STEPS = 64
 """Longest run."""
@@ -38,6 +39,7 @@ class RowStart:
     # Sequences whose last token is banned when the others precede it.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     wants_prompt_logprobs: bool = False  # whether those that `params` ask for are not known yet
+    pooling: PoolingParams | None = None  # of a request that is pooled: no token of it is sampled
 
 
 @attrs.frozen
@@ -49,7 +51,8 @@ class PlanRow:
     num_tokens: int  # tokens to compute now; at least 1
     # Appended to the row's block table before the step; a `RowStart`'s first step brings all of them.
     new_block_ids: tuple[int, ...]
-    # Whether the last of these tokens is the request's last, so that a new one is sampled from it.
+    # Whether the last of these tokens is the request's last, so that a new one is sampled from it, or, if the
+    # request is pooled, its result is complete.
     sample: bool
     # The tokens that may be sampled, a bit for each, least significant first; None for any.
     mask: bytes | None = None
@@ -122,7 +125,18 @@ class RowFailure:
     reason: str
 
 
-RowResult = SampledToken | PromptLogprobs | RowFailure
+@attrs.frozen
+class PooledVectors:
+    """Vectors of a pooled request: its result, or the part of it that a step's share of the prompt gives."""
+
+    epoch: int  # from the `RowStart`
+    start: int  # position in the prompt from which this part is; 0 for a result that comes at once
+    width: int  # numbers of a vector
+    values: bytes  # [num_vectors, width] float32, little-endian
+    is_last: bool  # whether the result is complete
+
+
+RowResult = SampledToken | PromptLogprobs | RowFailure | PooledVectors
 """One result of a row in a step: a row may have none, one or several, of any of these kinds."""
 
 
@@ -133,7 +147,7 @@ class StepResult:
     step_id: int
     # A `SampledToken` per row with `sample` that did not fail, and one for each token of its draft that was
     # right; a `RowFailure` for a row that failed alone; `PromptLogprobs` of the rows whose requests asked for
-    # them. The tokens of a row are in the order of their positions.
+    # them; `PooledVectors` of rows that are pooled. The tokens of a row are in the order of their positions.
     rows: tuple[RowResult, ...]
     elapsed_s: float = 0.0  # time the runner took, seconds
     # What was said when there was no memory for the step; then nothing of it was computed, and the runner is

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast, overload
 
 import attrs
 import trio
@@ -24,19 +24,29 @@ from triolet.core.engine_core import EngineCore, EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.pooling_outputs import EmbeddingRequestOutput, PoolingOutput, PoolingRequestOutput
 from triolet.core.recovery.supervision import CrashReport, RestartLog
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.pooling_params import EMBED, POOLED, PoolingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
 from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
 from triolet.engine.live_requests import live_requests
+from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
 from triolet.engine.token_stream import Availability, RequestTable, TokenStream, death_by
-from triolet.errors import EngineClosed, EngineDead, InvalidRequest, UnsupportedFeature, shown
+from triolet.errors import (
+    EngineClosed,
+    EngineDead,
+    InvalidPrompt,
+    InvalidRequest,
+    UnsupportedFeature,
+    shown,
+)
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
@@ -269,6 +279,137 @@ class Engine:
             raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
         if sampling_params is not None:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
+        return self._stream(
+            self._submission(
+                prompt,
+                sampling_params,
+                request_id=request_id,
+                priority=priority,
+                client=client,
+                deadline=deadline,
+                queue_timeout=queue_timeout,
+                cache_salt=cache_salt,
+                trace_headers=trace_headers,
+                owner=owner,
+            )
+        )
+
+    def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str | None = None,
+        deadline: float | None = None,
+        queue_timeout: float | None = None,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        owner: str | None = None,
+    ) -> PoolingStream:
+        """Return a stream of the one output of a pooled request, to be entered with `async with`.
+
+        Args:
+            prompt: see `generate`, as for the arguments that are not named here.
+            pooling_params: by default those of the task that the model is for.
+            truncate_prompt_tokens: length to which a longer prompt is cut, tokens; -1 is the longest that fits.
+        Raises:
+            InvalidRequest: see `generate`. A task that the model does not do is refused when the stream is entered.
+        """
+        self._run.check()
+        if pooling_params is not None:
+            check_type("pooling_params", pooling_params, PoolingParams, "PoolingParams")
+        if truncate_prompt_tokens is not None:
+            check_type("truncate_prompt_tokens", truncate_prompt_tokens, int, "an integer")
+            if truncate_prompt_tokens < 1 and truncate_prompt_tokens != -1:
+                raise InvalidRequest(
+                    f"truncate_prompt_tokens must be -1 or at least 1; got {truncate_prompt_tokens}",
+                    field="truncate_prompt_tokens",
+                    got=truncate_prompt_tokens,
+                )
+        submission = self._submission(
+            prompt,
+            POOLED,
+            request_id=request_id,
+            priority=priority,
+            client=client,
+            deadline=deadline,
+            queue_timeout=queue_timeout,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            owner=owner,
+        )
+        submission.pooling = pooling_params or PoolingParams()
+        submission.most_tokens = truncate_prompt_tokens
+        return PoolingStream(submission, self._stream(submission))
+
+    async def encode_all(
+        self, prompts: Sequence[Prompt], pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the outputs of several prompts, in their order; `max_num_seqs` of them are in the engine at one time.
+
+        Arguments and errors are those of `encode`, without `request_id`. If one prompt fails, the others are aborted.
+
+        Raises:
+            InvalidPrompt: there is no prompt.
+            RequestFailed: a result could not be computed.
+        """
+        if not prompts:
+            raise InvalidPrompt(
+                "prompts must hold at least one prompt; got none", field="prompt", got=prompts
+            )
+        return await encode_all(
+            lambda prompt: self.encode(prompt, pooling_params, **arguments), prompts, self.config.max_num_seqs
+        )
+
+    @overload
+    async def embed(
+        self, prompts: str | Sequence[int], pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> EmbeddingRequestOutput: ...
+
+    @overload
+    async def embed(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        pooling_params: PoolingParams | None = None,
+        **arguments: Any,
+    ) -> list[EmbeddingRequestOutput]: ...
+
+    async def embed(
+        self, prompts: Any, pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> EmbeddingRequestOutput | list[EmbeddingRequestOutput]:
+        """Return the embedding of a prompt, or those of several prompts, in their order.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of texts or of lists of token ids.
+            pooling_params: of the task `embed`.
+            arguments: of `encode`.
+        Raises:
+            InvalidRequest: a wrong argument, or a model without embeddings.
+            RequestFailed: an embedding could not be computed.
+        """
+        params = attrs.evolve(pooling_params or PoolingParams(), task=EMBED)
+        is_one = is_one_prompt(prompts)
+        outputs = await self.encode_all([prompts] if is_one else prompts, params, **arguments)
+        found = [EmbeddingRequestOutput.from_base(output) for output in outputs]
+        return found[0] if is_one else found
+
+    def _submission(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        *,
+        request_id: str | None,
+        priority: int,
+        client: str | None,
+        deadline: float | None,
+        queue_timeout: float | None,
+        cache_salt: str | None,
+        trace_headers: Mapping[str, str] | None,
+        owner: str | None,
+    ) -> Submission:
         texts = {"request_id": request_id, "client": client, "cache_salt": cache_salt, "owner": owner}
         for field, text in texts.items():
             if text is not None:
@@ -276,21 +417,19 @@ class Engine:
         check_type("priority", priority, int, "an integer")
         deadline_s = self._deadline(deadline)
         queue_timeout_s = seconds("queue_timeout", queue_timeout)
-        return self._stream(
-            Submission(
-                prompt=parse_prompt(prompt),
-                params=sampling_params,
-                request_id=self._requests.new_id() if request_id is None else request_id,
-                priority=priority,
-                client=client,
-                deadline_s=deadline_s,
-                queue_timeout_s=queue_timeout_s,
-                cache_salt=cache_salt,
-                trace_headers=()
-                if self._tracing is None and (trace_headers is None or trace_headers == {})
-                else accepted_trace_headers(trace_headers, self._tracing),
-                owner=owner,
-            ),
+        return Submission(
+            prompt=parse_prompt(prompt),
+            params=params,
+            request_id=self._requests.new_id() if request_id is None else request_id,
+            priority=priority,
+            client=client,
+            deadline_s=deadline_s,
+            queue_timeout_s=queue_timeout_s,
+            cache_salt=cache_salt,
+            trace_headers=()
+            if self._tracing is None and (trace_headers is None or trace_headers == {})
+            else accepted_trace_headers(trace_headers, self._tracing),
+            owner=owner,
         )
 
     def _deadline(self, value: object) -> float:

@@ -21,7 +21,8 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
     """Return the unfinished requests as a value; nothing is changed.
 
     Args:
-        submissions: of the engine; those that are not admitted yet, have ended or have failed are left out.
+        submissions: of the engine; those that are not admitted yet, have ended or have failed are left out, and those
+            that are pooled: they have nothing that could be taken along.
     """
     now_s = trio.current_time()
     return Snapshot(
@@ -31,6 +32,7 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
             _saved(submission, now_s)
             for submission in submissions
             if submission.outputs and submission.is_live and not submission.has_failed
+            if submission.pooling is None
         ),
     )
 

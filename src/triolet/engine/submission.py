@@ -24,6 +24,7 @@ from triolet.core.output.output_processor import (
     collector_of,
 )
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import ParsedPrompt
 from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, Request, RequestStatus, TraceHeaders
 from triolet.core.request.request_builder import Need, RequestBuilder
@@ -44,6 +45,8 @@ class Submission:
     deadline_s: float
     queue_timeout_s: float
     cache_salt: str | None
+    pooling: PoolingParams | None = None  # parameters of a pooled request
+    most_tokens: int | None = None  # length to which the prompt of a pooled request is cut, tokens
     trace_headers: TraceHeaders = ()  # headers of the request's trace
     # Name that `Engine.requests` filters by, and that admission and fairness count by before `client`.
     owner: str | None = None
@@ -170,9 +173,12 @@ class RequestPreparation:
     ) -> None:
         self._builder, self._channels, self._progress, self._grammars = builder, channels, progress, grammars
 
-    def check(self, params: SamplingParams | None) -> SamplingParams:
-        """Check parameters; return them, or the model's own for None. See `RequestBuilder.check`."""
-        return self._builder.check(params)
+    def check(self, submission: Submission) -> SamplingParams:
+        """Check the parameters; return them, or the model's own for None. See `RequestBuilder.check`."""
+        if submission.pooling is None:
+            return self._builder.check(submission.params)
+        params, submission.pooling = self._builder.check_pooling(submission.pooling)
+        return params
 
     async def resolve(self, submission: Submission, params: SamplingParams) -> tuple[Request, ...]:
         """Encode and check a submission; return the requests for each of its answers. A checkpoint.
@@ -184,7 +190,12 @@ class RequestPreparation:
         deadline_s = min(submission.deadline_s, trio.current_effective_deadline())
         queue_deadline_s = arrival_s + submission.queue_timeout_s
         await trio.lowlevel.checkpoint()
-        tokenized = await self._run(self._builder.tokenize(submission.prompt, params))
+        if submission.pooling is None:
+            tokenized = await self._run(self._builder.tokenize(submission.prompt, params))
+        else:
+            tokenized = await self._run(
+                self._builder.tokenize_pooled(submission.prompt, submission.pooling, submission.most_tokens)
+            )
         constraint = None
         with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:
             constraint = await self._run(self._builder.constrain(params, tokenized.token_ids))
@@ -206,6 +217,7 @@ class RequestPreparation:
             owner=submission.owner,
             cache_salt=submission.cache_salt,
             trace_headers=submission.trace_headers,
+            pooling=submission.pooling,
         )
 
     async def _run(self, steps: Generator[Need, Tokenized | None, T]) -> T:

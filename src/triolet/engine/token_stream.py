@@ -167,7 +167,7 @@ class RequestTable:
         admission, request_id = self._core.admission, submission.request_id
         if (other := self.submissions.get(request_id)) is not None and other.is_live:
             raise RequestIdInUse(request_id)
-        params = self._preparation.check(submission.params)
+        params = self._preparation.check(submission)
         was_admitted = submission.saved is not None
         num_places = submission.num_places(params.n)
         admission.reserve(

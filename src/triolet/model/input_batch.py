@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan
 from triolet.errors import InvalidParams, InvariantViolated
 from triolet.kernels.attention_metadata import AttentionMetadata
@@ -42,6 +43,8 @@ class Row:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_tokens",
+        "pooled",
+        "pooling",
         "request_id",
         "sampling",
     )
@@ -57,6 +60,8 @@ class Row:
         self.num_computed_tokens: int | None = None
         self.num_blocks = 0
         self.mask: bytes | None = None  # of the step's token
+        self.pooling = start.pooling
+        self.pooled: Tensor | None = None  # [hidden_size] float32, what pooling keeps of the prompt so far
         self.sampling = SamplingRow(
             params=start.params,
             seed=start.seed,
@@ -124,6 +129,19 @@ class Row:
 
 
 @attrs.frozen(eq=False)
+class PoolShare:
+    """Tokens of a step that belong to a row that is pooled."""
+
+    row: Row
+    params: PoolingParams
+    first: int  # index of the first of them in the step
+    num_tokens: int
+    end: int  # position in the prompt after the last of them
+    is_last: bool  # whether the prompt ends with them
+    token_ids: Tensor  # [num_tokens] int64
+
+
+@attrs.frozen(eq=False)
 class StepInput:
     """Tensors of a plan."""
 
@@ -136,6 +154,7 @@ class StepInput:
     # The rows that the first of these belong to: each once, and once more for every token of its draft.
     sampled: tuple[Row, ...]
     prompted: tuple[PromptShare, ...] = ()  # what the others are for
+    pooled: tuple[PoolShare, ...] = ()  # rows of which nothing is sampled
 
     def forward_batch(self, cache: tuple[LayerCache, ...]) -> ForwardBatch:
         """Return the model's part of it, for a step over this cache."""
@@ -160,11 +179,25 @@ class Decoding:
     query_lens: tuple[int, ...]
 
 
+def _pool_share(planned: PlanRow, row: Row, params: PoolingParams, step_end: int) -> PoolShare:
+    end = planned.start + planned.num_tokens
+    return PoolShare(
+        row,
+        params,
+        step_end - planned.num_tokens,
+        planned.num_tokens,
+        end,
+        planned.sample,
+        torch.from_numpy(row.tokens(planned.start, end)),
+    )
+
+
 def _is_plain_decode(planned: PlanRow, row: Row) -> bool:
     """Tell whether this row computes one token and samples the next, without a draft or prompt log-probabilities."""
     return (
         planned.num_tokens == 1
         and planned.sample
+        and row.pooling is None
         and not planned.draft_token_ids
         and not row.prompt_share(planned.start, planned.start + 1)
     )
@@ -338,12 +371,17 @@ class RowTable:
         block_tables = self._block_tables[row_ids, :num_blocks]
         block_ids = block_tables[np.repeat(np.arange(len(rows)), query_lens), positions // self._block_size]
         slots = block_ids.astype(np.int64) * self._block_size + positions % self._block_size
-        num_sampled = [len(planned.draft_token_ids) + 1 if planned.sample else 0 for planned in plan_rows]
+        num_sampled = [
+            len(planned.draft_token_ids) + 1 if planned.sample and row.pooling is None else 0
+            for planned, row in zip(plan_rows, rows, strict=True)
+        ]
         sampled_ends = np.cumsum(num_sampled)
         # A row is sampled after its last tokens: the last one that is known, and those of its draft.
         logits_indices = [np.arange(sampled_ends[-1]) + np.repeat(ends - sampled_ends, num_sampled)]
-        prompted = []
+        prompted, pooled = [], []
         for planned, row, end in zip(plan_rows, rows, ends, strict=True):
+            if row.pooling is not None:
+                pooled.append(_pool_share(planned, row, row.pooling, int(end)))
             if share := row.prompt_share(planned.start, planned.start + planned.num_tokens):
                 prompted.append(share)
                 logits_indices.append(end - planned.num_tokens + np.arange(len(share.token_ids)))
@@ -361,6 +399,7 @@ class RowTable:
             logits_indices=self._tensor(np.concatenate(logits_indices)),
             sampled=tuple(row for row, count in zip(rows, num_sampled, strict=True) for _ in range(count)),
             prompted=tuple(prompted),
+            pooled=tuple(pooled),
         )
 
     def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:

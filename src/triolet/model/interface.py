@@ -30,6 +30,7 @@ class ModelSpec:
     max_position: int  # longest sequence that the position encoding covers, tokens
     cache_layers: tuple[LayerCacheSpec, ...]  # one entry per attention layer, in order
     dtype: torch.dtype  # of weights, activations and KV
+    hidden_size: int = 0  # numbers of a hidden state
 
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of keys and values of one token, all layers together."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
 
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
+from triolet.core.request.pooling_params import EMBED, TOKEN_EMBED
 from triolet.errors import ConfigError
 from triolet.model.architectures.decoder_config import (
     DTYPES,
@@ -23,13 +23,14 @@ from triolet.model.architectures.decoder_config import (
     checkpoint_dtype,
     read_config,
 )
-from triolet.model.architectures.families import is_native, parse_decoder_config
+from triolet.model.architectures.families import native_family, parse_decoder_config
 from triolet.model.architectures.weight_map import WeightReader, WeightSource, check_fit, plan_tensors
 from triolet.model.backends.cpu_decoder import build_cpu_decoder, can_plan, can_quantise
 from triolet.model.backends.torch_decoder import build_decoder
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
+from triolet.model.folder.pooling_config import PoolingConfig, read_pooling_config
 from triolet.model.gguf.config import (
     describe_types,
     open_checkpoint,
@@ -39,6 +40,7 @@ from triolet.model.gguf.config import (
 )
 from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
+from triolet.model.pooling import Pooler, load_pooler
 from triolet.model.quantized.checkpoint import open_quantized
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class LoadedFolder:
     model: CausalModel
     folder: Path  # where its files, tokenizer included, lie on this machine; a GGUF file has all in one
     generation_defaults: GenerationDefaults  # how its makers want it to be sampled
+    generates: bool = True  # whether it has an output head
+    pooler: Pooler | None = None  # what it computes for pooled requests
 
 
 def load_model(
@@ -62,6 +66,7 @@ def load_model(
     revision: str | None = None,
     max_model_len: int | None = None,
     quantization: str | None = None,
+    convert: str = "auto",
     on_progress: OnProgress | None = None,
 ) -> LoadedFolder:
     """Load a model folder or a GGUF file, or fetch and load a model of the hub.
@@ -76,24 +81,38 @@ def load_model(
         max_model_len: longest sequence that will be asked for, tokens. A LongRoPE model is good for its
             original length only, unless this asks for more.
         quantization: `int8` or `int4` rounds the weights while they are read; see `EngineConfig`.
+        convert: see `EngineConfig`.
         on_progress: told how many bytes were fetched and read.
 
     Raises:
-        ConfigError: `dtype`, `max_model_len` or `quantization` is not possible with this model.
+        ConfigError: `dtype`, `max_model_len`, `quantization` or `convert` is not possible with this model.
         ModelError: the model cannot be loaded; the subclass says why. Nothing half-loaded stays.
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
     if folder.is_file():
-        return _load_gguf(folder, dtype, device, max_model_len, quantization, on_progress)
+        return _load_gguf(folder, dtype, device, max_model_len, quantization, convert, on_progress)
     config = read_config(folder)
     architecture = architecture_of(config, folder)
     defaults = read_generation_defaults(folder)
     torch_dtype = checkpoint_dtype(config, folder) if dtype == "auto" else DTYPES[dtype]
+    pooling = read_pooling_config(folder, config, architecture, convert)
+    generates = pooling is None or not pooling.labels
     loaded: CausalModel
-    if is_native(architecture):
-        loaded = _load_native(folder, config, torch_dtype, device, max_model_len, quantization, on_progress)
+    if (family := native_family(architecture)) is not None:
+        parsed = parse_decoder_config(
+            {**config, "architectures": [family]}, folder, max_model_len=max_model_len
+        )
+        _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
+        stored = Checkpoint.open(folder)
+        checkpoint: WeightSource = stored
+        if config.get("quantization_config"):
+            checkpoint = open_quantized(stored, config, folder)
+            _logger.info("the quantised weights of %s are converted to %s", folder.name, torch_dtype)
+        if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
+            parsed, generates = _without_head(parsed), False
+        loaded = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
     else:
         if quantization is not None:
             raise _not_quantised(quantization)
@@ -105,26 +124,26 @@ def load_model(
     _logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
     )
-    return LoadedFolder(model=loaded, folder=folder, generation_defaults=defaults)
+    return LoadedFolder(
+        model=loaded,
+        folder=folder,
+        generation_defaults=defaults,
+        generates=generates,
+        pooler=None
+        if pooling is None
+        else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size),
+    )
 
 
-def _load_native(
-    folder: Path,
-    config: dict[str, Any],
-    dtype: torch.dtype,
-    device: str,
-    max_model_len: int | None,
-    quantization: str | None,
-    on_progress: OnProgress | None,
-) -> CausalModel:
-    parsed = parse_decoder_config(config, folder, max_model_len=max_model_len)
-    _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
-    stored = Checkpoint.open(folder)
-    checkpoint: WeightSource = stored
-    if config.get("quantization_config"):
-        checkpoint = open_quantized(stored, config, folder)
-        _logger.info("the quantised weights of %s are converted to %s", folder.name, dtype)
-    return _build(parsed, checkpoint, dtype, device, max_model_len, quantization, on_progress)
+def _has_no_head(parsed: DecoderConfig, checkpoint: Checkpoint) -> bool:
+    return not parsed.tied_head and f"{parsed.names.head}.weight" not in checkpoint.tensors
+
+
+def _without_head(parsed: DecoderConfig) -> DecoderConfig:
+    """Return the decoder of a checkpoint without an output head."""
+    # The embedding stands in for the head, which nothing is computed with. The pooler reads the scores' head.
+    names = attrs.evolve(parsed.names, ignored=(*parsed.names.ignored, "score.weight"))
+    return attrs.evolve(parsed, tied_head=True, names=names)
 
 
 def _build(
@@ -159,9 +178,12 @@ def _load_gguf(
     device: str,
     max_model_len: int | None,
     quantization: str | None,
+    convert: str,
     on_progress: OnProgress | None,
 ) -> LoadedFolder:
     """Load a GGUF file, which has configuration, weights and tokenizer in one."""
+    if convert == "classify":
+        raise ConfigError("convert", "auto or embed for a GGUF file", convert)
     file = GgufFile.open(path)
     parsed = read_decoder_config(file, max_model_len=max_model_len)
     _check_length(max_model_len, parsed.max_position)
@@ -176,7 +198,11 @@ def _load_gguf(
         describe_types(file),
         torch_dtype if quantization is None else f"{torch_dtype} and then {quantization}",
     )
-    return LoadedFolder(model=model, folder=file.path, generation_defaults=defaults)
+    pooler = None
+    if convert == "embed":
+        pooling = PoolingConfig(tasks=(EMBED, TOKEN_EMBED))
+        pooler = load_pooler(pooling, path, torch.device(device), model.spec.hidden_size)
+    return LoadedFolder(model=model, folder=file.path, generation_defaults=defaults, pooler=pooler)
 
 
 def _check_length(max_model_len: int | None, max_position: int) -> None:

@@ -7,16 +7,17 @@ exception the table may hold half a step: call `reset()` and start the requests 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
-from triolet.errors import ConfigError
+from triolet.core.step_plan import PromptLogprobs, RowFailure, RowResult, SampledToken, StepPlan, StepResult
+from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model.input_batch import Row, RowTable, StepInput
 from triolet.model.interface import (
@@ -30,6 +31,7 @@ from triolet.model.load import LoadedFolder, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
 from triolet.model.memory.page_prefault import prefault_pages
+from triolet.model.pooling import Pooler
 from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
 from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, greedy_samples
@@ -47,6 +49,7 @@ class ModelRunner:
         max_model_len: longest sequence, tokens.
         device: where the model is.
         logprobs_mode: see `EngineConfig`.
+        pooler: pools the hidden states of pooled requests; None for a model that only generates.
     Raises:
         ConfigError: there is no memory for so many blocks.
     """
@@ -61,8 +64,10 @@ class ModelRunner:
         max_model_len: int,
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
+        pooler: Pooler | None = None,
     ) -> None:
         self._model = model
+        self._pooler = pooler
         self._logprobs_mode = logprobs_mode
         self._greedy = model if isinstance(model, GreedyModel) else None
         self._background = model if isinstance(model, BackgroundModel) else None
@@ -107,7 +112,7 @@ class ModelRunner:
         step = self._take(plan)
         problem = None
         try:
-            samples, prompts = self._compute(step)
+            samples, others = self._compute(step)
         except Exception as error:
             if (problem := lack_of_memory(error)) is None:
                 raise
@@ -119,7 +124,7 @@ class ModelRunner:
                 plan
             )  # as if the step had not begun: what is in the KV cache is written again
             return StepResult(plan.step_id, (), out_of_memory=problem)
-        rows = (*self.note(step.sampled, samples), *prompts)
+        rows = (*self.note(step.sampled, samples), *others)
         return StepResult(plan.step_id, rows, time.perf_counter() - began_s)
 
     @torch.inference_mode()
@@ -155,7 +160,9 @@ class ModelRunner:
         if self._pages is not None:
             self._pages.rest()
 
-    def _compute(self, step: StepInput) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
+    def _compute(self, step: StepInput) -> tuple[Samples, Sequence[RowResult]]:
+        if step.pooled:
+            return self._compute_pooled(step)
         batch = self._batch_for(step.sampled)
         inputs = step.forward_batch(self._cache)
         masks = [row.mask for row in step.sampled]
@@ -166,11 +173,25 @@ class ModelRunner:
             and all(mask is None for mask in masks)
         ):
             return greedy_samples(*self._greedy.forward_greedy(inputs)), ()
-        logits = self._model.forward_logits(inputs)
+        return self._sample(step, self._model.forward_logits(inputs))
+
+    def _compute_pooled(self, step: StepInput) -> tuple[Samples, Sequence[RowResult]]:
+        # The hidden states of all tokens, which both native decoders give: the C++ step with its head left out.
+        if self._pooler is None:
+            raise InvariantViolated("a pooled request must not be admitted: the model has no pooling")
+        inputs = step.forward_batch(self._cache)
+        hidden = self._model.forward(inputs)
+        samples = NO_SAMPLES
+        prompts: tuple[PromptLogprobs, ...] = ()
+        if len(inputs.logits_indices):
+            samples, prompts = self._sample(step, self._model.compute_logits(hidden, inputs.logits_indices))
+        return samples, (*prompts, *self._pooler.pool(step.pooled, hidden))
+
+    def _sample(self, step: StepInput, logits: Tensor) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])
         logits = logits[: len(step.sampled)]
-        apply_bitmasks_(logits, masks)
-        return batch.sample(logits) if step.sampled else NO_SAMPLES, prompts
+        apply_bitmasks_(logits, [row.mask for row in step.sampled])
+        return self._batch_for(step.sampled).sample(logits) if step.sampled else NO_SAMPLES, prompts
 
     def note(self, rows: tuple[Row, ...], samples: Samples) -> list[SampledToken | RowFailure]:
         """Store the sampled tokens in their rows, and return them as results.
@@ -276,6 +297,7 @@ def load_runner(
     max_num_seqs: int = 128,
     quantization: str | None = None,
     logprobs_mode: str = "raw_logprobs",
+    convert: str = "auto",
     on_progress: OnProgress | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
     """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
@@ -297,6 +319,7 @@ def load_runner(
         revision=revision,
         max_model_len=max_model_len,
         quantization=quantization,
+        convert=convert,
         on_progress=on_progress,
     )
     spec = loaded.model.spec
@@ -318,6 +341,7 @@ def load_runner(
         max_model_len=longest,
         device=place,
         logprobs_mode=logprobs_mode,
+        pooler=loaded.pooler,
     )
     return runner, _model_info(loaded, place, longest, num_blocks, block_size)
 
@@ -380,6 +404,8 @@ def _model_info(
         device=device.type,
         cpu_kernels=None if cpp is None else cpp.target.name,
         generation=loaded.generation_defaults,
+        generates=loaded.generates,
+        pooling=None if loaded.pooler is None else loaded.pooler.info,
     )
 
 
@@ -408,5 +434,6 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         max_num_seqs=config.max_num_seqs,
         quantization=None if config.quantization == "none" else config.quantization,
         logprobs_mode=config.logprobs_mode,
+        convert=config.convert,
         on_progress=on_progress,
     )

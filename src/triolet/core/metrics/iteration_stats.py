@@ -51,7 +51,8 @@ class IterationStats:
     """Statistics since the last report, as a rule of one step."""
 
     step_tokens: tuple[int, ...] = ()  # for each finished step, the tokens that it computed
-    num_prompt_tokens: int = 0  # prompt tokens of the requests that got their first token
+    # Prompt tokens of the requests that got their first token, or that are pooled and got their result.
+    num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # of these, the tokens whose KV was found in the prefix cache
     num_generation_tokens: int = 0  # tokens generated
     # For each request that got its first token, seconds since its arrival.
@@ -76,6 +77,7 @@ class StatsAccumulator:
         self._step_tokens: list[int] = []
         self._first_tokens: list[tuple[float, int, int]] = []
         self._gaps: list[float] = []
+        self._pooled: list[tuple[int, int]] = []
         self._finished: list[FinishedRequest] = []
         self._num_accepted = 0
         self._rejections: Counter[str | None] = Counter()
@@ -129,14 +131,19 @@ class StatsAccumulator:
         """Count a further token, `seconds` after the one before."""
         self._gaps.append(seconds)
 
+    def pooled(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Count the prompt of a pooled request that got its result."""
+        self._pooled.append((num_prompt_tokens, num_cached_tokens))
+
     def take(self) -> IterationStats | None:
         """Return the statistics since the last call; None if there are none."""
         if not (self._step_tokens or self._finished or self._num_accepted or self._rejections):
             return None
+        prompts = [*[(prompt, cached) for _, prompt, cached in self._first_tokens], *self._pooled]
         taken = IterationStats(
             step_tokens=tuple(self._step_tokens),
-            num_prompt_tokens=sum(num_prompt for _, num_prompt, _ in self._first_tokens),
-            num_cached_tokens=sum(num_cached for _, _, num_cached in self._first_tokens),
+            num_prompt_tokens=sum(prompt for prompt, _ in prompts),
+            num_cached_tokens=sum(cached for _, cached in prompts),
             num_generation_tokens=len(self._first_tokens) + len(self._gaps),
             times_to_first_token=tuple(seconds for seconds, _, _ in self._first_tokens),
             inter_token_latencies=tuple(self._gaps),

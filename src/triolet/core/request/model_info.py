@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import GENERATE, PoolingInfo
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 
 
@@ -56,6 +57,8 @@ class ModelInfo:
         cpu_kernels: kind of CPU that the C++ kernels are compiled for, such as `avx2`; None if torch is used instead.
         generation: default sampling parameters of the model.
         process_id: of the model's process, if it is not the engine's own.
+        generates: whether it generates text.
+        pooling: what it computes for pooled requests; None if it only generates.
     """
 
     folder: str
@@ -71,6 +74,14 @@ class ModelInfo:
     cpu_kernels: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
     process_id: int | None = None
+    generates: bool = True
+    pooling: PoolingInfo | None = None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks that the model does: `generate`, and those of pooled requests."""
+        generating = (GENERATE,) if self.generates else ()
+        return generating if self.pooling is None else (*generating, *self.pooling.tasks)
 
     def cache_config(self, *, enable_prefix_caching: bool) -> dict[str, object]:
         """Return the layout of the KV cache under vLLM's names."""

@@ -172,20 +172,23 @@ def _token_ids(token_ids: object) -> tuple[int, ...]:
     return tuple(token_ids)
 
 
-def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
+def check_prompt(
+    token_ids: Sequence[int], *, vocab_size: int, max_model_len: int, has_answer: bool = True
+) -> None:
     """Check a tokenised prompt against the model.
 
     Args:
         vocab_size: ids must be below it.
-        max_model_len: longest sequence, tokens; at least one token of it is the answer's.
+        max_model_len: longest sequence, tokens.
+        has_answer: whether at least one token of it is the answer's.
     Raises:
         InvalidPrompt: the prompt is empty, or has an id that the model does not have.
         PromptTooLong: the prompt leaves no room for an answer.
     """
     if not token_ids:
         raise InvalidPrompt("The decoder prompt cannot be empty", field="prompt", got=())
-    if len(token_ids) >= max_model_len:
-        raise PromptTooLong(len(token_ids), max_model_len)
+    if len(token_ids) + has_answer > max_model_len:
+        raise PromptTooLong(len(token_ids), max_model_len, has_answer=has_answer)
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high

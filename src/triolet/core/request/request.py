@@ -14,6 +14,7 @@ from triolet.core.kv_cache.prefix_cache import DEFAULT_NAMESPACE, CacheNamespace
 from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 
 # The two headers of W3C Trace Context are carried along unread. They are not checked here. The exporter of
 # spans reads them with OpenTelemetry's own parser, which ignores a header that it does not understand.
@@ -45,7 +46,7 @@ class RequestTask(StrEnum):
     """Kind of result that a request wants."""
 
     GENERATE = "generate"
-    POOL = "pool"  # a vector; refused where a request enters
+    POOL = "pool"  # vectors computed from the prompt
 
 
 @attrs.frozen(kw_only=True)
@@ -70,12 +71,23 @@ class Request:
     constraint: Constraint | None = None  # grammar and reasoning rules of the answer
     client: str | None = None  # name of the client that the request belongs to
     owner: str | None = None  # name of the server's key, if there is one
-    task: RequestTask = RequestTask.GENERATE  # kind of result
+    # Of a request that wants vectors instead of an answer; `params` has no meaning for it then.
+    pooling: PoolingParams | None = None
     cache_namespace: CacheNamespace = DEFAULT_NAMESPACE  # requests share cached blocks only within one
     trace_headers: TraceHeaders = ()  # names and values of the trace context headers
     arrival_s: float = 0.0  # when it was admitted, monotonic seconds
     deadline_s: float = float("inf")  # when it ends with what it has, monotonic seconds; infinity for never
     queue_deadline_s: float = float("inf")  # when it ends if it has not been scheduled yet, monotonic seconds
+
+    @property
+    def task(self) -> RequestTask:
+        """Kind of result."""
+        return RequestTask.GENERATE if self.pooling is None else RequestTask.POOL
+
+    @property
+    def num_needed_places(self) -> int:
+        """Shortest sequence in which the request has a result, tokens: its prompt, and a place for an answer."""
+        return len(self.prompt_token_ids) + (self.pooling is None)
 
     @property
     def account(self) -> str | None:

@@ -19,6 +19,15 @@ from triolet.core.request.grammar_state import Constraint, ThinkingRules
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.param_validation import refuse, too_many
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import (
+    GENERATE,
+    POOLED,
+    POOLED_WITHOUT_CACHE,
+    PoolingParams,
+    check_size,
+    check_task,
+    resolved,
+)
 from triolet.core.request.prompt import ParsedPrompt, check_prompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -120,6 +129,11 @@ class RequestConfig(Protocol):
         """Format of reasoning, `auto` or `none`."""
         ...
 
+    @property
+    def model_name(self) -> str:
+        """Name under which the model is shown."""
+        ...
+
 
 @attrs.frozen(eq=False)
 class RequestBuilder:
@@ -145,6 +159,8 @@ class RequestBuilder:
         Raises:
             InvalidRequest: names the parameter, the limit and the value.
         """
+        if not self._info.generates:
+            check_task(GENERATE, self._info.tasks)
         params = params or self._info.generation.sampling_params()
         vocab_size = self._info.vocab_size
         self._limits.check(params, vocab_size)
@@ -155,6 +171,54 @@ class RequestBuilder:
                     f"{field} must be empty: the model has no tokenizer", field=field, got=texts
                 )
         return params
+
+    def check_pooling(self, params: PoolingParams) -> tuple[SamplingParams, PoolingParams]:
+        """Check the parameters of a pooled request against the model.
+
+        Returns:
+            What stands in the place of sampling parameters, and the parameters with their task filled in.
+        Raises:
+            InvalidRequest: names the parameter, the rule and the value.
+        """
+        info = self._info
+        pooling = resolved(params, info.pooling, info.tasks, self.config.model_name, info.vocab_size)
+        assert info.pooling is not None and pooling.task is not None
+        reads_cache = info.pooling.reads_prefix_cache(pooling.task)
+        return POOLED if reads_cache else POOLED_WITHOUT_CACHE, pooling
+
+    def tokenize_pooled(
+        self, prompt: ParsedPrompt, params: PoolingParams, most_tokens: int | None
+    ) -> Generator[Need, Tokenized | None, Tokenized]:
+        """Encode the prompt of a pooled request, and check it against the model.
+
+        Args:
+            most_tokens: length to which a longer prompt is cut, from its end; -1 is the longest that fits.
+        Raises:
+            InvalidRequest: the model cannot serve it.
+        """
+        info = self._info
+        if prompt.token_ids is not None:
+            tokenized = Tokenized(prompt.text, prompt.token_ids, ())
+        else:
+            tokenized = yield from self._encoded(Tokenize(prompt.content))
+        most = info.max_model_len if most_tokens == -1 else most_tokens
+        if most is not None and len(tokenized.token_ids) > most:
+            kept: tuple[int, ...] = ()
+            if prompt.token_ids is None:
+                # The tokens that the tokenizer puts after every text stay: the last one is what LAST pooling takes.
+                around = (yield from self._encoded(Tokenize(""))).token_ids
+                kept = _common_ending(around, tokenized.token_ids)
+            cut = tokenized.token_ids[: max(0, most - len(kept))] + kept[len(kept) - min(most, len(kept)) :]
+            tokenized = attrs.evolve(tokenized, token_ids=cut)
+        check_prompt(
+            tokenized.token_ids,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            has_answer=False,
+        )
+        assert info.pooling is not None
+        check_size(params, info.pooling, len(tokenized.token_ids))
+        return tokenized
 
     def tokenize(
         self, prompt: ParsedPrompt, params: SamplingParams
@@ -249,6 +313,7 @@ class RequestBuilder:
         owner: str | None = None,
         cache_salt: str | None = None,
         trace_headers: TraceHeaders = (),
+        pooling: PoolingParams | None = None,
     ) -> tuple[Request, ...]:
         """Return the requests for each of the n answers.
 
@@ -267,6 +332,7 @@ class RequestBuilder:
             params=params,
             seed=self.draw_seed() if params.seed is None else params.seed,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            pooling=pooling,
             eos_token_ids=self._info.generation.eos_token_ids,
             bad_words_token_ids=tokenized.bad_words_token_ids,
             priority=priority,
@@ -281,3 +347,11 @@ class RequestBuilder:
             queue_deadline_s=queue_deadline_s,
         )
         return fan_out(request, self.draw_seed)
+
+
+def _common_ending(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the longest ending that both have."""
+    count = 0
+    while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
+        count += 1
+    return first[len(first) - count :]

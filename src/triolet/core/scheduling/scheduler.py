@@ -29,7 +29,14 @@ from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, T
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence, commit_tokens, ending_of, largest_first
 from triolet.core.scheduling.step_planner import SpeculativeDecoding, StepPlanner
-from triolet.core.step_plan import PromptLogprobs, RowFailure, SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import (
+    PooledVectors,
+    PromptLogprobs,
+    RowFailure,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -108,6 +115,8 @@ class Scheduler:
         # The last scheduler may have crashed between the token that ends a request and its end.
         if entry.output_token_ids and (ending := ending_of(entry)) is not None:
             self._finish(sequence, *ending)
+        elif entry.is_pooled:
+            self._finish(sequence, FinishReason.STOP)
         else:
             self._fail_if_too_long(sequence)
 
@@ -135,7 +144,7 @@ class Scheduler:
         """Fail a request that has no room for another token: it was admitted by a runner with a larger KV cache."""
         config, entry = self.config, sequence.entry
         num_places = min(config.max_model_len, config.num_blocks * config.block_size)
-        if entry.num_tokens >= num_places:
+        if entry.request.num_needed_places + len(entry.output_token_ids) > num_places:
             entry.failure = (
                 f"it has {entry.num_tokens} tokens and no room for another: the model runner has now "
                 f"{config.num_blocks} KV blocks, and max_model_len is {num_places}"
@@ -235,6 +244,7 @@ class Scheduler:
         self.recovery.poison_bisection.step_done(self.marks())
         tokens: list[SampledToken] = []
         failures: dict[int, RowFailure] = {}
+        pooled: list[Sequence] = []
         for row in result.rows:
             match row:
                 case SampledToken():
@@ -244,6 +254,10 @@ class Scheduler:
                         prompted.entry.add_prompt_logprobs(row)
                 case RowFailure():
                     failures[row.epoch] = row
+                case PooledVectors():
+                    if (sequence := self._queues.by_epoch.get(row.epoch)) is not None:
+                        self.journal.commit_pooled(sequence.entry, row)
+                        pooled.append(sequence)
         grown = commit_tokens(self.journal, tokens, self._queues.by_epoch, now_s)
         for sequence in self._scheduled:
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
@@ -256,6 +270,9 @@ class Scheduler:
                 self._finish(self._queues.by_epoch[epoch], *ending)
             else:
                 self._fail_if_too_long(self._queues.by_epoch[epoch])
+        for sequence in pooled:
+            if sequence.entry.is_pooled:
+                self._finish(sequence, FinishReason.STOP)
         for epoch, failure in failures.items():
             if (failed := self._queues.by_epoch.get(epoch)) is not None:
                 failed.entry.failure = failure.reason

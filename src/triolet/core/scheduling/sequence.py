@@ -103,6 +103,7 @@ class Sequence:
             ending_token_ids=frozenset(request.eos_token_ids) | frozenset(request.params.stop_token_ids),
             bad_words_token_ids=request.bad_words_token_ids,
             wants_prompt_logprobs=entry.wants_prompt_logprobs,
+            pooling=request.pooling,
         )
 
     def take_row(self) -> PlanRow:

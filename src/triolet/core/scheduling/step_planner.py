@@ -118,6 +118,7 @@ class SpeculativeDecoding:
         return (
             row.num_pending_tokens == 1
             and entry.request.constraint is None  # its mask is known for one token at a time
+            and entry.request.pooling is None
             and entry.serial not in self._recovery.poison_bisection.crashed
         )
 
@@ -172,7 +173,8 @@ def length_of_run(scheduled: Collection[Sequence], config: SchedulerConfig, reco
 
 def _can_go_on(sequence: Sequence) -> bool:
     """Return True if it decodes, and its next token needs nothing from the engine."""
-    return sequence.num_pending_tokens == 1 and sequence.entry.request.constraint is None
+    request = sequence.entry.request
+    return sequence.num_pending_tokens == 1 and request.constraint is None and request.pooling is None
 
 
 def add_blocks_of_run(

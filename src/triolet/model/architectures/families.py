@@ -45,6 +45,21 @@ def is_native(architecture: str) -> bool:
     return architecture in _FAMILIES
 
 
+def native_family(architecture: str) -> str | None:
+    """Return the name under which the native decoder knows a class; None if it does not.
+
+    A class without an output head, or with one of a sequence classification, has the decoder of the class that
+    generates text.
+    """
+    for ending in ("", "ForSequenceClassification", "Model"):
+        if architecture.endswith(ending):
+            stem = architecture.removesuffix(ending)
+            for name in (architecture,) if not ending else (f"{stem}ForCausalLM", f"{stem}LMHeadModel"):
+                if is_native(name):
+                    return name
+    return None
+
+
 def parse_decoder_config(
     config: dict[str, Any], folder: Path, *, max_model_len: int | None = None
 ) -> DecoderConfig:

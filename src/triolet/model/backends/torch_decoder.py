@@ -414,5 +414,6 @@ def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: i
         cache_layers=(LayerCacheSpec(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),)
         * len(config.layers),
         dtype=weights.dtype,
+        hidden_size=config.hidden_size,
     )
     return DecoderFacts(spec, {rope: rope_table(rope, num_positions, weights.device) for rope in ropes})

@@ -134,6 +134,7 @@ def load_transformers_model(
         max_position=max_position,
         cache_layers=tuple(call.cache_spec() for call in calls.values()),
         dtype=dtype,
+        hidden_size=model.config.get_text_config().hidden_size,
     )
     paged = TransformersModel(spec, model, {module: index for index, module in enumerate(calls)})
     compare_with_own_attention(model, paged)

@@ -1,0 +1,191 @@
+"""What a model folder says about pooling: config.json, and the modules of a sentence-transformers folder.
+
+A sentence-transformers folder lists its modules in modules.json: the transformer, then pooling, dense layers and
+normalisation, in the order in which they are applied. Modules are told by the last part of their type's dotted name,
+which has moved between versions. A folder without that file is described by the architecture in config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from triolet.core.request.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
+from triolet.errors import ConfigError, ModelFileError, UnsupportedModel
+from triolet.model.folder.json_fields import Fields, read_json_object
+
+CLASSIFIER = "ForSequenceClassification"
+HEADLESS = "Model"
+_MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+_OLD_MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
+_OTHER_OLD_MODES = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
+ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU", "Sigmoid", "SiLU")
+
+
+@attrs.frozen(kw_only=True)
+class DenseConfig:
+    """Dense module of a sentence-transformers folder."""
+
+    folder: Path  # where its weights are
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str  # name in torch.nn
+
+
+@attrs.frozen(kw_only=True)
+class PoolingConfig:
+    """Pooling of a model folder."""
+
+    tasks: tuple[str, ...]
+    method: str = "LAST"
+    dense: tuple[DenseConfig, ...] = ()
+    normalizes: bool = True  # whether an embedding has length 1 by default
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
+    # Texts of the tokens whose difference in logits is the score: no, yes.
+    classifier_tokens: tuple[str, ...] = ()
+
+
+def read_pooling_config(
+    folder: Path, config: dict[str, Any], architecture: str, convert: str
+) -> PoolingConfig | None:
+    """Read what a folder says about pooling; None for a model that only generates.
+
+    Args:
+        folder: of the model.
+        config: its config.json.
+        architecture: from there.
+        convert: what the operator wants: `auto`, `embed` or `classify`.
+    Raises:
+        ConfigError: the model cannot do what `convert` asks for.
+        ModelFileError: a file is missing or wrong.
+        UnsupportedModel: a module that is not supported.
+    """
+    fields = Fields(folder / "config.json", config)
+    if convert != "embed" and (architecture.endswith(CLASSIFIER) or convert == "classify"):
+        return _classifier(fields, architecture)
+    if architecture.endswith(CLASSIFIER):
+        raise ConfigError("convert", f"auto or classify for {architecture}", convert)
+    modules = folder / "modules.json"
+    if convert == "auto" and not modules.exists() and not architecture.endswith(HEADLESS):
+        return None
+    if architecture == "GPT2LMHeadModel" and convert == "auto" and not modules.exists():
+        return None
+    dimensions = fields.integers("matryoshka_dimensions")
+    found = PoolingConfig(
+        tasks=(EMBED, TOKEN_EMBED),
+        is_matryoshka=fields.flag("is_matryoshka", False) or bool(dimensions),
+        matryoshka_dimensions=dimensions,
+    )
+    return _with_modules(found, modules) if modules.exists() else found
+
+
+def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
+    tokens = fields.texts("classifier_from_token") or ()
+    if not architecture.endswith(CLASSIFIER) and len(tokens) != 2:
+        raise ConfigError(
+            "convert",
+            f"auto or embed for {architecture}, unless its config.json names two tokens in classifier_from_token, "
+            "such as ['no', 'yes']",
+            "classify",
+        )
+    names = fields.values.get("id2label")
+    labels: tuple[str, ...] = ()
+    if isinstance(names, dict):
+        labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    count = 1 if len(tokens) == 2 else fields.integer("num_labels", len(labels) or 2)
+    labels = labels if len(labels) == count else tuple(f"LABEL_{index}" for index in range(count))
+    problem = fields.text("problem_type", "")
+    default = "sigmoid" if count < 2 else "softmax"
+    by_problem = {"regression": "none", "multi_label_classification": "sigmoid"}
+    return PoolingConfig(
+        tasks=(CLASSIFY, TOKEN_CLASSIFY),
+        labels=labels,
+        activation=by_problem.get(problem, default),
+        classifier_tokens=tokens,
+    )
+
+
+def _with_modules(config: PoolingConfig, path: Path) -> PoolingConfig:
+    """Add the modules of a sentence-transformers folder."""
+    normalizes, method, dense = False, "", []
+    for module in _modules(path):
+        place = path.parent / module["path"]
+        match module["type"].rsplit(".", 1)[-1]:
+            case "Transformer":
+                pass
+            case "Pooling":
+                method = _method(place / "config.json")
+            case "Dense":
+                dense.append(_dense(place))
+            case "Normalize":
+                normalizes = True
+            case other:
+                raise UnsupportedModel(f"{path}: a module must be Pooling, Dense or Normalize; got {other!r}")
+    if not method:
+        raise ModelFileError(path, "must list a module of type Pooling")
+    return attrs.evolve(config, method=method, dense=tuple(dense), normalizes=normalizes)
+
+
+def _modules(path: Path) -> list[dict[str, Any]]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelFileError(path, f"cannot be read as JSON: {error}") from error
+    good = isinstance(modules, list) and all(
+        isinstance(module, dict)
+        and isinstance(module.get("type"), str)
+        and isinstance(module.get("path"), str)
+        and isinstance(module.get("idx"), int)
+        for module in modules
+    )
+    if not good:
+        raise ModelFileError(path, "must hold a list of objects with idx, type and path")
+    for module in modules:
+        # the folder is written by others, and may not lead out of itself
+        if not (path.parent / module["path"]).resolve().is_relative_to(path.parent.resolve()):
+            raise ModelFileError(path, f"path must lie in the folder; got {module['path']!r}")
+    return sorted(modules, key=lambda module: module["idx"])
+
+
+def _method(path: Path) -> str:
+    fields = Fields(path, read_json_object(path))
+    mode = fields.text("pooling_mode", "")
+    if not mode:
+        others = [name for name in _OTHER_OLD_MODES if fields.flag(f"pooling_mode_{name}", False)]
+        modes = [mode for name, mode in _OLD_MODES.items() if fields.flag(f"pooling_mode_{name}", False)]
+        modes += others
+        if len(modes) != 1:
+            raise UnsupportedModel(f"{path}: exactly one pooling_mode_... must be true; got {modes}")
+        mode = modes[0]
+    if mode not in _MODES:
+        raise UnsupportedModel(f"{path}: pooling_mode must be one of {', '.join(_MODES)}; got {mode!r}")
+    if not fields.flag("include_prompt", True):
+        raise UnsupportedModel(f"{path}: include_prompt must be true")
+    return _MODES[mode]
+
+
+def _dense(folder: Path) -> DenseConfig:
+    fields = Fields(folder / "config.json", read_json_object(folder / "config.json"))
+    dotted = fields.text("activation_function", "torch.nn.modules.linear.Identity")
+    name = dotted.rsplit(".", 1)[-1]
+    if not dotted.startswith("torch.nn.modules.") or name not in ACTIVATIONS:
+        raise UnsupportedModel(
+            f"{fields.path}: activation_function must be torch.nn.modules' {', '.join(ACTIVATIONS)}; got {dotted!r}"
+        )
+    for field in ("module_input_name", "module_output_name"):
+        if fields.text(field, "sentence_embedding") != "sentence_embedding":
+            raise UnsupportedModel(f"{fields.path}: {field} must be sentence_embedding")
+    return DenseConfig(
+        folder=folder,
+        in_features=fields.integer("in_features", 0),
+        out_features=fields.integer("out_features", 0),
+        bias=fields.flag("bias", True),
+        activation=name,
+    )

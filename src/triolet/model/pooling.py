@@ -1,0 +1,196 @@
+"""Pooling: from the hidden states of a prompt to the vectors that a pooled request wants.
+
+A prompt may come in several steps. LAST needs only the last step's last hidden state. CLS keeps the first token's, MEAN
+a sum in float32, in the request's row: a row that starts again, after a preemption or a crash, starts with none. The
+tasks with a vector per token give the vectors of each step's share at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
+from triolet.core.request.pooling_params import (
+    EMBED,
+    TOKEN_CLASSIFY,
+    TOKEN_EMBED,
+    TOKEN_TASKS,
+    PoolingInfo,
+    PoolingParams,
+)
+from triolet.core.step_plan import PooledVectors, RowFailure
+from triolet.errors import ModelFileError, WeightsMismatch
+from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.folder.pooling_config import DenseConfig, PoolingConfig
+from triolet.model.input_batch import PoolShare, Row
+
+
+@attrs.frozen(eq=False)
+class DenseLayer:
+    """Linear layer with an activation, in float32."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+    activation: torch.nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # [n, in] -> [n, out]
+        result: Tensor = self.activation(functional.linear(x, self.weight, self.bias))
+        return result
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Pooler:
+    """Pooling of one model; its layers compute in float32."""
+
+    info: PoolingInfo
+    dense: tuple[DenseLayer, ...] = ()  # applied to embeddings
+    normalizes: bool = True  # whether an embedding has length 1 by default
+    head: Tensor | None = None  # [num_labels, hidden], of a classification
+    activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
+
+    def pool(self, shares: tuple[PoolShare, ...], hidden: Tensor) -> list[PooledVectors | RowFailure]:
+        """Return the results that a step gives.
+
+        Args:
+            shares: the rows of the step that are pooled.
+            hidden: [num_tokens, hidden_size], of all tokens of the step.
+        """
+        results: list[PooledVectors | RowFailure] = []
+        # A step that runs out of memory is computed again: nothing is added to a row before all is computed.
+        states: list[tuple[Row, Tensor | None]] = []
+        for share in shares:
+            chunk = hidden[share.first : share.first + share.num_tokens]
+            if share.params.task in TOKEN_TASKS:
+                if share.params.step_tag_id is not None:
+                    chunk = chunk[share.token_ids == share.params.step_tag_id]
+                vectors = chunk.float()
+            else:
+                state = self._added(share, chunk)
+                states.append((share.row, state))
+                if not share.is_last:
+                    continue
+                assert state is not None
+                vectors = state[None] / (share.end if self.info.method == "MEAN" else 1)
+            results.append(self._result(share, self._finished(vectors, share.params)))
+        for row, state in states:
+            row.pooled = state
+        return results
+
+    def _added(self, share: PoolShare, chunk: Tensor) -> Tensor | None:
+        """Return what is kept of a prompt after this share: [hidden_size] float32."""
+        match self.info.method:
+            case "MEAN":
+                total = chunk.sum(dim=0, dtype=torch.float32)
+                return total if share.row.pooled is None else share.row.pooled + total
+            case "CLS":
+                return chunk[0].float() if share.row.pooled is None else share.row.pooled
+        return chunk[-1].float() if share.is_last else None
+
+    def _finished(self, vectors: Tensor, params: PoolingParams) -> Tensor:
+        """Apply the layers after pooling; [n, hidden_size] to [n, size]."""
+        if params.task in (EMBED, TOKEN_EMBED):
+            for layer in self.dense:
+                vectors = layer(vectors)
+            vectors = vectors[
+                :, : params.dimensions
+            ]  # all for None; normalised after the cut, so that the length is 1
+            normalizes = self.normalizes if params.use_activation is None else params.use_activation
+            return functional.normalize(vectors, dim=-1) if normalizes else vectors
+        assert self.head is not None
+        scores = functional.linear(vectors, self.head)
+        if params.returned_token_ids is not None and params.task == TOKEN_CLASSIFY:
+            scores = scores[:, list(params.returned_token_ids)]
+        if params.use_activation is False or self.activation == "none":
+            return scores
+        return scores.sigmoid() if self.activation == "sigmoid" else scores.softmax(dim=-1)
+
+    def _result(self, share: PoolShare, vectors: Tensor) -> PooledVectors | RowFailure:
+        row = share.row
+        if not bool(vectors.isfinite().all()):
+            return RowFailure(row.request_id, row.epoch, "its hidden states are not numbers")
+        start = share.end - share.num_tokens if share.params.task in TOKEN_TASKS else 0
+        values = vectors.cpu().contiguous().numpy().tobytes()
+        return PooledVectors(row.epoch, start, vectors.shape[1], values, share.is_last)
+
+
+def load_pooler(config: PoolingConfig, folder: Path, device: torch.device, hidden_size: int) -> Pooler:
+    """Read the layers of a pooler.
+
+    Args:
+        config: of the folder.
+        folder: of the model.
+        device: of the model.
+        hidden_size: of the model.
+    Raises:
+        ModelFileError: a file is missing or wrong.
+        WeightsMismatch: a tensor is missing or of another shape.
+    """
+    dense = tuple(_dense_layer(layer, device) for layer in config.dense)
+    sizes = [hidden_size, *(layer.out_features for layer in config.dense)]
+    for size, layer in zip(sizes, config.dense, strict=False):
+        if layer.in_features != size:
+            raise ModelFileError(
+                layer.folder / "config.json", f"in_features must be {size}; got {layer.in_features}"
+            )
+    head = None
+    if config.labels:
+        if config.classifier_tokens:
+            head = _token_head(folder, config.classifier_tokens, device)
+        else:
+            head = _tensor(folder, "score.weight", (len(config.labels), hidden_size), device)
+    allowed = tuple(size for size in config.matryoshka_dimensions if size <= sizes[-1])
+    info = PoolingInfo(
+        tasks=config.tasks,
+        method=config.method,
+        size=len(config.labels) or sizes[-1],
+        is_matryoshka=config.is_matryoshka,
+        matryoshka_dimensions=allowed,
+        labels=config.labels,
+    )
+    return Pooler(
+        info=info, dense=dense, normalizes=config.normalizes, head=head, activation=config.activation
+    )
+
+
+def _dense_layer(config: DenseConfig, device: torch.device) -> DenseLayer:
+    shape = config.out_features, config.in_features
+    weight = _tensor(config.folder, "linear.weight", shape, device)
+    bias = _tensor(config.folder, "linear.bias", shape[:1], device) if config.bias else None
+    return DenseLayer(weight, bias, getattr(torch.nn, config.activation)())
+
+
+def _token_head(folder: Path, texts: tuple[str, ...], device: torch.device) -> Tensor:
+    """Return the head whose score is the logit of the second token less that of the first; [1, hidden_size]."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFileError(path, f"cannot be read: {error}") from error
+    no, yes = (tokenizer.token_to_id(text) for text in texts)
+    if no is None or yes is None:
+        raise ModelFileError(path, f"must have the tokens of classifier_from_token, {', '.join(texts)}")
+    checkpoint = Checkpoint.open(folder)
+    # a tied head is the embedding
+    names = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+    name = next((name for name in names if name in checkpoint.tensors), None)
+    if name is None:
+        raise WeightsMismatch(missing=[names[0]], unused=[], misshapen=[])
+    weight = checkpoint.read(name)
+    return (weight[yes].float() - weight[no].float())[None].to(device)
+
+
+def _tensor(folder: Path, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    checkpoint = Checkpoint.open(folder)
+    stored = checkpoint.tensors.get(name)
+    if stored is None:
+        raise WeightsMismatch(missing=[name], unused=[], misshapen=[])
+    if stored.shape != shape:
+        problem = f"{name} must be {shape}; got {stored.shape}"
+        raise WeightsMismatch(missing=[], unused=[], misshapen=[problem])
+    return checkpoint.read(name).to(device, torch.float32)
