@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
 from types import TracebackType
@@ -32,12 +32,11 @@ from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import Prompt
 from triolet.engine.engine import Engine as NativeEngine
 from triolet.engine.open_engine import open_engine as open_native_engine
-from triolet.engine.token_stream import ProgressStream as NativeProgressStream
 from triolet.engine.token_stream import TokenStream as NativeTokenStream
 from triolet.errors import StreamMisused, WrongEventLoop
 from triolet.ipc.snapshot import Snapshot
 
-__all__ = ["AsyncioEngine", "AsyncioProgressStream", "AsyncioTokenStream", "open_engine"]
+__all__ = ["AsyncioEngine", "AsyncioFollower", "AsyncioTokenStream", "open_engine"]
 
 T = TypeVar("T")
 
@@ -126,6 +125,14 @@ class AsyncioEngine(RemoteEngine):
             for request_id, opening in self._resumed(snapshot).items()
         }
 
+    def follow_restarts(self) -> AsyncioFollower[tuple[str, ...]]:
+        """Return an iterator over changes of `statistics().restarting`, which ends with the engine.
+
+        `close` it if it is left earlier.
+        """
+        self._news.check_loop()
+        return AsyncioFollower(self._thread, self._native.follow_restarts, self._news)
+
     async def drain(self, deadline: float) -> Snapshot:
         """Take no new requests, and let the live ones finish until `deadline`, an absolute time of the event loop.
 
@@ -208,7 +215,7 @@ class AsyncioTokenStream(_RemoteReader[RequestOutput]):
             thread, open_stream, self._notify
         )
         self._was_entered = self._was_left = False
-        self._followers: list[AsyncioProgressStream] = []
+        self._followers: list[AsyncioFollower[RequestProgress]] = []
 
     @property
     def request_id(self) -> str:
@@ -221,9 +228,10 @@ class AsyncioTokenStream(_RemoteReader[RequestOutput]):
         source = self._source()
         return self._thread.call(lambda: source.progress)
 
-    def follow(self) -> AsyncioProgressStream:
-        """Return an iterator over changes of `progress`, which ends with the first token or with the request."""
-        follower = AsyncioProgressStream(self._thread, self._source(), self._news)
+    def follow(self, interval: float = 0.0) -> AsyncioFollower[RequestProgress]:
+        """Return an iterator over changes of `progress`; see `triolet.TokenStream.follow`."""
+        source = self._source()
+        follower = AsyncioFollower(self._thread, lambda: source.follow(interval), self._news)
         self._followers.append(follower)
         return follower
 
@@ -284,18 +292,18 @@ class AsyncioTokenStream(_RemoteReader[RequestOutput]):
         return self._remote.source
 
 
-class AsyncioProgressStream(_RemoteReader[RequestProgress]):
-    """Iterator over the changes of a request's progress; made by `AsyncioTokenStream.follow`."""
+class AsyncioFollower(_RemoteReader[T]):
+    """Iterator over changes; made by `AsyncioTokenStream.follow` and `AsyncioEngine.follow_restarts`."""
 
-    def __init__(self, thread: EngineThread, stream: NativeTokenStream, news: _News) -> None:
+    def __init__(self, thread: EngineThread, follow: Callable[[], AsyncIterator[T]], news: _News) -> None:
         super().__init__(news)
-        self._remote: RemoteStream[NativeProgressStream, RequestProgress] = RemoteStream(
-            thread, lambda: nullcontext(stream.follow()), self._notify
+        self._remote: RemoteStream[AsyncIterator[T], T] = RemoteStream(
+            thread, lambda: nullcontext(follow()), self._notify
         )
         self._remote.start()
 
     def close(self) -> None:
-        """End the iteration; the request goes on."""
+        """End the iteration; a request that is followed goes on. Harmless when repeated."""
         self._remote.leave()
 
 

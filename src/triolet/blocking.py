@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import trio
 
@@ -35,7 +35,7 @@ from triolet.engine.token_stream import TokenStream as NativeTokenStream
 from triolet.errors import StreamMisused, WrongEventLoop
 from triolet.ipc.snapshot import Snapshot
 
-__all__ = ["BlockingEngine", "BlockingTokenStream", "open_engine"]
+__all__ = ["BlockingEngine", "BlockingFollower", "BlockingTokenStream", "open_engine"]
 
 T = TypeVar("T")
 
@@ -109,6 +109,13 @@ class BlockingEngine(RemoteEngine):
             for request_id, opening in self._resumed(snapshot).items()
         }
 
+    def follow_restarts(self) -> BlockingFollower[tuple[str, ...]]:
+        """Return an iterator over changes of `statistics().restarting`, which ends with the engine.
+
+        `close` it if it is left earlier.
+        """
+        return BlockingFollower(self._thread, self._native.follow_restarts)
+
     def drain(self, deadline: float) -> Snapshot:
         """Take no new requests, and let the live ones finish until `deadline`, a time of `time.monotonic()`.
 
@@ -119,19 +126,64 @@ class BlockingEngine(RemoteEngine):
         return _outcome(self._thread.submit(lambda: self._native.drain(engine_time(remaining_s) or 0.0)))
 
 
-class BlockingTokenStream:
+class _RemoteReader(Generic[T]):
+    """Reader of a stream's items in a thread."""
+
+    _remote: RemoteStream[Any, T]
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_read = False
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, is_true: Callable[[], bool]) -> None:
+        if is_true():
+            return
+        with self._changed:
+            self._changed.wait_for(is_true)
+
+    def _check(self) -> None:
+        """Raise if the stream cannot be read here and now."""
+        if self._is_read:
+            raise StreamMisused("a stream has one reader; another thread is waiting for its next output")
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        self._check()
+        remote = self._remote
+        self._is_read = True
+        try:
+            self._wait(lambda: remote.has_item or remote.is_over)
+        finally:
+            self._is_read = False
+        self._check()
+        if remote.has_item:
+            return remote.take()
+        if remote.error is not None:
+            error, remote.error = remote.error, None  # raised once; then the stream is over
+            raise error
+        raise StopIteration
+
+
+class BlockingTokenStream(_RemoteReader[RequestOutput]):
     """Stream of the outputs of one request; made by `BlockingEngine.generate`.
 
     Works as `triolet.TokenStream` does. Leaving its scope, in whatever way, waits until its blocks are free.
     """
 
     def __init__(self, thread: EngineThread, open_stream: Callable[[], NativeTokenStream]) -> None:
+        super().__init__()
         self._thread = thread
-        self._changed = threading.Condition()
         self._remote: RemoteStream[NativeTokenStream, RequestOutput] = RemoteStream(
             thread, open_stream, self._notify
         )
-        self._was_entered = self._was_left = self._is_read = False
+        self._was_entered = self._was_left = False
+        self._followers: list[BlockingFollower[RequestProgress]] = []
 
     @property
     def request_id(self) -> str:
@@ -144,11 +196,25 @@ class BlockingTokenStream:
         source = self._source()
         return self._thread.call(lambda: source.progress)
 
+    def follow(self, interval: float = 0.0) -> BlockingFollower[RequestProgress]:
+        """Return an iterator over changes of `progress`; see `triolet.TokenStream.follow`."""
+        source = self._source()
+        follower = BlockingFollower(self._thread, lambda: source.follow(interval))
+        self._followers.append(follower)
+        return follower
+
     def text(self) -> str:
         """Read to the end; return the whole text of the first answer, with the part that was read before."""
         for _ in self:
             pass
         return _outcome(self._thread.submit(self._source().text))
+
+    def close(self) -> None:
+        """Begin to leave the scope, and do not wait. Harmless when repeated, and in any thread."""
+        self._was_left = True
+        for follower in self._followers:
+            follower.close()
+        self._remote.leave()
 
     def __enter__(self) -> Self:
         if self._was_entered:
@@ -171,46 +237,33 @@ class BlockingTokenStream:
     ) -> None:
         self._leave()
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> RequestOutput:
-        self._source()
-        remote = self._remote
-        if self._is_read:
-            raise StreamMisused("a stream has one reader; another thread is waiting for its next output")
-        self._is_read = True
-        try:
-            self._wait(lambda: remote.has_item or remote.is_over)
-        finally:
-            self._is_read = False
-        self._source()
-        if remote.has_item:
-            return remote.take()
-        if remote.error is not None:
-            error, remote.error = remote.error, None  # raised once; then the stream is over
-            raise error
-        raise StopIteration
-
     def _leave(self) -> None:
-        self._was_left = True
-        self._remote.leave()
+        self.close()
         self._wait(lambda: self._remote.is_closed)
+
+    def _check(self) -> None:
+        super()._check()
+        self._source()
 
     def _source(self) -> NativeTokenStream:
         if self._remote.source is None or self._was_left:
             raise StreamMisused("a stream must be read inside of its `with`")
         return self._remote.source
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
-    def _wait(self, is_true: Callable[[], bool]) -> None:
-        if is_true():
-            return
-        with self._changed:
-            self._changed.wait_for(is_true)
+class BlockingFollower(_RemoteReader[T]):
+    """Iterator over changes; made by `BlockingTokenStream.follow` and `BlockingEngine.follow_restarts`."""
+
+    def __init__(self, thread: EngineThread, follow: Callable[[], AsyncIterator[T]]) -> None:
+        super().__init__()
+        self._remote: RemoteStream[AsyncIterator[T], T] = RemoteStream(
+            thread, lambda: nullcontext(follow()), self._notify
+        )
+        self._remote.start()
+
+    def close(self) -> None:
+        """End the iteration; a request that is followed goes on. Harmless when repeated."""
+        self._remote.leave()
 
 
 def _remaining_s(deadline: float | None) -> float | None:

@@ -19,6 +19,7 @@ from tests.actors.harness import answer_of
 from tests.bridge.harness import FastExecutor, assert_nothing_is_held, engine_thread, no_thread_is_left
 from triolet import SamplingParams, aio
 from triolet.aio import AsyncioEngine, AsyncioTokenStream
+from triolet.blocking import BlockingEngine, BlockingTokenStream
 from triolet.bridge.engine_thread import EngineThread
 from triolet.core.request.request import RequestStatus
 from triolet.errors import (
@@ -299,6 +300,37 @@ async def test_a_drain_returns_what_another_engine_resumes() -> None:
         (resumed,) = second.resume(snapshot).values()
         async with resumed:
             assert await read(resumed) == answer
+
+
+@pytest.mark.parametrize(
+    ("native", "ours"),
+    [
+        (triolet.Engine, AsyncioEngine),
+        (triolet.TokenStream, AsyncioTokenStream),
+        (triolet.Engine, BlockingEngine),
+        (triolet.TokenStream, BlockingTokenStream),
+    ],
+)
+def test_every_public_name_of_the_native_engine_and_stream_is_there(native: type, ours: type) -> None:
+    assert {name for name in dir(native) if not name.startswith("_")} <= set(dir(ours))
+
+
+@in_asyncio
+async def test_restarts_can_be_followed() -> None:
+    executor = FastExecutor(step_s=0.001)
+    crashes = iter([RuntimeError("planted")])
+
+    def crash_once(plan: object) -> None:
+        for crash in crashes:
+            raise crash
+
+    async with opened(executor) as engine:
+        followed = engine.follow_restarts()
+        assert await anext(followed) == ()
+        executor.before_step = crash_once
+        assert (await engine.complete([1], params(5))).outputs[0].token_ids == answer_of([1], 3, 5)
+        assert await anext(followed) == ("model_runner",)
+        followed.close()
 
 
 @in_asyncio

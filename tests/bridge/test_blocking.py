@@ -90,6 +90,18 @@ def test_a_deadline_is_a_monotonic_time() -> None:
         assert time.monotonic() >= deadline
 
 
+def test_progress_can_be_followed() -> None:
+    prompt = list(range(40))
+    with (
+        opened(FastExecutor(step_s=0.002)) as engine,
+        engine.generate(prompt, params(3)) as stream,
+    ):
+        computed = [progress.num_computed_tokens for progress in stream.follow()]
+        assert computed == sorted(computed)
+        assert computed[-1] == 40
+        assert read(stream) == answer_of(prompt, 3, 3)
+
+
 def test_a_drain_returns_what_another_engine_resumes() -> None:
     answer = answer_of([1, 2], 3, 200)
     with opened(FastExecutor(step_s=0.005)) as first, first.generate([1, 2], LONG) as stream:
