@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -20,19 +21,29 @@ class NaivePool:
 
     free: list[int]
     cached: list[int] = attrs.field(factory=list)
-    kept: list[int] = attrs.field(factory=list)
+    kept: dict[int, str] = attrs.field(factory=dict)  # with their owners
     tables: list[list[int]] = attrs.field(factory=list)
     quarantined: list[tuple[int, int]] = attrs.field(factory=list)  # (step, block)
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        taken = []
+    def allocate(self, num_blocks: int, evicted: list[int]) -> list[int]:
+        owners = [self.kept[block] for block in evicted]
+        taken: list[int] = []
         for _ in range(num_blocks):
+            taken_next = owners.pop(0) if owners and not self.free else None
             if self.free:
                 taken.append(self.free.pop())
             else:
-                taken.append(self.cached.pop(0))
-                self.kept.remove(taken[-1])
+                owner = self.owner_with_most(taken_next)
+                taken.append(next(block for block in self.cached if self.kept[block] == owner))
+                self.cached.remove(taken[-1])
+                del self.kept[taken[-1]]
         return taken
+
+    def owner_with_most(self, candidate: str | None) -> str:
+        """The candidate, if no owner has more cached blocks; which one of several is taken is left open."""
+        numbers = Counter(self.kept[block] for block in self.cached)
+        assert candidate is not None and numbers[candidate] == max(numbers.values())
+        return candidate
 
     def count(self, block_id: int) -> int:
         return sum(table.count(block_id) for table in self.tables)
@@ -66,11 +77,12 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def allocate(self, share: float) -> None:
         num_blocks = round(share * self.pool.num_available)
-        to_evict = self.naive.cached[: max(0, num_blocks - len(self.naive.free))]
+        num_evicted = max(0, num_blocks - len(self.naive.free))
         self.evicted.clear()
         block_ids = self.pool.allocate(num_blocks)
-        assert block_ids == self.naive.allocate(num_blocks)
-        assert self.evicted == to_evict
+        assert len(self.evicted) == num_evicted
+        assert block_ids == self.naive.allocate(num_blocks, self.evicted)
+        assert self.evicted == block_ids[num_blocks - num_evicted :]
         self.naive.tables.append(block_ids)
 
     @precondition(lambda self: self.naive.tables)
@@ -89,14 +101,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.naive.tables.append([block_id])
 
     @precondition(lambda self: any(self.naive.tables))
-    @rule(choice=st.integers(0, 99), place=st.integers(0, 11))
-    def keep(self, choice: int, place: int) -> None:
+    @rule(choice=st.integers(0, 99), place=st.integers(0, 11), owner=st.sampled_from("abc"))
+    def keep(self, choice: int, place: int, owner: str) -> None:
         tables = [table for table in self.naive.tables if table]
         table = tables[choice % len(tables)]
         block_id = table[place % len(table)]
-        self.pool.keep(block_id)
-        if block_id not in self.naive.kept:
-            self.naive.kept.append(block_id)
+        self.pool.keep(block_id, owner)
+        self.naive.kept.setdefault(block_id, owner)  # the first to publish it is its owner
 
     @precondition(lambda self: self.naive.tables)
     @rule(choice=st.integers(0, 99), step_id=st.one_of(st.none(), st.integers(1, 2)))
@@ -129,7 +140,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert [b for b in blocks if pool.is_cached(b)] == sorted(naive.cached)
         assert [b for b in blocks if pool.is_quarantined(b)] == sorted(b for _, b in naive.quarantined)
         assert pool.ref_counts == [naive.count(b) for b in blocks]
-        assert pool.kept_block_ids == set(naive.kept)
+        assert pool.kept_block_ids == naive.kept.keys()
         assert pool.num_free + pool.num_cached == pool.num_available
         assert pool.num_available + pool.num_in_use + pool.num_quarantined == pool.num_blocks
 
@@ -165,10 +176,10 @@ def test_a_shared_block_is_back_when_its_last_holder_has_left() -> None:
     assert (pool.num_in_use, pool.num_free) == (0, 2)
 
 
-def kept_table(pool: BlockPool, num_blocks: int) -> list[int]:
+def kept_table(pool: BlockPool, num_blocks: int, owner: str | None = None) -> list[int]:
     table = pool.allocate(num_blocks)
     for block_id in table:
-        pool.keep(block_id)
+        pool.keep(block_id, owner)
     return table
 
 
@@ -200,6 +211,36 @@ def test_the_least_recently_released_block_is_evicted_first() -> None:
     pool.release([second])
     pool.allocate(3)
     assert evicted == [first, third, second]
+
+
+def test_an_owner_with_fewer_cached_blocks_than_another_one_loses_none() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(10, on_evict=evicted.append)
+    modest = kept_table(pool, 3, "modest")
+    pool.release(modest)
+    for _ in range(20):
+        pool.release(kept_table(pool, 4, "greedy"))
+    assert not set(evicted) & set(modest)
+    assert all(map(pool.is_cached, modest))
+
+
+def test_owners_that_compute_as_much_as_there_is_have_equal_shares_but_for_a_block() -> None:
+    pool = BlockPool(12)
+    tables = {"first": kept_table(pool, 12, "first")}
+    pool.release(tables["first"])
+    for owner in ("second", "third"):
+        for _ in range(20):
+            tables[owner] = kept_table(pool, 1, owner)
+            pool.release(tables[owner])
+    numbers = Counter(pool._kept[block_id] for block_id in range(12) if pool.is_cached(block_id))
+    assert sum(numbers.values()) == 12
+    assert max(numbers.values()) - min(numbers.values()) <= 2  # a table in use counts for no owner
+
+
+def test_the_only_owner_may_fill_the_cache() -> None:
+    pool = BlockPool(4)
+    pool.release(kept_table(pool, 4, "alone"))
+    assert pool.num_cached == 4
 
 
 def test_an_evicted_block_is_published_no_more() -> None:
@@ -266,11 +307,13 @@ def test_a_block_that_holds_nothing_is_not_shared() -> None:
         (lambda pool: pool.release([1]), r"reference counts differ from the block tables at blocks \[1\]"),
         (lambda pool: pool._free.append(0), "must be each block once, 6 together"),
         (lambda pool: pool._free.pop(), "free 0 [+] cached 1 [+] in use 3 .* must be each block once"),
-        (lambda pool: pool._cached.update({0: None}), "must be each block once"),
+        (lambda pool: pool._cached.add(0, None), "must be each block once"),
+        (lambda pool: pool._cached.pop(), "must be each block once"),
+        (lambda pool: setattr(pool._cached, "_num_blocks", 2), "cached blocks by owner"),
         (lambda pool: pool._quarantined.clear(), "must be each block once"),
         (lambda pool: setattr(pool, "_num_in_use", 4), "4 counted"),
         (lambda pool: pool._kept.clear(), "a cached block is not published"),
-        (lambda pool: pool._kept.add(5), "a free block is published"),
+        (lambda pool: pool._kept.update({5: None}), "a free block is published"),
     ],
 )
 def test_a_count_that_is_wrong_is_found(corrupt: Callable[[BlockPool], object], message: str) -> None:

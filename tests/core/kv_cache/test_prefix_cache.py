@@ -321,7 +321,7 @@ def test_a_forged_collision_behind_another_parent_is_a_miss() -> None:
         lambda cache: cache._by_hash.clear(),
         lambda cache: cache._hash_of.clear(),
         lambda cache: cache.pool._kept.clear(),
-        lambda cache: cache.pool._kept.add(7),
+        lambda cache: cache.pool._kept.update({7: None}),
         lambda cache: cache._hash_of.update({0: b"another"}),
     ],
 )

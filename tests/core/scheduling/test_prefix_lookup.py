@@ -109,3 +109,18 @@ def test_who_may_overtake_waits_for_a_beginning_and_preempts_nobody_meanwhile() 
     assert stage.scheduler.counters.num_preemptions == 0
     assert stage.step() == [("a", 13, 1), ("b", 12, 1)]
     assert stage.scheduler.counters.num_preemptions == 1
+
+
+@pytest.mark.parametrize(("owner_of_flood", "stays"), [("modest", False), ("greedy", True)])
+def test_what_one_key_computes_does_not_evict_the_beginning_of_another_one(
+    owner_of_flood: str, stays: bool
+) -> None:
+    stage = Stage(num_blocks=16, max_num_batched_tokens=64)
+    stage.add("first", [*BEGINNING, 1], max_tokens=1, owner="modest")
+    assert stage.step() == [("first", 0, 13)]
+    for number in range(10):
+        start = 1000 + 20 * number
+        stage.add(f"flood{number}", range(start, start + 20), max_tokens=1, owner=owner_of_flood)
+        stage.step()
+    stage.add("second", [*BEGINNING, 2], owner="modest")
+    assert stage.step() == [("second", 12 if stays else 0, 1 if stays else 13)]

@@ -264,7 +264,13 @@ def _random_operation(walk: Walk, dice: random.Random) -> None:
     if draw < 0.2 and len(walk.journal) < 12:
         stem = dice.randint(0, 2)
         prompt = tuple((stem + position) % VOCAB for position in range(dice.randint(1, 30)))
-        walk.add(prompt, dice.randint(1, 14), priority=dice.randint(-2, 2), client=dice.choice("abc"))
+        walk.add(
+            prompt,
+            dice.randint(1, 14),
+            priority=dice.randint(-2, 2),
+            client=dice.choice("abc"),
+            owner=dice.choice([None, "d", "e"]),
+        )
     elif draw < 0.25 and walk.entries:
         walk.scheduler.abort(dice.choice(walk.entries[-12:]).serial)
     elif walk.result is not None:

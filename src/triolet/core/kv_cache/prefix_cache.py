@@ -112,9 +112,13 @@ class PrefixCache:
             parent = block_hash
         return block_ids, hashes
 
-    def publish(self, block_id: int, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
+    def publish(
+        self, block_id: int, parent: bytes, token_ids: tuple[int, ...], owner: str | None = None
+    ) -> bytes:
         """Let others find a full block in use that has been computed.
 
+        Args:
+            owner: name of the key that computed it, see `BlockPool`.
         Returns:
             Its hash, the parent of the next block.
         """
@@ -124,7 +128,7 @@ class PrefixCache:
         if self.enabled and block_hash not in self._by_hash and block_id not in self._hash_of:
             self._by_hash[block_hash] = _Published(block_id, parent, token_ids)
             self._hash_of[block_id] = block_hash
-            self.pool.keep(block_id)
+            self.pool.keep(block_id, owner)
         return block_hash
 
     def _forget(self, block_id: int) -> None:

@@ -247,7 +247,8 @@ def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
     for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
         parent = sequence.block_hashes[-1] if index else prefix_root(cache, sequence)
         content = entry.tokens(index * size, (index + 1) * size)
-        sequence.block_hashes.append(cache.publish(sequence.block_table[index], parent, content))
+        block_hash = cache.publish(sequence.block_table[index], parent, content, entry.request.owner)
+        sequence.block_hashes.append(block_hash)
     num_published = min(len(sequence.block_hashes), len(entry.request.prompt_token_ids) // size) * size
     entry.num_cache_creation_tokens = max(
         entry.num_cache_creation_tokens, num_published - entry.num_cached_tokens
