@@ -28,8 +28,10 @@ async def detokenizer_actor(
 ) -> None:
     """Deliver new tokens, step by step, until cancelled."""
     for serial, output in tuple(core.outputs.items()):
+        # The last life may have ended amid it; what was delivered is known to the collector.
         output.processor.forget_text()
         _deliver_counted(core, progress, serial)
+    # A clone, so that the inbox stays open for the next life.
     with channels.detokenizer_inbox.clone() as inbox:
         task_status.started()
         async for progressed in inbox:
@@ -46,6 +48,7 @@ def _deliver_counted(core: EngineCore, progress: ActorProgress, serial: int) -> 
             raise
     else:
         if (output := core.outputs.get(serial)) is not None:
+            # Only crashes in a row count.
             output.num_crashes = 0
 
 

@@ -59,8 +59,10 @@ async def structured_output_actor(
     """
     manager = StructuredOutputManager(core, channels, requests)
     manager.fail_what_hangs()
+    # Questions that the last life had taken are lost with it.
     core.masks.ask_again()
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        # Tasks that come between two lives wait for the next one's grammars.
         stack.callback(requests.serve, None)
         task_status.started()
         while True:
@@ -76,6 +78,7 @@ async def structured_output_actor(
                     requests.refuse(shortage)
                 else:
                     requests.serve(manager.grammars)
+                    # Its error ends this life: without the original no process can be made.
                     nursery.start_soon(manager.grammars.watch)
             for params, answers in manager.sort(serials).items():
                 if shortage is None:

@@ -67,6 +67,7 @@ def build_supervision_tree(
         on_report: called with every crash.
         restart_log: told of the actors that are being restarted.
     """
+    # The watchdog ends the actors that are in it; the model runner has a watchdog of its own.
     lives: Lives = {}
 
     scheduler = partial(
@@ -76,6 +77,7 @@ def build_supervision_tree(
         progress,
         grammars,
         config,
+        # The key of the prefix cache's hashes; see `core.kv_cache.prefix_cache`.
         secrets.token_bytes(32),
         halt=executor.halt,
         report=on_step,
@@ -131,6 +133,7 @@ def build_supervision_tree(
         ChildSpec(name="masks", start=masks.run, report_late_stop_s=math.inf),
     ]
     if config.step_timeout is not None:
+        # Last: its own crash restarts nothing else, and it is stopped before the actors that it watches.
         watchdog = partial(watchdog_actor, channels, progress, grammars, lives, config.step_timeout)
         children.append(ChildSpec(name="watchdog", start=watchdog))
     return Supervisor(

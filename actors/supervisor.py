@@ -32,6 +32,7 @@ from triolet.errors import ResourceShortage
 
 logger = logging.getLogger("triolet.supervisor")
 
+# Cancellation belongs to the nursery, the others to the interpreter: none of them is a child's own error.
 PASSED_ON = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -75,6 +76,7 @@ def foreign_errors_kept(keep: Callable[[BaseException], None]) -> Iterator[None]
     except PASSED_ON:
         raise
     except BaseExceptionGroup as group:
+        # A group may hold both: what is foreign is the child's error, and the rest goes on.
         passed_on, foreign = group.split(PASSED_ON)
         if foreign is not None:
             keep(foreign)
@@ -212,6 +214,7 @@ class Supervisor:
         child = self._children[spec.name] = _Child(spec)
         nursery.start_soon(child.live, self._note_death, name=spec.name)
         await child.ready.wait()
+        # It ended before it served; `live` sets `ready` in any case, so that this wait ends.
         if not child.has_started:
             del self._children[spec.name]
             raise child.reason or RuntimeError(f"{spec.name} returned before it was ready")
@@ -222,6 +225,7 @@ class Supervisor:
         for name in reversed(names):
             if (child := self._children.pop(name, None)) is None:
                 continue
+            # Before the cancellation, so that the end that it causes is not taken for a crash.
             child.is_stopping = True
             child.scope.cancel()
             with trio.move_on_after(child.spec.report_late_stop_s):
@@ -231,6 +235,7 @@ class Supervisor:
                 await child.done.wait()
             if child.reason is not None:
                 self._report("shutdown_error", child.reason, name)
+            # It had ended by itself before its turn to be stopped came.
             if child in self._dead:
                 self._dead.remove(child)
 

@@ -60,6 +60,7 @@ async def tokenizer_actor(
         finally:
             progress.num_tokenizing -= 1
 
+    # A clone, so that the inbox stays open for the next life.
     with channels.tokenizer_inbox.clone() as inbox:
         async with trio.open_nursery() as nursery:
             task_status.started()
@@ -83,6 +84,7 @@ async def _answer(tokenizer: TokenizerInterface | None, request: TokenizeRequest
     with reply:  # closed without an answer if this life ends here; `_ask` then asks the next one
         with foreign_errors_kept(lambda error: answers.append(_at_the_caller(error, message))):
             answers.append(await run(lambda: _tokenize(tokenizer, message)))
+        # The caller may have left meanwhile.
         with suppress(trio.BrokenResourceError):
             reply.send_nowait(answers[0])
 

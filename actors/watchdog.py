@@ -43,6 +43,7 @@ def watched(lives: Lives, name: str, start: ChildStart) -> ChildStart:
                 await start(task_status=task_status)
             finally:
                 del lives[name]
+        # Cancelled by the watchdog: a supervisor cancels from outside of this scope.
         if scope.cancelled_caught:
             raise ActorStuck(f"{name} did nothing for too long")
 
@@ -72,6 +73,7 @@ async def watchdog_actor(
         await trio.sleep(limit_s / CHECKS_PER_TIMEOUT)
         now_s = trio.current_time()
         pending = _pending(channels, progress, grammars, lives)
+        # Work that went on since the last look has another key, and starts anew.
         since_s = {work: since_s.get(work, now_s) for work in pending.items()}
         for (name, _), began_s in since_s.items():
             if now_s - began_s >= limit_s:
@@ -85,8 +87,10 @@ def _pending(
     pending = dict[str, object]()
     if channels.detokenizer_inbox.statistics().current_buffer_used:
         pending["detokenizer"] = progress.num_read["detokenizer"]
+    # Not both: the scheduler may only be waiting for room in the detokenizer's inbox.
     elif channels.scheduler_inbox.statistics().current_buffer_used:
         pending["scheduler"] = progress.num_read["scheduler"]
+    # A thread that works on a question may be slow, and could not be ended anyway.
     if progress.asked_s and not progress.num_tokenizing:
         pending["tokenizer"] = next(iter(progress.asked_s))
     if (oldest := grammars.oldest()) is not None:
@@ -97,6 +101,7 @@ def _pending(
 
 def _end(progress: ActorProgress, grammars: GrammarRequests, lives: Lives, name: str) -> None:
     if name == "tokenizer":
+        # Counted against the oldest question, so that one that always hangs ends as an error.
         progress.count_crash(next(iter(progress.asked_s)))
     if name == STRUCTURED_OUTPUT:
         grammars.count_hang()

@@ -114,6 +114,7 @@ class ThreadExecutor:
         failure: BaseException | None = None
         with self._background_steps():
             async with trio.open_nursery() as nursery:
+                # In a nursery, so that leaving the scope waits for the thread's end.
                 nursery.start_soon(self._run_thread)
                 try:
                     yield
@@ -128,6 +129,7 @@ class ThreadExecutor:
         if sys.platform != "linux":
             yield
             return
+        # Elsewhere than on Linux all steps go through the thread.
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             yield

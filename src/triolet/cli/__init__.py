@@ -25,6 +25,7 @@ class CommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        # click reports these itself.
         except (click.ClickException, click.exceptions.Exit):
             raise
         except BaseException as error:
@@ -65,6 +66,7 @@ def generate(prompt: str, as_json: bool, sampling: Mapping[str, Any], config: En
     The prompt goes to the model as it is, without a chat template, and the answer goes to stdout as it comes.
     """
     text = options.text_or_stdin(prompt, "--prompt")
+    # Late, as in every command: `--help` and wrong flags need no engine.
     from triolet.cli.generate import run
 
     run(text, sampling, config, as_json=as_json)
@@ -107,6 +109,7 @@ def chat(
     if question is None:
         from triolet.cli.chat import converse
 
+        # Without a flag a conversation shows timings, and a single answer does not.
         converse(system, sampling, config, stats=stats is not False)
     else:
         from triolet.cli.chat import answer

@@ -56,6 +56,7 @@ def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConf
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:
+            # Before the engine loads: what is typed meanwhile is read by the first prompt.
             stack.enter_context(quiet_keyboard())
             engine = await opened(stack, config)
             nursery = await stack.enter_async_context(trio.open_nursery())
@@ -88,6 +89,7 @@ class Chat:
         self._greet()
         self.interrupts.conversing = True
         while (typed := await self._ask()) is not Key.END:
+            # Twice in a row leaves; once is too easily meant for a reply that has just ended.
             if typed is Key.INTERRUPT:
                 self._interrupted_at_the_prompt()
             elif slash.is_command(typed):

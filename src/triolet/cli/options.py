@@ -81,6 +81,7 @@ def sampling_options(command: Command) -> Command:
     @functools.wraps(command)
     def with_sampling(**values: Any) -> Any:
         given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
+        # A flag that was not given is None, or () where it may come several times.
         sampling = {name: value for name, value in given.items() if value not in (None, ())}
         try:
             sampling, warned = with_sampling_values(SamplingParams(), sampling)
@@ -91,6 +92,7 @@ def sampling_options(command: Command) -> Command:
         return command(sampling=sampling, **values)
 
     decorated: Callable[..., Any] = with_sampling
+    # click lists first the option that was added last.
     for option in reversed(SAMPLING_OPTIONS):
         kind, is_list = kind_of(option), option.default == ()
         decorated = click.option(
@@ -260,6 +262,7 @@ def _config_option(
         *names,
         cls=SectionedOption,
         section=section,
+        # None tells a flag that was not given, for which environment and defaults count.
         default=None,
         metavar=metavar,
         help=field.metadata["help"] + default,

@@ -83,6 +83,7 @@ class Prompt:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._interrupt_if_cancelled)
             answer = await trio.to_thread.run_sync(self._ask)  # not abandoned: it holds the terminal
+            # Before the cancellation, which would be taken for one that ends the next line.
             self._waiting = self._interrupted = False
             nursery.cancel_scope.cancel()
         return answer
@@ -164,6 +165,7 @@ def history_in(state_home: Path | None = None) -> History:
     path = state_home / "triolet" / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Messages are private: readable for their user only.
         path.touch(mode=0o600)
         with path.open("ab"):
             return FileHistory(str(path))

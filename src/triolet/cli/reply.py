@@ -49,6 +49,7 @@ class Reply:
         self.text += answer.text
         self.token_ids += answer.token_ids
         self.finish_reason, self.stop_reason = answer.finish_reason, answer.stop_reason
+        # The first output comes with the first token.
         if self.ttft_s is None:
             self.ttft_s = now - self.asked_s
         self.total_s = now - self.asked_s
@@ -104,6 +105,7 @@ async def receive(
     on_admission: Callable[[TokenStream], None] = lambda stream: None,
 ) -> None:
     """Stream an answer into `reply` and pass each piece of text to `show`; cancellation aborts the request."""
+    # `show` prints what is new, and nothing twice.
     params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     async with engine.generate(prompt, params) as stream:
         on_admission(stream)

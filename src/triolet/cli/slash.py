@@ -172,6 +172,7 @@ def _exit(state: ChatState, argument: str) -> Effect:
 
 def _change(state: ChatState, name: str, text: str, kind: Callable[[str], Any]) -> tuple[str, ...]:
     """Set one parameter, or restore the model's default; return the warnings. A wrong value changes nothing."""
+    # A copy, so that a wrong value leaves everything as it was.
     sampling = {known: value for known, value in state.sampling.items() if known != name}
     if text.lower() == "none" and name in MAY_BE_NONE:
         sampling[name] = None

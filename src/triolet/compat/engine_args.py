@@ -20,6 +20,7 @@ RENAMED: Final = {
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
 }
+# torch's names, which vLLM takes as well.
 DTYPES: Final = {"half": "float16", "float": "float32"}
 
 # Arguments whose effect is fixed here, with the values that ask for that effect; any other value is refused.
@@ -87,6 +88,7 @@ class EngineArgs:
             if not _is_settled(name, value)
         }
         if isinstance(names := fields.get("served_model_name"), list | tuple):
+            # vLLM serves a model under several names at a time.
             if len(names) != 1:
                 raise ConfigError("served_model_name", "one name", names)
             fields["served_model_name"] = names[0]
@@ -94,6 +96,7 @@ class EngineArgs:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
         if fields.get("seed") is None:  # None means the default, here as in vLLM
             fields.pop("seed", None)
+        # vLLM's None is `none` here, the default.
         if (quantization := fields.get("quantization", "none")) is None:
             del fields["quantization"]
         elif quantization not in QUANTIZATIONS:
@@ -124,6 +127,7 @@ class EngineArgs:
     @classmethod
     def from_cli_args(cls, args: object) -> EngineArgs:
         """Make arguments from the attributes of an `argparse.Namespace`; attributes of other names are left alone."""
+        # A namespace of vLLM's parser has many attributes that are none of an engine's.
         known = {field.name for field in attrs.fields(EngineConfig)} | {*RENAMED, *FIXED, *DROPPED}
         known |= {"disable_log_stats", "enable_log_requests", "speculative_config"}
         return cls(**{name: value for name, value in vars(args).items() if name in known})

@@ -38,6 +38,7 @@ class InProcessGrammars:
         """
         if params not in self._grammars:
             self._grammars[params] = self._compiled(params)
+            # Oldest first: a dict keeps the order in which they were compiled.
             while len(self._grammars) > self._config.max_grammars:
                 del self._grammars[next(iter(self._grammars))]
                 # Answers may follow the grammar that goes, so every answer is read again from its beginning.
@@ -53,6 +54,8 @@ class InProcessGrammars:
             )
         info, field = self._core.model.info, f"structured_outputs.{params.kind}"
         try:
+            # Made once, with the first grammar: it takes long for a large vocabulary, and most engines never
+            # need it.
             if self._tokens is None:
                 vocabulary = Vocabulary(
                     tokenizer.tokenizer_json(), info.vocab_size, info.generation.eos_token_ids
@@ -74,6 +77,7 @@ class InProcessGrammars:
                 self._num_told[serial] = len(token_ids)
                 mask = TokenMask(len(token_ids), found.mask, found.is_over, found.problem or None)
                 core.masks.put_down(serial, mask)
+        # Ended requests: their place in each grammar is of no use any more.
         for serial in [serial for serial in self._num_told if serial not in core.journal]:
             del self._num_told[serial]
             for grammar in self._grammars.values():

@@ -45,6 +45,7 @@ class LLM:
         if engine is not None and (model is not None or engine_args):
             raise InvalidRequest("engine must come alone, without model and other arguments", field="engine")
         self.llm_engine = engine or LLMEngine.from_engine_args(EngineArgs(model, **engine_args))
+        # As in vLLM: the ids of an LLM's requests are "0", "1" and so on.
         self._ids = map(str, itertools.count())
 
     @classmethod
@@ -107,11 +108,13 @@ class LLM:
             tools: tools that the model may call, in all of the conversations.
             chat_template_kwargs: further values for the chat template.
         """
+        # vLLM's default: naming it asks for nothing else.
         if vllm_only.get("chat_template_content_format") == "auto":
             del vllm_only["chat_template_content_format"]
         refuse_given(vllm_only)
         if isinstance(messages, str | Mapping):
             raise InvalidRequest("messages must be a list of messages, or of such lists", field="messages")
+        # One conversation is a list of mappings, several are a list of such lists.
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         asked = {
             "tools": tools or None,
@@ -139,6 +142,7 @@ class LLM:
         return found
 
     def _search(self, prompt: Any, params: BeamSearchParams) -> BeamSearchOutput:
+        # As in vLLM, twice as many choices as beams: those that end an answer leave the beam.
         num_choices = min(2 * params.beam_width, self.llm_engine.model_config.vocab_size)
         asked = SamplingParams(
             max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
@@ -164,6 +168,7 @@ class LLM:
             params = self.get_default_sampling_params()
         listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
         _check_lengths(range(num_prompts), "params", listed)
+        # Only the last output of a request is returned, so no others are made.
         return [attrs.evolve(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in listed]
 
     def _run(
@@ -180,14 +185,18 @@ class LLM:
         with _bar(use_tqdm, len(prompts), "Processed prompts") as bar:
             try:
                 while len(outputs) < len(prompts):
+                    # Not all at once: beyond its queue the engine refuses requests, and here they can just as
+                    # well wait.
                     while len(ids) < len(prompts) and engine.has_place(waiting[len(ids)][1].n):
                         prompt, one, priority = waiting[len(ids)]
                         ids.append(engine.add_request(next(self._ids), prompt, one, priority=priority))
                     for output in engine.step():
+                        # An engine that was passed in may have requests of others, too.
                         if output.finished and output.request_id in ids:
                             outputs[output.request_id] = output
                             bar.update(1)
             finally:
+                # After an exception or Ctrl-C: a request that stayed would use up time of the next call.
                 engine.discard([request_id for request_id in ids if request_id not in outputs])
         return [outputs[request_id] for request_id in ids]
 

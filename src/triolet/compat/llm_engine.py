@@ -57,6 +57,7 @@ def load(config: EngineConfig) -> Loaded:
         ConfigError: a field that does not fit the model or the machine.
         ModelError: the model cannot be loaded.
     """
+    # Late, because torch takes a second to import.
     from triolet.model.runner import load_configured_runner
     from triolet.model.tokenizer.tokenizer import load_tokenizer
     from triolet.nano import PATH
@@ -107,12 +108,14 @@ class LLMEngine(EngineFacts):
         self._outputs: dict[str, tuple[OpenOutput, ...]] = {}
         self._answers: dict[str, ParallelCollector | OutputCollector] = {}
         self._index = ENGINE_INDICES.take()
+        # There is no scope whose end could give it back.
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
+            # Likewise: spans that still wait are sent when the program ends.
             atexit.register(self._tracing.close)
         for factory in stat_loggers or ():
             self.add_stat_logger(factory(config, self._index))
@@ -213,6 +216,7 @@ class LLMEngine(EngineFacts):
             raise RequestIdInUse(request_id)
         builder, admission, now_s = self._builder, self._core.admission, self._clock()
         params = builder.check(params)
+        # Before the prompt is tokenized: work on a request that is refused anyway would be in vain.
         admission.reserve(now_s, params.n, client=client)
         try:
             content, salt = split_prompt(prompt, None, cache_salt)
@@ -230,8 +234,10 @@ class LLMEngine(EngineFacts):
             )
             admission.check_tokens(now_s, client)
         finally:
+            # Whether it is refused now or in the journal from `add` on: the journal counts its own.
             admission.give_back(params.n, client)
         hold_back = cast("HoldBack", self.vllm_config.hold_back)
+        # Wall-clock time, as vLLM's `RequestMetrics` have it; all other times are monotonic.
         outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
         self._outputs[request_id] = outputs
         self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
@@ -401,8 +407,10 @@ class LLMEngine(EngineFacts):
         if not self.log_stats:
             raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
         if self._metrics is None:
+            # Late, because most programs do without prometheus_client.
             from triolet.observability.prometheus import Metrics
 
             self._metrics = Metrics(self, prefix="vllm:")
+        # Brings the registry up to date.
         self._metrics.render()
         return list(self._metrics.registry.collect())

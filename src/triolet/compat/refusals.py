@@ -126,6 +126,7 @@ def refuse_given(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if name not in PARAMETERS:
             raise TypeError(f"Unexpected keyword argument {name!r}")
+        # Programs spell defaults out; only a value that asks for something is refused.
         if value is not None and value is not False:
             refuse(name, PARAMETERS[name], value)
 
@@ -170,6 +171,7 @@ def _refusing_method(name: str, reason: str) -> Callable[..., Any]:
     def method(self: object, *args: object, **kwargs: object) -> NoReturn:
         refuse(name, reason)
 
+    # `help()` and error messages show the name that the caller used.
     method.__name__ = name
     method.__doc__ = f"Not offered: {reason}.\n\nRaises:\n    UnsupportedFeature: always.\n"
     return method

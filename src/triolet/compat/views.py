@@ -91,6 +91,7 @@ class SchedulerView:
         """Make the view of an engine."""
         return cls(
             max_num_seqs=config.max_num_seqs,
+            # None leaves it to the scheduler, and vLLM's field is never None.
             max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
             max_model_len=info.max_model_len,
             policy=config.policy,
@@ -120,6 +121,7 @@ class Tokenizer:
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
+        # transformers' `decode` takes a single id, too.
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -101,6 +101,7 @@ class BeamSearchSequence:
     def score(self, length_penalty: float) -> float:
         """Return the score for comparisons; the end-of-sequence token does not count as length."""
         length: float = float(len(self.tokens)) ** length_penalty
+        # As in vLLM, the prompt counts as length, too.
         return self.cum_logprob / length
 
 
@@ -144,6 +145,7 @@ class BeamSearch:
         self, beam: BeamSearchSequence, position: Mapping[int, Logprob], token_id: int, logprob: float
     ) -> BeamSearchSequence:
         is_end = token_id in self._eos
+        # Also in vLLM its log-probability counts, whether it is shown or not.
         hides_token = is_end and not self._params.include_stop_str_in_output
         return attrs.evolve(
             beam,

@@ -40,6 +40,7 @@ async def beam_search(
         RequestFailed: a beam could not be computed, or not before its deadline.
         Overloaded: the engine has no places for `beam_width` requests.
     """
+    # Twice the width, as in vLLM: choices that end an answer leave the beam.
     num_choices = min(2 * params.beam_width, engine.model_info.vocab_size)
     most = engine.config.max_logprobs
     if most != -1 and num_choices > most:
@@ -86,6 +87,7 @@ async def _complete_all(
 
 def _choices(output: RequestOutput) -> Position:
     [answer] = output.outputs
+    # Its deadline may have ended it before its first step.
     if not answer.logprobs:
         raise RequestFailed(output.request_id, f"a beam got no token before it ended: {answer.finish_reason}")
     return answer.logprobs[0]

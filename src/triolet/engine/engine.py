@@ -98,6 +98,7 @@ class Engine:
         self.config = config
         self._run, self._opened_s = TrioRunGuard(), trio.current_time()
         self._core, self._channels, self._progress, self._grammars = core, channels, progress, grammars
+        # Requests without a seed draw theirs from here: an engine of one seed repeats its answers.
         seeds = random.Random(config.seed)
         builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         preparation = RequestPreparation(builder, channels, progress, grammars)

@@ -91,5 +91,6 @@ def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
         if first.output_token_ids
         else min(num_computed, num_prompt_tokens),
     )
+    # A preemption takes back what was computed, and progress never decreases for its reader.
     submission.progress = progress.after(submission.progress)
     return submission.progress

@@ -56,6 +56,7 @@ async def open_engine(
     chosen = EngineConfig.of(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
+            # Once it is loaded: collections need not look at its objects again.
             with frozen_gc():
                 yield engine
 
@@ -101,14 +102,17 @@ async def run_engine(
         ENGINE_INDICES.give_back(engine.index)
         await _send_last_spans(engine)
     if core.scheduler is not None:
+        # The actors are gone, and with them the step; its blocks would stay in quarantine.
         core.scheduler.abandon_step()
     if failure is not None:
         raise failure
+    # Last, so that an error of the caller's own is not replaced by this one.
     engine._availability.check_death_told()
 
 
 async def _send_last_spans(engine: Engine) -> None:
     if engine._tracing is not None:
+        # Requests that ended since the last step make spans, too.
         engine.tell_stat_loggers()
         # Shielded: the last spans are sent also if the scope is cancelled. That takes seconds at most.
         with trio.CancelScope(shield=True):

@@ -127,6 +127,7 @@ def resumed(saved: SavedRequest) -> Submission:
         request_id=saved.request_id,
         priority=saved.priority,
         client=saved.client,
+        # Saved as remaining time: the clocks of two processes have nothing in common.
         deadline_s=math.inf if saved.time_left_s is None else now_s + saved.time_left_s,
         queue_timeout_s=math.inf if saved.queue_time_left_s is None else saved.queue_time_left_s,
         cache_salt=saved.cache_salt,

@@ -156,6 +156,7 @@ def _build(
     on_progress: OnProgress | None,
 ) -> CausalModel:
     plans = plan_tensors(parsed, checkpoint.tensors)
+    # Names and shapes come first: they take no time, and the weights may take minutes.
     check_fit(parsed, plans, checkpoint)
 
     def report(done_bytes: int, total_bytes: int) -> None:

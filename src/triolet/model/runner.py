@@ -141,6 +141,7 @@ class ModelRunner:
         """
         began_s = time.perf_counter()
         rows = self._table.decoded(plan)
+        # Anything but an argmax needs the logits, and Python between two steps.
         if self._background is None or not rows or not self._batch_for(rows).is_greedy:
             return None
         self._background.prepare()  # the thread wakes up while the input is prepared
@@ -189,6 +190,7 @@ class ModelRunner:
 
     def _sample(self, step: StepInput, logits: Tensor) -> tuple[Samples, tuple[PromptLogprobs, ...]]:
         prompts = prompt_logprobs(step.prompted, logits[len(step.sampled) :])
+        # The rows to sample from come first, then those of prompt log-probabilities.
         logits = logits[: len(step.sampled)]
         apply_bitmasks_(logits, [row.mask for row in step.sampled])
         return self._batch_for(step.sampled).sample(logits) if step.sampled else NO_SAMPLES, prompts
@@ -251,6 +253,7 @@ class BackgroundRun:
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the next `count` steps, which `done_fd` has counted as over."""
         steps = self._run.steps(count)
+        # Only now: pages are touched slowly while a step is being computed.
         if self._run.is_over:
             self._runner.rest()
         return [self._result(step, is_newest=step is steps[-1]) for step in steps]
@@ -372,6 +375,7 @@ def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens
     Raises:
         ConfigError: the wish is more than one of the two allows.
     """
+    # One token of the prompt and one of the answer: anything less could serve no request.
     if num_kv_tokens < 2:
         raise ConfigError("num_kv_blocks", "enough for a prompt token and an answer token", num_kv_tokens)
     if max_model_len is None:

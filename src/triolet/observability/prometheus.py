@@ -204,6 +204,7 @@ class Metrics:
     # ---------------------------------------------------------------------------------------- making
 
     def _make(self, kind: Any, name: str, text: str, **more: Any) -> Any:
+        # A registry of its own, so that several engines of one program do not collide.
         family = kind(self._prefix + name, text, LABELS, registry=self.registry, **more)
         return family.labels(**self._labels)
 
@@ -281,9 +282,11 @@ class Metrics:
             "request_prefill_kv_computed_tokens": finished.num_prompt_tokens - finished.num_cached_tokens,
             "e2e_request_latency_seconds": finished.e2e_latency,
         }
+        # Once per prompt: with n > 1 each answer is recorded, too.
         if finished.is_last:
             longest = max(answer.metrics.num_generation_tokens for answer in finished.answers)
             seen |= {"request_max_num_generation_tokens": longest, "request_params_n": finished.n}
+        # 0 for a request that ended before its first step.
         if metrics.scheduled_ts:
             seen["request_queue_time_seconds"] = metrics.queued_time
         if num_tokens:

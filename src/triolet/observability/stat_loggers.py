@@ -115,6 +115,7 @@ class StatLoggers:
         if (iteration := self._stats.take()) is None:
             return
         if self._idle_since_s is not None and now_s - self._idle_since_s >= LOG_INTERVAL_S:
+            # Tokens of before the pause would be counted as those of the last ten seconds.
             self._line.forget()
             self._window_began_s = now_s
         statistics = self._statistics()
@@ -126,6 +127,7 @@ class StatLoggers:
             self._tell(lambda guest: guest.log())
 
     def _tell(self, call: Callable[[StatLogger], None]) -> None:
+        # A copy: one that fails is removed meanwhile.
         for guest in tuple(self._loggers):
             try:
                 call(guest)

@@ -80,6 +80,7 @@ class WireError(TrioletError):
     def retry_after(self) -> int | None:
         """Value of the Retry-After header, in whole seconds; None if another attempt makes no sense."""
         seconds = self.retry_after_s
+        # A 503 passes, at the latest with the next server.
         if seconds is None and self.status == 503:
             seconds = RESTART_S
         return None if seconds is None else max(math.ceil(seconds), 1)
@@ -168,6 +169,7 @@ def _named(error: InvalidRequest, code: str, names: Mapping[str, str]) -> WireEr
     """Return the error with the name of the field as the client wrote it, also where its sentence begins with it."""
     field, message = error.field or "", str(error)
     name = names.get(field, field)
+    # Errors of the engine begin with the field that they are about.
     if field and message.startswith(f"{field} "):
         message = name + message.removeprefix(field)
     return WireError(message, code=code, param=name or None)

@@ -99,6 +99,7 @@ class _Writer:
 
     def _opening(self, mark: str, text: str = TEXT) -> Iterable[str]:
         """Return the rules for text up to the delimiter of a call; with a form there is no text."""
+        # An answer with a form is nothing but calls or the form: there is no text around them.
         if self.form is not None:
             yield f"opening: {self._mark(mark)}"
         else:
@@ -112,6 +113,7 @@ class _Writer:
 def _unlike_calls(form: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form without objects that would be parsed as calls, unless it names their keys itself."""
     named = {*form.get("properties", ()), *form.get("required", ())}
+    # `false` as a property's schema forbids the property.
     free = {key: False for key in ("arguments", "parameters") if key not in named}
     return {**form, "allOf": [*form.get("allOf", ()), {"properties": free}]} if free else dict(form)
 
@@ -119,6 +121,7 @@ def _unlike_calls(form: Mapping[str, Any]) -> dict[str, Any]:
 def _call_schema(tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     """Return the schema of a call; definitions that the parameters refer to as `#/$defs/...` move to its top."""
     parameters = dict(tool["parameters"])
+    # `#` is the schema of the call, and not that of the parameters within it.
     definitions = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
     return {
         **definitions,

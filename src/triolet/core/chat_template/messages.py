@@ -58,6 +58,7 @@ def plain_data(value: object, field: str, *, nesting: int = 0) -> Any:
     """
     if value is None or isinstance(value, bool):
         return value
+    # A subclass could run code of the caller's amid the template.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):

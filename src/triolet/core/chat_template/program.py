@@ -76,6 +76,7 @@ class TemplateProgram:
         try:
             for piece in template.root_render_func(template.new_context(dict(variables))):
                 pieces.append(piece)
+                # Counted while it renders: a loop of a template could fill the memory before its end.
                 num_chars += len(piece)
                 if num_chars > max_output_chars:
                     raise LimitReached(f"its output passed the limit of {max_output_chars} characters")
@@ -101,6 +102,7 @@ def _as_chat_template_error(error: Exception, line: int | None) -> ChatTemplateE
         text = f"the chat template refused the messages: {error.message}"
     elif isinstance(error, LimitReached):
         text = f"the chat template was stopped{place}: {error}"
+    # A message with an address in it shows an object of ours, and differs each time.
     elif isinstance(error, TemplateError | TypeError | ArithmeticError) and " at 0x" not in str(error):
         text = f"the chat template failed{place}: {getattr(error, 'message', error)}"
     else:
@@ -148,6 +150,7 @@ class ChatTemplate:
         self._max_work = max_work
         self._source = source
         self._program = TemplateProgram.compile(source, Meter(max_work))
+        # What callers may pass is what a template reads beyond these.
         own_names = {"messages", "tools", "add_generation_prompt", "strftime_now", *tokens}
         self._variables = self._program.variables - own_names
 

@@ -17,8 +17,7 @@ A block is always in exactly one of four states, and `check()` proves it:
     step end: quarantined -> cached or free
 
 Publishing (`keep`) is only possible while a block is in use: what an aborted request was writing is never
-found again. Tables are released from their end, so that under pressure the beginnings, which others share
-most likely, go last.
+found again.
 
 The owner of a cached block is the server's key whose request published it, and without keys there is only one.
 An owner loses a block only while no other one has more. In one LRU list of all, the key that computes most would
@@ -224,6 +223,7 @@ class BlockPool:
             block_ids: a block table, in order.
             step_id: the step in flight that still works on them, if there is one.
         """
+        # From its end, so that beginnings, which others share most likely, are evicted last.
         for block_id in reversed(block_ids):
             assert self.ref_counts[block_id] > 0, f"block {block_id} released twice"
             self.ref_counts[block_id] -= 1

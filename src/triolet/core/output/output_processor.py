@@ -184,6 +184,7 @@ class OutputCollector:
         entry, params = self.entry, self.entry.request.params
         if params.prompt_logprobs is None or entry.wants_prompt_logprobs:
             return None
+        # Described once, since CUMULATIVE streams show them in every output.
         if self._prompt_logprobs is None:
             self._prompt_logprobs = self._described_positions()
         return self._prompt_logprobs
@@ -253,6 +254,7 @@ class ParallelCollector:
 
     def has_output(self) -> bool:
         """Return True if `take` has an output."""
+        # FINAL_ONLY readers get all answers in one output.
         whether = all if self._comes_at_once else any
         return whether(collector.has_output() for collector in self._collectors)
 
@@ -265,6 +267,7 @@ class ParallelCollector:
 
     def _with_prompt(self, output: RequestOutput) -> RequestOutput:
         """Add the prompt's log-probabilities, which are computed once, to the outputs of each answer."""
+        # The first answer's own collector has them already.
         index = output.outputs[0].index
         prompt_logprobs = self._collectors[0].prompt_logprobs() if index else None
         if prompt_logprobs is None:
@@ -277,6 +280,7 @@ class ParallelCollector:
         """Take from the next collector in turn that has an output."""
         turns = [*self._collectors[self._turn :], *self._collectors[: self._turn]]
         place = next(place for place, collector in enumerate(turns) if collector.has_output())
+        # In turns, so that one fast answer does not keep back the others.
         self._turn = (self._turn + place + 1) % len(turns)
         output = self._with_prompt(turns[place].take())
         is_last = all(c.finish_reason is not None and not c.has_output() for c in self._collectors)
@@ -334,6 +338,7 @@ class OutputProcessor:
             collector.finish(FinishReason.STOP, delta.stop_reason)
             return True
         if entry.finish_reason is not None:
+            # The end of the answer: what was held back for a stop string is text after all.
             collector.put(text.flush(), 0)
             collector.finish(entry.finish_reason, entry.stop_reason)
         return False

@@ -136,6 +136,7 @@ class RequestOutput:
             aggregate: join texts, tokens and logprobs, as DELTA outputs want it; otherwise the later answer replaces
                 the earlier one of the same index.
         """
+        # With n > 1 each output of a stream has one answer, and any of them may be missing.
         answers = {answer.index: answer for answer in self.outputs}
         for answer in next_output.outputs:
             earlier = answers.get(answer.index)
@@ -144,6 +145,7 @@ class RequestOutput:
             next_output,
             outputs=tuple(answers[index] for index in sorted(answers)),
             finished=self.finished or next_output.finished,
+            # DELTA streams have them in their first output only.
             prompt_logprobs=next_output.prompt_logprobs or self.prompt_logprobs,
         )
 

@@ -306,6 +306,7 @@ class SamplingParams:
         """
         offered = {name: value for name, value in fields.items() if value or name not in NOT_OFFERED}
         _refuse_unknown(cls, offered)
+        # None is a value of `max_tokens`: no limit. Elsewhere it means that nothing was given.
         said = {name: value for name, value in offered.items() if value is not None or name == "max_tokens"}
         return cls(logit_bias=checks.clamped_logit_bias(logit_bias), **said)
 
@@ -317,6 +318,7 @@ class SamplingParams:
         self._check_sampling()
         self._check_lengths()
         if self.temperature == 0.0:
+            # All answers would be the same.
             if self.n > 1:
                 raise refuse("n", "must be 1 when using greedy sampling", self.n)
             # Greedy sampling ignores the filters; neutral values let equal requests compare equal.
@@ -340,6 +342,7 @@ class SamplingParams:
             raise refuse("temperature", "must be non-negative", self.temperature)
         if self.temperature > 2.0:
             raise refuse("temperature", "must be in [0, 2]", self.temperature)
+        # Also refuses nan, which no comparison accepts.
         if not 0.0 < self.top_p <= 1.0:
             raise refuse("top_p", "must be in (0, 1]", self.top_p)
         if self.top_k < -1:

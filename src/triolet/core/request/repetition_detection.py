@@ -80,6 +80,7 @@ def is_repeating(token_ids: Sequence[int], params: RepetitionDetectionParams) ->
     """
     if not params.max_pattern_size:
         return False
+    # A longer pattern does not fit `min_count` times.
     longest = min(params.max_pattern_size, len(token_ids) // params.min_count)
     return any(
         token_ids[-1] == token_ids[-1 - size] and _ends_in_repeats(token_ids, size, params.min_count)

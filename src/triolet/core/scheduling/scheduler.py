@@ -183,6 +183,7 @@ class Scheduler:
     def guide(self, serial: int, guidance: TokenMask) -> None:
         """Set the mask of the next token of an answer; end the request if no token may follow."""
         sequence = self._queues.live.get(serial)
+        # A late answer: the request has ended, or another token has come meanwhile.
         if sequence is None or len(sequence.entry.output_token_ids) != guidance.position:
             return
         sequence.entry.guidance = guidance
@@ -228,12 +229,14 @@ class Scheduler:
 
     def apply(self, result: StepResult, now_s: float) -> None:
         """Apply the result of a step; a result of any other plan than the one in flight changes nothing."""
+        # A late result of a step that was abandoned.
         if self._in_flight is None or result.step_id != self._in_flight.step_id:
             return
         plan = self._in_flight
         if result.is_last:
             self._in_flight = None
             self.pool.end_quarantine(result.step_id)
+        # Nothing was computed, so none of the counts below may change.
         if result.out_of_memory is not None:
             self._make_smaller(plan, result.out_of_memory)
             return

@@ -56,6 +56,7 @@ class AnswerParser:
         events = list(self._with_calls(self._reasoning.finish() if self._reasoning else []))
         events += self._tools.finish() if self._tools else []
         found = list(self._spaced(self._allowed(events)))
+        # Whitespace at the end of a text is part of it; behind a call it is not.
         if self._spacing and not self._follows_call:
             found.append(TextPiece(self._spacing))
         self._spacing = ""
@@ -122,10 +123,12 @@ def tool_parser_of(template: str) -> str | None:
     """
     if "tools" not in template:
         return NO_TOOLS
+    # GLM and Qwen3-Coder write this mark, too, but no JSON behind it.
     if "<tool_call>" in template and "<arg_key>" not in template and "<function=" not in template:
         return "hermes"
     if "[TOOL_CALLS]" in template:
         return "mistral"
+    # Llama 3 writes bare JSON without a mark, so its template is known by other tokens.
     if "<|python_tag|>" in template or "<|start_header_id|>" in template:
         return "llama3_json"
     return None

@@ -89,8 +89,10 @@ class ObjectCall:
 
     def _try_to_begin(self) -> list[AnswerEvent]:
         scanner = self._scanner
+        # Not before its name: until then it may still be text.
         if scanner.name is None or scanner.is_broken or not self._is_name(scanner.name):
             return []
+        # A function without parameters may be called without arguments, which clients get as `{}`.
         takes_none = scanner.is_over and not scanner.has_arguments and not self._needs_arguments
         if not scanner.has_arguments and not takes_none:
             return []

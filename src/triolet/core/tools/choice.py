@@ -39,6 +39,7 @@ def bound_calls(
 ) -> dict[str, Any]:
     """Return the value of `StructuredOutputsParams.tool_calls`; a tool that is not strict takes any object."""
     listed = [
+        # Without `strict` a schema only advises the model, as with OpenAI.
         {"name": tool.name, "parameters": object_schema(tool) if tool.strict else {"type": "object"}}
         for tool in tools
     ]
@@ -53,6 +54,7 @@ def leaves_room_for_calls(form: StructuredOutputsParams) -> bool:
 def schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
     """Return the schema of a form that is JSON."""
     schema = json.loads(form.json) if form.json is not None else {"type": "object"}
+    # A schema may also be just true or false.
     return schema if isinstance(schema, dict) else {"anyOf": [schema]}
 
 
@@ -65,6 +67,7 @@ def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[st
         for keyword in ("$defs", "definitions"):
             own = schema.pop(keyword, None)
             for name, definition in own.items() if isinstance(own, Mapping) else ():
+                # `#/$defs/...` is looked up at the top of the whole schema, which all functions share.
                 if definitions.setdefault((keyword, name), definition) != definition:
                     raise wrong(
                         "tools",
@@ -89,6 +92,7 @@ def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# OpenAI's limit.
 MAX_TOOLS = 128
 
 
@@ -134,6 +138,7 @@ def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
     parsed = tuple(_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
     names = [tool.name for tool in parsed]
     for name in names:
+        # A call names its function, so two of one name could not be told apart.
         if names.count(name) > 1:
             raise wrong("tools", "must have names of their own", name)
     return parsed
@@ -148,6 +153,7 @@ def _parse_tool(tool: object, field: str) -> FunctionTool:
         raise UnsupportedFeature(
             f"{field}.type must be 'function', got {shown(kind)}", field=f"{field}.type", got=kind
         )
+    # In Responses the function's fields stand beside its type.
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
         raise wrong(f"{field}.function", "must be a mapping", function)

@@ -27,6 +27,7 @@ class CallsOrForm:
             return self._calls.feed(text)
         has_begun = bool(self._held.strip(WHITESPACE))
         self._held += text
+        # Whitespace before the first brace decides nothing.
         return self._decided(self._calls.feed(text if has_begun else text.lstrip(WHITESPACE)))
 
     def _decided(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
@@ -40,5 +41,6 @@ class CallsOrForm:
     def finish(self) -> list[AnswerEvent]:
         if self._is_form:
             return []
+        # Without any event so far the answer is too short to be a call.
         events = self._calls.finish()
         return events if self._is_calls else self._decided(events or [TextPiece(self._held)])

@@ -93,6 +93,7 @@ class Automaton:
         self._held = self._held[num_used:]
         if call.is_whole or call.is_broken:
             self._call = None
+            # Nothing was told of it yet, so it is text after all.
             if not call.has_begun:  # the character that broke it may begin something else
                 self._state, self._held = self._in_text, call.raw[-1] + self._held
                 return _text(call.raw[:-1])

@@ -55,6 +55,7 @@ class ValueScanner:
         """Read on; return the place behind the last character that belongs to the value."""
         for place in range(start, len(text)):
             char = text[place]
+            # A number, true, false or null has no last character of its own.
             if self._is_scalar and (char in ",]}" or char in WHITESPACE):
                 self.is_over = True
                 return place

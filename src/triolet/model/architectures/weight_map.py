@@ -74,6 +74,7 @@ class _Planner:
 
     def linear(self, ours: str, theirs: tuple[str, ...], outs: Shape, size_in: int, *, bias: bool) -> None:
         """Plan projections to `outs`, joined into one; a single name is a checkpoint that has them joined already."""
+        # The checkpoint has them joined already, in the same order.
         if len(theirs) == 1:
             outs = (sum(outs),)
         flip = self.names.transposed
@@ -96,6 +97,7 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
             head has weights of its own.
     """
     names, hidden = config.names, config.hidden_size
+    # A checkpoint of the bare decoder, without the head around it, has no prefix.
     prefix = "" if f"{names.final_norm}.weight" in available else names.prefix
     planner = _Planner(names, prefix)
     embedding, head = f"{prefix}{names.embedding}", names.head
@@ -217,6 +219,7 @@ class WeightReader:
         """Return the sources stacked along rows, each read directly into its place."""
         names = [name for name, _ in plan.sources]
         dtypes = {self._checkpoint.dtype_of(name) for name in names}
+        # `torch.cat` promotes them to a common dtype.
         if len(dtypes) > 1:
             return torch.cat([self._checkpoint.read(name) for name in names])
         rows = [shape[0] for _, shape in plan.sources]

@@ -107,6 +107,7 @@ class CpuRun:
         self._run.is_halted = 1
 
 
+# The activations that the C++ step knows, as its struct numbers them.
 _GELU = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -181,6 +182,7 @@ class CpuDecoder:
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden = torch.empty(len(batch.token_ids), self._model.hidden, dtype=self._spec.dtype)
         step = self._step(batch, hidden=hidden.data_ptr())
+        # Stop before the output head.
         step.num_logits = 0
         self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         return hidden
@@ -229,8 +231,10 @@ class CpuDecoder:
 
     def _background_thread(self) -> ctypes.c_void_p:
         if self._background is None:
+            # ctypes takes results for 32-bit integers, which would cut the address.
             self._cpp.triolet_background_open.restype = ctypes.c_void_p
             self._background = ctypes.c_void_p(self._cpp.triolet_background_open())
+            # The thread ends with the model.
             weakref.finalize(self, self._cpp.triolet_background_close, self._background)
         return self._background
 
@@ -256,6 +260,7 @@ class CpuDecoder:
             num_threads=torch.get_num_threads(),
             **outputs,
         )
+        # C++ reads them by address: they must live as long as the struct.
         step.kept = batch, keys, values
         return step
 
@@ -345,6 +350,7 @@ class _Planner:
         self.kept += (head, argmax_filter)
         if not is_tied:
             self.kept.append(embedding)
+        # Packed by now: the memory of an untied head goes back before the layers are read.
         del weight
         trim_heap()
         return head, argmax_filter, None if is_tied else embedding

@@ -39,6 +39,7 @@ class TokenCounts:
     def after(self, token_ids: Iterable[int]) -> TokenCounts:
         """Return a copy with some more tokens of the answer."""
         later = copy(self)
+        # Deep enough that the copy may grow; `copy` shares them.
         later._places, later._token_ids = dict(self._places), self._token_ids.copy()
         later._counts = self._counts.copy()
         for token_id in token_ids:

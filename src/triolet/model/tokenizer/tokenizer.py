@@ -53,6 +53,7 @@ def token_pieces(backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) ->
 
     @lru_cache(MAX_KEPT)
     def piece(token_id: int) -> str | None:
+        # The second one shows the text after the beginning, where many decoders strip a space.
         at_beginning, twice = decode(token_id), decode(token_id, token_id)
         if BROKEN in twice or not twice.startswith(at_beginning):
             return None
@@ -127,6 +128,7 @@ class TextTokenizer:
         if not isinstance(messages, ChatPrompt):
             messages = ChatPrompt(messages=messages)
         template = self._template(messages.chat_template)
+        # The model would never see them.
         if messages.tools and not template.reads_tools:
             raise UnsupportedFeature(
                 "tools must be empty: the model's chat template has no place for them", field="tools"
@@ -148,6 +150,7 @@ class TextTokenizer:
                 "prompt must be text or token ids: the model has no chat template", field="prompt"
             )
         if isinstance(self.chat_template, ChatTemplateError):
+            # A new one for each request: a shared one would collect the tracebacks of all.
             raise ChatTemplateError(*self.chat_template.args)
         return self.chat_template
 
@@ -226,6 +229,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextToke
     backend = _load_backend(folder, trust_remote_code=trust_remote_code)
     if backend is None:
         return None
+    # Some folders save these settings of their training; a prompt is never cut or padded.
     backend.no_truncation()
     backend.no_padding()
     settings = _read_json(folder / "tokenizer_config.json")
@@ -254,6 +258,7 @@ def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokeni
             raise ModelFileError(path, f"is not a tokenizer: {error}") from error
     if not any((folder / name).is_file() for name in SLOW_TOKENIZER_FILES):
         return None
+    # Late: importing transformers takes seconds, and few folders need it.
     from transformers import AutoTokenizer
 
     try:

@@ -139,6 +139,7 @@ class CallOutput:
 
     @property
     def ids(self) -> tuple[str, ...]:
+        # In the order in which `new_id` made them, which a replay repeats.
         return self.call_id, self.id
 
     def begin(self) -> list[Event]:
@@ -191,4 +192,5 @@ def messages_of(items: Sequence[OutputItem]) -> list[dict[str, Any]]:
     if not texts and not calls:
         return []
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    # Reasoning is left out: models are trained on histories without it.
     return [{**message, "tool_calls": calls}] if calls else [message]

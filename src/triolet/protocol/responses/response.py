@@ -152,6 +152,7 @@ class ResponseBuilder:
             return []
         completion = output.outputs[0]
         if self.survives_restart and completion.finish_reason is FinishReason.SHUTDOWN:
+            # No event: the next server emits the rest, and the client has seen no end.
             self.is_handed_over = True
             return []
         piece = ResponseDelta.of(completion, self.request.num_top)
@@ -308,6 +309,7 @@ class ResponseBuilder:
     def _over(self, kind: str, ending: dict[str, Any], now: int) -> Event:
         self._state = _State.OVER
         self._ending = {**ending, "metrics": self._metrics()}
+        # OpenAI: null for a response that ended in any other way.
         if ending["status"] == "completed":
             self._ending["completed_at"] = now
         return self.numbered({"type": kind, "response": self.response()})
@@ -327,6 +329,7 @@ class ResponseBuilder:
         Raises:
             EventsGone: some of them were dropped.
         """
+        # -1, the client's "from the beginning", is one before the first number.
         start = max(sequence_number + 1, 0) - self._log_start
         if start < 0:
             raise EventsGone
@@ -345,6 +348,7 @@ class ResponseBuilder:
     # ---------------------------------------------------------------------------------------- numbers
 
     def _usage(self) -> dict[str, Any] | None:
+        # Counts that still change would be wrong in the first events.
         if self._last_output is None or not self._ending:
             return None
         num_input, num_output = len(self._last_output.prompt_token_ids), self._num_output_tokens

@@ -162,6 +162,7 @@ def responses_context(
         max_active=config.max_active_responses,
         max_lanes=config.max_lanes,
         max_queued=config.max_queued_responses,
+        # Room for some messages of full size, and for thousands of ordinary ones.
         max_queued_bytes=4 * config.max_message_bytes,
         local_budget=StoreBudget(config.max_connection_stored_bytes),
         saves_snapshot=config.snapshot is not None,
@@ -194,11 +195,13 @@ def access_to(engine: Engine, config: GatewayConfig) -> Access:
 
 
 def _names(engine: Engine) -> tuple[str, ...]:
+    # The model is also served under the path or hub id that it was loaded by.
     return tuple(dict.fromkeys(filter(None, (engine.model_name, engine.config.model))))
 
 
 def new_id(prefix: str) -> str:
     """Return an unguessable id."""
+    # Where there are no keys, an id is all that protects a stored response.
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
@@ -279,6 +282,7 @@ class ActiveResponses:
         answer = self.find(response_id, owner)
         if answer is not None:
             active = self._responses[response_id]
+            # First, since the cancelled task emits nothing more.
             active.emit(answer.cancel(now))
             active.scope.cancel()
         return answer

@@ -23,6 +23,7 @@ from triolet.protocol.responses.response_items import ResponseHistory
 from triolet.protocol.responses.snapshot import MAX_BYTES, ReplaySkipper, SavedResponse, from_bytes, to_bytes
 from triolet.server.responses.service import ResponsesService
 
+# Renamed and not removed: the next start does not read it again, and nothing is lost.
 REFUSED: Final = ".refused"
 
 log = logging.getLogger("triolet.gateway")
@@ -52,6 +53,7 @@ def write_file(path: Path, data: bytes) -> None:
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            # Before the rename, or a power failure could leave an empty file under the final name.
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
@@ -68,6 +70,7 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:
     """
     try:
         with path.open("rb") as file:
+            # One more, so that a longer file is noticed without reading all of it.
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         return None
@@ -100,7 +103,7 @@ async def save_responses(path: Path, gateway: ResponsesService, snapshot: Snapsh
 
 
 async def collect_responses(gateway: ResponsesService, snapshot: Snapshot) -> list[SavedResponse]:
-    """Return the resumable responses to save, finished ones first; see `save_responses`."""
+    """Return the resumable responses to save, those that go on first; see `save_responses`."""
     saved = {request.request_id: request for request in snapshot.requests}
     kept = []
     for answer, owner in await gateway.resumable.run_all_to_end():
@@ -108,6 +111,7 @@ async def collect_responses(gateway: ResponsesService, snapshot: Snapshot) -> li
         if history is not None and (answer.is_over or request is not None):
             engine = None if answer.is_over or request is None else _encoded(snapshot, request)
             kept.append(SavedResponse.of(answer, history, owner, engine))
+    # `to_bytes` leaves out the last ones if the file would be too long.
     return sorted(kept, key=lambda one: one.engine is None)
 
 

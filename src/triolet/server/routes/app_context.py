@@ -71,6 +71,7 @@ class AppContext:
         Raises:
             WireError: the key has reached its limit.
         """
+        # An app without a gateway has no limits per key.
         return nullcontext() if self.gateway is None else self.gateway.acquire_slot(owner)
 
     def arguments(self, request: Request, body: GenerationRequest) -> dict[str, Any]:
@@ -125,5 +126,6 @@ def deadline_of(request: Request, timeout_s: float | None) -> float | None:
         return None
     if not min(seconds) > 0:  # NaN is not, either
         raise wrong(TIMEOUT_HEADER, "above 0 seconds", min(seconds))
+    # From the arrival, since reading a long body takes time as well.
     arrived_s: float = request.scope["state"].get("arrived_s", trio.current_time())
     return arrived_s + min(seconds)

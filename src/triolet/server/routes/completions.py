@@ -40,6 +40,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
         choices = []
         with refusals(self.body), self.context.acquire_slot(self.owner):
             async with AsyncExitStack() as stack:
+                # One after the other: all compute meanwhile, and outputs that are not read yet are merged.
                 for place, stream in enumerate(await self._enter(stack)):
                     async for output in stream:
                         choices += self._add(place, output)
@@ -72,6 +73,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
 
     async def _send_all(self, events: EventSender, streams: list[TokenStream]) -> None:
         """Send the chunks of several prompts as they come; only one task sends."""
+        # Without a buffer: readers wait for a slow client, and the engine merges their outputs.
         sending, receiving = trio.open_memory_channel[tuple[int, RequestOutput]](0)
         failed: list[Exception] = []
 

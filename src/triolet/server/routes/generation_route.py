@@ -51,6 +51,7 @@ class GenerationHandler(ABC, Generic[Body]):
         """Return the response: a stream of events, or the complete body."""
         if self.body.stream:
             return EventStream(self.stream)
+        # `EventStream` does the same for a stream.
         return JSONResponse(await cancel_on_disconnect(request.receive, self.complete))
 
     def tell_vendor_events(self, events: EventSender, stream: TokenStream) -> None:

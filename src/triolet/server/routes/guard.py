@@ -93,6 +93,7 @@ class AccessMiddleware:
         return {
             "access-control-allow-origin": allowed,
             "access-control-expose-headers": SHOWN_HEADERS,
+            # Caches must not answer one origin with the headers of another.
             "vary": "Origin",
         }
 
@@ -112,6 +113,7 @@ class _Response:
             self.has_started, self.status = True, message["status"]
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             headers["x-request-id"] = self._request_id
+            # A browser must not take generated text for a script or a page.
             headers["x-content-type-options"] = "nosniff"
             headers.update(self._more)
             message = {**message, "headers": headers.raw}
@@ -121,6 +123,7 @@ class _Response:
 def _request_id(headers: Headers) -> str:
     """Return the client's own request id if it is valid, otherwise a new one."""
     given = headers.get("x-request-id", "")
+    # It goes into headers and logs, so line breaks and the like are refused.
     return given if REQUEST_ID.fullmatch(given) else new_id("req")
 
 

@@ -66,6 +66,7 @@ async def version(request: Request) -> Response:
 async def requests(request: Request) -> Response:
     """List the live requests; with keys, those of the same key."""
     context = context_of(request)
+    # Prompts are not shown, but ids and lengths of other keys' requests would be.
     live = context.engine.requests(owner_of(request))
     return JSONResponse(
         {"object": "list", "data": [{"object": "request", **attrs.asdict(one)} for one in live]}

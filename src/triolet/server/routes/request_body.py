@@ -40,6 +40,7 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
     limits = json_limits(context.config)
     with context.input_budget.reservation(client_of(request)) as reservation:
         body = await _read(request, context.config.max_body_bytes, reservation)
+        # A thread costs more than parsing a short body.
         if len(body) < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))
         return await parse_in_thread(lambda: structure(parse_object(body, limits)))
@@ -47,6 +48,7 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
 
 async def _read(request: Request, max_bytes: int, reservation: InputReservation) -> bytes:
     length = request.headers.get("content-length", "")
+    # Refused before any of it is read.
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
         raise _too_long(max_bytes)
     body = bytearray()
@@ -90,6 +92,7 @@ async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]
 
     async def listen() -> None:
         nonlocal is_disconnected
+        # The body was read already, so nothing else comes that matters.
         while (await receive())["type"] != "http.disconnect":
             pass
         is_disconnected = True

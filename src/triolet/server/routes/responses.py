@@ -28,6 +28,7 @@ from triolet.server.routes.sse import EventSender, EventStream
 
 EmitEvents = Callable[[Sequence[Event]], None]
 WaitForRoom = Callable[[], Awaitable[None]]
+# Any such number fits into 64 bits.
 MAX_NUMBER_DIGITS = 18
 
 
@@ -224,6 +225,7 @@ def _number(text: str) -> int:
 
 def not_found(sentence: str) -> WireError:
     """Return the error for an unknown response, or one of another key."""
+    # One error for both, so that an id of another key cannot be told from an unknown one.
     return WireError(sentence, code="response_not_found", status=404, param="response_id")
 
 

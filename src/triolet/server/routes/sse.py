@@ -100,6 +100,7 @@ class EventStream(Response):
     async def _run(self, events: EventSender, scope: Scope) -> None:
         async with trio.open_nursery() as nursery:
             events._nursery = nursery
+            # Proxies close connections on which nothing comes for a minute or so.
             nursery.start_soon(events.keep_alive)
             failure = await self._try_to_write(events)
             async with events._lock:  # what another task sends is not cut
@@ -108,6 +109,7 @@ class EventStream(Response):
             raise failure
         if failure is not None:
             error = of_exception(failure)
+            # The client is not told what happened, so the log is.
             if error.status == 500:
                 log_failure(Request(scope), failure)
             await events.send({"error": error.streamed_body()})

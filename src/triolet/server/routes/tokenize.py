@@ -107,6 +107,7 @@ async def tokenize(request: Request) -> Response:
         tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
     except Exception as error:
         said = of_exception(error)
+        # The engine names its own field for both.
         said.param = "messages" if body.messages is not None else "prompt"
         raise said from error
     answer: dict[str, Any] = {
@@ -126,6 +127,7 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
     tokenizer, vocab_size = _tokenizer(context, body.model), context.engine.model_info.vocab_size
     for token_id in body.tokens:
+        # The tokenizer may know more tokens than the model, or none of this id.
         if not 0 <= token_id < vocab_size:
             raise wrong("tokens", f"in [0, {vocab_size})", token_id)
     text = await _in_thread(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
@@ -159,6 +161,7 @@ def _strings(tokenizer: TokenizerInterface, token_ids: tuple[int, ...]) -> list[
     return [tokenizer.decode((token_id,), skip_special_tokens=False) for token_id in token_ids]
 
 
+# One per Trio run: a limiter must not be shared between two of them.
 _threads = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads of /tokenize")
 
 

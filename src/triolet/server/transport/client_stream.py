@@ -65,6 +65,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
             trio.BrokenResourceError: the client has disconnected or does not read.
         """
         view = memoryview(data)
+        # In chunks: a time limit for all of `data` would depend on its length.
         for start in range(0, max(len(view), 1), SEND_CHUNK_BYTES):
             with trio.move_on_after(self.write_timeout) as timeout:
                 await self._transport.send_all(view[start : start + SEND_CHUNK_BYTES])
@@ -94,6 +95,7 @@ class ClientStream(trio.abc.HalfCloseableStream):
         await self._transport.aclose()
 
 
+# An ordinary request costs the budget nothing, and so it is never refused for the long ones of others.
 FREE_BYTES: Final = 2**14
 
 
@@ -139,6 +141,7 @@ class InputBudget:
         """Give `num_bytes` back."""
         self.num_bytes -= num_bytes
         self._by_client[client] -= num_bytes
+        # A client that left shall not be remembered for ever.
         if not self._by_client[client]:
             del self._by_client[client]
 

@@ -88,6 +88,7 @@ class Listener:
         listeners = await open_listeners(self.config)
         with self._connections:
             async with trio.open_nursery() as connections:
+                # Two scopes: `stop` ends the listening at once, and the connections at its deadline.
                 with self._listening:
                     serve = trio.serve_listeners
                     async with trio.open_nursery() as listening:
@@ -120,6 +121,7 @@ class Listener:
     async def _receive(self, socket_stream: trio.SocketStream) -> None:
         """Serve one connection within the limits; only Trio's own exceptions leave this task."""
         try:
+            # Fails if the client has disconnected already.
             address = str(socket_stream.socket.getpeername()[0])
         except OSError:
             return await trio.aclose_forcefully(socket_stream)
@@ -197,6 +199,7 @@ def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # HTTP/2 is not offered: WebSockets start as HTTP/1.1.
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(config.certfile, config.keyfile)
