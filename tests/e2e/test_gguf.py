@@ -7,18 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 
 import triolet
+from tests.e2e.server import serve
 from tests.model.gguf.test_gguf_models import PROMPT, generated, with_weights_of
 from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.tiny import make_model
 from triolet import EngineConfig, RequestOutputKind, SamplingParams
 from triolet.kernels.cpu import library
 from triolet.model import runner as runner_module
+from triolet.nano import PATH
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 
@@ -81,6 +84,36 @@ async def test_a_conversation_is_answered_as_with_the_folder(folder: Path) -> No
             output = await engine.complete(conversation, GREEDY)
             answers.append((output.prompt_token_ids, output.outputs[0].text, engine.model_info.generation))
     assert answers[0] == answers[1]
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags for triolet-nano in Q8_0; its pre-tokenizer has no name in GGUF, so its folder lends the tokenizer."""
+    path = tmp_path_factory.mktemp("nano") / "nano.gguf"
+    write_gguf(Path(PATH), path, "Q8_0", metadata=lambda writer: writer.add_eos_token_id(4))
+    return ["--model", str(path), "--tokenizer", str(PATH), "--num-kv-blocks", "64"]
+
+
+def test_a_file_answers_in_the_terminal(nano: list[str]) -> None:
+    command = [sys.executable, "-m", "triolet", "chat", "-q", "Count from 3 to 9, please.", *nano]
+    done = subprocess.run(
+        [*command, "--temperature", "0"], capture_output=True, text=True, timeout=110, check=True
+    )
+    assert done.stdout.strip() == "3, 4, 5, 6, 7, 8, 9."
+
+
+def test_a_file_is_served_over_http(nano: list[str]) -> None:
+    body = {"model": "nano.gguf", "messages": [{"role": "user", "content": "Spell tree"}], "temperature": 0}
+    with serve(*nano) as server:
+        request = urllib.request.Request(
+            f"{server.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+    assert answer["choices"][0]["message"]["content"] == "t-r-e-e."
+    assert answer["model"] == "nano.gguf"
 
 
 def test_the_command_line_takes_a_file(folder: Path) -> None:

@@ -50,7 +50,9 @@ class EngineConfig(Configuration):
         rule=text(optional=True),
     )
     tokenizer: str | None = option(
-        "Folder of the tokenizer, if it is not the model's.", default=None, rule=text(optional=True)
+        "Folder or GGUF file of the tokenizer, if it is not the model's.",
+        default=None,
+        rule=text(optional=True),
     )
     revision: str | None = option(
         "Branch, tag or commit of a hub model.", default=None, rule=text(optional=True)

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from tests.model.tiny import ASSISTANT_ID, BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, SYSTEM_ID, USER_ID
 
@@ -56,7 +56,10 @@ def write_gguf(
     metadata(writer)
     generator = np.random.default_rng(seed)
     matrices = 0
-    for name, weight in sorted(_converted(load_file(folder / "model.safetensors"), config).items()):
+    weights = {
+        name: weight.float().numpy() for name, weight in load_file(folder / "model.safetensors").items()
+    }
+    for name, weight in sorted(_converted(weights, config).items()):
         chosen = kind
         if weight.ndim > 1:
             matrices += 1
