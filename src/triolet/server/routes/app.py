@@ -20,6 +20,7 @@ from triolet.server.routes.errors import answer_error, answer_http_error
 from triolet.server.routes.guard import AccessMiddleware
 from triolet.server.routes.operations import health, metrics, model, models, ready, requests, version
 from triolet.server.routes.page import page, static
+from triolet.server.routes.pooling.embeddings import embeddings
 from triolet.server.routes.responses import (
     cancel_response,
     delete_response,
@@ -28,7 +29,7 @@ from triolet.server.routes.responses import (
     no_websocket,
     responses,
 )
-from triolet.server.routes.tokenize import detokenize, embeddings, tokenize
+from triolet.server.routes.tokenize import detokenize, tokenize
 
 
 def create_app(

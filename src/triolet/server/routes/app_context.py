@@ -16,6 +16,7 @@ from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.protocol.access import Access
 from triolet.protocol.errors import model_not_found, wrong
 from triolet.protocol.generation import GenerationRequest
+from triolet.protocol.pooling import PooledRequest
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.server.responses.generate import ActiveResponses, access_to, salt_of
 from triolet.server.responses.service import ResponsesService
@@ -74,8 +75,8 @@ class AppContext:
         # An app without a gateway has no limits per key.
         return nullcontext() if self.gateway is None else self.gateway.acquire_slot(owner)
 
-    def arguments(self, request: Request, body: GenerationRequest) -> dict[str, Any]:
-        """Return the arguments of `Engine.generate` beside prompt and parameters.
+    def arguments(self, request: Request, body: GenerationRequest | PooledRequest) -> dict[str, Any]:
+        """Return the arguments of `Engine.generate` or `encode` beside prompt and parameters.
 
         Raises:
             WireError: the key may not set this priority, or the deadline is invalid.

@@ -99,4 +99,5 @@ def _card(context: AppContext, name: str) -> dict[str, Any]:
         "root": context.engine.model_name,
         "parent": None,
         "max_model_len": context.engine.max_model_len,
+        "tasks": context.engine.model_info.tasks,
     }

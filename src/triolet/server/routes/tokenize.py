@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, after vLLM's, and `/v1/embeddings`, which is refused."""
+"""`POST /tokenize` and `/detokenize`, after vLLM's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.errors import InvalidPrompt
 from triolet.protocol.chat_completions import ChatMessages
-from triolet.protocol.completions import Prompts
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
 from triolet.protocol.json import structure
 from triolet.server.routes.app_context import AppContext, context_of
 from triolet.server.routes.request_body import read_json
 
 MAX_THREADS = 2  # of one app, so that any number of requests leaves processor time to the engine
-ENCODINGS = ("float", "base64")
 _NOT_OFFERED: Mapping[str, Any] = {
     "chat_template": None,
     "mm_processor_kwargs": None,
@@ -86,17 +84,6 @@ class DetokenizeRequest:
     model: str | None = None
 
 
-@attrs.frozen(kw_only=True)
-class EmbeddingsRequest:
-    """Body of `/v1/embeddings`."""
-
-    model: str
-    input: Prompts
-    encoding_format: str = "float"
-    dimensions: int | None = None
-    user: str | None = None
-
-
 async def tokenize(request: Request) -> Response:
     """Answer the tokens of a prompt, those of the chat template included."""
     context = context_of(request)
@@ -132,21 +119,6 @@ async def detokenize(request: Request) -> Response:
             raise wrong("tokens", f"in [0, {vocab_size})", token_id)
     text = await _in_thread(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
     return JSONResponse({"prompt": text})
-
-
-async def embeddings(request: Request) -> Response:
-    """Check the request and refuse it: embeddings are not supported."""
-    body = await read_json(request, lambda payload: structure(payload, EmbeddingsRequest))
-    context_of(request).check_model(body.model)
-    if body.encoding_format not in ENCODINGS:
-        raise wrong("encoding_format", " or ".join(ENCODINGS), body.encoding_format)
-    if body.dimensions is not None and body.dimensions < 1:
-        raise wrong("dimensions", "at least 1", body.dimensions)
-    raise WireError(
-        "This model generates text; embeddings are not supported by this server.",
-        code="unsupported_model",
-        param="model",
-    )
 
 
 def _tokenizer(context: AppContext, model: str | None) -> TokenizerInterface:

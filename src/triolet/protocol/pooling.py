@@ -1,0 +1,160 @@
+"""Request bodies and answer objects of pooled requests: `/v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt import Prompt
+from triolet.errors import InvalidRequest, UnsupportedFeature
+from triolet.protocol.chat_completions import ChatMessages
+from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
+from triolet.protocol.json import CONVERTER, Wrong, structure
+
+MAX_INPUTS = 2048  # OpenAI's
+ENCODINGS = ("float", "base64")
+# Fields of vLLM that are not offered, with the value that asks for what is done anyway.
+_NOT_OFFERED: Mapping[str, Any] = {
+    "add_special_tokens": True,
+    "chat_template": None,
+    "embed_dtype": "float32",
+    "endianness": "native",
+    "mm_processor_kwargs": None,
+}
+
+
+@attrs.frozen
+class Inputs:
+    """One input or several, each a text or token ids."""
+
+    prompts: tuple[Prompt, ...]
+
+    @classmethod
+    def of(cls, value: Any, _: Any = None) -> Inputs:
+        """Build the inputs from a text, a list of texts, a list of token ids, or a list of such lists."""
+        if isinstance(value, str) or (isinstance(value, list) and value and _are(int, value)):
+            return cls((value,))
+        if isinstance(value, list) and 0 < len(value) <= MAX_INPUTS and _are_inputs(value):
+            return cls(tuple(value))
+        raise Wrong(f"a text, token ids, or a list of 1 to {MAX_INPUTS} of either", value)
+
+
+def _are(kind: type, values: list[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def _are_inputs(values: list[Any]) -> bool:
+    return _are(str, values) or all(isinstance(one, list) and _are(int, one) for one in values)
+
+
+CONVERTER.register_structure_hook(Inputs, Inputs.of)
+
+
+@attrs.frozen(kw_only=True)
+class PooledRequest:
+    """Fields that bodies of pooled requests have in common; see `GenerationRequest` for those about scheduling."""
+
+    model: str
+    user: str | None = None
+    # Length to which longer inputs are cut, tokens; -1 is the longest that fits.
+    truncate_prompt_tokens: int | None = None
+    use_activation: bool | None = None  # see `PoolingParams`
+    timeout: float | None = None
+    priority: int = 0
+    client: str | None = None
+    cache_salt: str | None = None
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> Self:
+        """Build and check the request from its body.
+
+        Raises:
+            WireError: names the field, the rule and the value.
+        """
+        for name, harmless in _NOT_OFFERED.items():
+            if payload.get(name) not in (None, harmless):
+                raise unsupported(name, f"{name} is not supported by this server")
+        request = structure(payload, cls)
+        if request.timeout is not None and request.timeout <= 0:
+            raise wrong("timeout", "above 0 seconds", request.timeout)
+        request.check()
+        return request
+
+    def check(self) -> None:
+        """Check the rules that the types of the fields do not express."""
+
+    def refusal(self, error: InvalidRequest) -> WireError:
+        """Return the error for a request that the engine refuses."""
+        if isinstance(error, UnsupportedFeature) and error.field == "task":
+            return WireError(str(error), code="unsupported_model", param="model")
+        return of_exception(error, {"prompt": "input", "prompt_token_ids": "input"})
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsRequest(PooledRequest):
+    """Body of `/v1/embeddings`."""
+
+    input: Inputs | None = None
+    messages: ChatMessages | None = None  # a chat in place of the input
+    encoding_format: str = "float"
+    dimensions: int | None = None
+
+    def check(self) -> None:
+        if (self.input is None) == (self.messages is None):
+            raise (
+                missing("input or messages")
+                if self.input is None
+                else wrong("messages", "left out beside input", "both")
+            )
+        if self.encoding_format not in ENCODINGS:
+            raise wrong("encoding_format", " or ".join(ENCODINGS), self.encoding_format)
+        if self.dimensions is not None and self.dimensions < 1:
+            raise wrong("dimensions", "at least 1", self.dimensions)
+
+    @property
+    def prompts(self) -> tuple[Any, ...]:
+        """Prompts of the inputs."""
+        if self.input is not None:
+            return self.input.prompts
+        assert self.messages is not None
+        return ({"messages": list(self.messages.messages), "add_generation_prompt": False},)
+
+    def params(self) -> PoolingParams:
+        """Return the parameters for the engine."""
+        return PoolingParams(task="embed", dimensions=self.dimensions, use_activation=self.use_activation)
+
+    def answer(self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]) -> dict[str, Any]:
+        """Return the response."""
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": self._encoded(output.outputs)}
+                for index, output in enumerate(outputs)
+            ],
+            "model": self.model,
+            "usage": usage_of(outputs),
+        }
+
+    def _encoded(self, output: PoolingOutput) -> Any:
+        if self.encoding_format == "float":
+            return output.data.tolist()
+        return base64.b64encode(
+            output.data
+        ).decode()  # the numbers are little-endian on every supported machine
+
+
+def usage_of(outputs: Sequence[PoolingRequestOutput[PoolingOutput]]) -> dict[str, Any]:
+    """Return the counts of tokens of a call."""
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    num_cached = sum(output.num_cached_tokens for output in outputs)
+    return {
+        "prompt_tokens": num_tokens,
+        "total_tokens": num_tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }

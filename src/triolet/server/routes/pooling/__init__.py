@@ -1,0 +1,1 @@
+"""Routes of pooled requests: embeddings."""

@@ -1,0 +1,58 @@
+"""`POST /v1/embeddings`."""
+
+from __future__ import annotations
+
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from triolet.core.request.pooling_params import PoolingParams
+from triolet.errors import InvalidRequest, RequestFailed
+from triolet.protocol.errors import WireError
+from triolet.protocol.pooling import EmbeddingsRequest, PooledRequest
+from triolet.server.routes.app_context import AppContext, context_of, owner_of
+from triolet.server.routes.request_body import cancel_on_disconnect, read_json
+
+
+async def embeddings(request: Request) -> Response:
+    """Answer the embedding of each input."""
+    context = context_of(request)
+    body = await read_json(request, EmbeddingsRequest.of)
+    context.check_model(body.model)
+    return JSONResponse(body.answer(await pooled(request, context, body, body.params(), body.prompts)))
+
+
+async def pooled(
+    request: Request,
+    context: AppContext,
+    body: PooledRequest,
+    params: PoolingParams,
+    prompts: tuple[object, ...],
+) -> list[PoolingRequestOutput[PoolingOutput]]:
+    """Return the outputs of the prompts of a body; a client that disconnects aborts all of them.
+
+    Raises:
+        WireError: the engine refuses one of them.
+    """
+    arguments = context.arguments(request, body)
+
+    async def work() -> list[PoolingRequestOutput[PoolingOutput]]:
+        with context.acquire_slot(owner_of(request)):
+            return await context.engine.encode_all(
+                prompts,  # type: ignore[arg-type]
+                params,
+                truncate_prompt_tokens=body.truncate_prompt_tokens,
+                **arguments,
+            )
+
+    try:
+        return await cancel_on_disconnect(request.receive, work)
+    except InvalidRequest as error:
+        raise body.refusal(error) from error
+    except RequestFailed as error:
+        if (deadline_s := arguments["deadline"]) is not None and trio.current_time() >= deadline_s:
+            raise WireError(
+                "The request was not finished in time.", code="request_timeout", status=408
+            ) from error
+        raise

@@ -1,0 +1,113 @@
+"""Embeddings over HTTP, with the official openai client, which asks for base64 by default."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.e2e.server import Server, serve
+from tests.e2e.test_embeddings import PROMPTS, check
+from tests.model.tiny import change_json, make_model
+
+openai = pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_model("qwen3", tmp_path_factory.mktemp("models") / "tiny", with_tokenizer=True)
+    change_json(folder / "config.json", matryoshka_dimensions=[16, 32, 64])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    arguments = ("--model", str(folder), "--convert", "embed", "--num-kv-blocks", "64", "--dtype", "float32")
+    with serve(*arguments, "--max-num-batched-tokens", "32", "--max-num-seqs", "8") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_the_sdk_gets_the_embeddings_of_all_inputs_in_order(folder: Path, client: Any) -> None:
+    prompts = [list(prompt) for prompt in PROMPTS]
+    for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        answer = client.embeddings.create(model="tiny", input=prompts, **options)
+        assert [one.index for one in answer.data] == list(range(len(prompts)))
+        for prompt, one in zip(PROMPTS, answer.data, strict=True):
+            numbers = one.embedding
+            if isinstance(numbers, str):  # asked for by name, it is left to the caller
+                numbers = torch.frombuffer(bytearray(base64.b64decode(numbers)), dtype=torch.float32).tolist()
+            check(folder, prompt, numbers)
+        count = sum(map(len, prompts))
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (count, count)
+
+
+def test_texts_ids_and_a_chat_are_inputs(client: Any) -> None:
+    def embed(wish: Any, **options: Any) -> list[list[float]]:
+        return [one.embedding for one in client.embeddings.create(model="tiny", input=wish, **options).data]
+
+    [alone] = embed("hello")
+    [first, second] = embed(["hello", "there"])
+    assert first == pytest.approx(alone, abs=1e-5)
+    assert second != pytest.approx(alone, abs=1e-3)
+    assert len(embed([1, 2, 3])) == 1
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+    answer = client.post("/embeddings", body={"model": "tiny", **chat}, cast_to=object)
+    assert len(answer["data"][0]["embedding"]) == 64
+
+
+def test_dimensions_are_cut_and_the_rest_normalised(client: Any) -> None:
+    whole = torch.tensor(client.embeddings.create(model="tiny", input="hello").data[0].embedding)
+    cut = torch.tensor(client.embeddings.create(model="tiny", input="hello", dimensions=16).data[0].embedding)
+    assert abs(float(cut.norm()) - 1) <= 1e-6
+    assert (cut - torch.nn.functional.normalize(whole[:16], dim=0)).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "param", "text"),
+    [
+        ({"input": []}, "invalid_value", "input", "1 to 2048"),
+        ({"input": ["a"] * 2049}, "invalid_value", "input", "1 to 2048"),
+        ({"input": ["a", ""]}, "invalid_value", "input", "empty"),
+        ({"input": [[999]]}, "invalid_value", "input", "vocabulary"),
+        ({"input": [1] * 300}, "context_length_exceeded", "input", "256 tokens.* 300 tokens"),
+        ({"input": "a", "dimensions": 8}, "invalid_value", "dimensions", "one of 16, 32, 64"),
+        ({"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format", "float or base64"),
+        ({"input": "a", "embed_dtype": "float16"}, "unsupported_parameter", "embed_dtype", "not supported"),
+        ({}, "missing_required_parameter", "input or messages", "given"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(client: Any, wish: Any, code: str, param: str, text: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"(?s){text}") as caught:
+        client.post("/embeddings", body={"model": "tiny", **wish}, cast_to=object)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+def test_long_inputs_are_cut_where_that_is_asked_for(client: Any) -> None:
+    body = {"model": "tiny", "input": [1] * 300, "truncate_prompt_tokens": -1}
+    assert client.post("/embeddings", body=body, cast_to=object)["usage"]["prompt_tokens"] == 256
+
+
+def test_a_client_that_leaves_aborts_all_its_inputs(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=0.2) as hasty:
+        with pytest.raises(openai.APITimeoutError):
+            hasty.embeddings.create(model="tiny", input=["x" * 150] * 2000)
+    until_s = time.monotonic() + 20
+    while json.loads(server.get("/v1/requests"))["data"] and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert json.loads(server.get("/v1/requests"))["data"] == []
+
+
+def test_the_model_says_what_it_can_do(server: Server) -> None:
+    assert server.model()["tasks"] == ["generate", "embed", "token_embed"]
