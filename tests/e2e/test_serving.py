@@ -21,7 +21,7 @@ from tests.server.routes.harness import MODEL, ChatTokenizer
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.server import create_app
-from triolet.server.responses.service import open_gateway
+from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.transport.listener import Listener
 
 # Asks for a long stream, says so when it has the first piece of it, and reads on for ever.
@@ -48,12 +48,18 @@ def request_of(path: str, **fields: object) -> str:
 @asynccontextmanager
 async def listening() -> AsyncGenerator[tuple[Engine, int]]:
     """The whole of a server in this process, with a step of 10 ms of real time."""
+    async with serving_whole() as (engine, _, _, port):
+        yield engine, port
+
+
+@asynccontextmanager
+async def serving_whole() -> AsyncGenerator[tuple[Engine, ResponsesService, Listener, int]]:
     config = GatewayConfig(port=0)
     async with fake_engine(None, ChatTokenizer()) as engine, open_gateway(engine, config) as gateway:
         front = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
         async with trio.open_nursery() as nursery:
             url = await nursery.start(front.run)
-            yield engine, int(url.rpartition(":")[2])
+            yield engine, gateway, front, int(url.rpartition(":")[2])
             nursery.cancel_scope.cancel()
 
 
@@ -84,6 +90,55 @@ async def test_a_client_that_is_killed_frees_its_blocks_with_the_step_in_flight(
         )
 
 
+async def answer_to(port: int, request: bytes) -> bytes:
+    """All that a new connection is answered, until the server closes it."""
+    received = b""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+        await client.send_all(request)
+        while data := await client.receive_some():
+            received += data
+    return received
+
+
+async def test_while_it_drains_new_requests_and_upgrades_get_503_and_the_running_ones_finish() -> None:
+    host = "HTTP/1.1\r\nHost: localhost\r\n"
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    requests = {
+        **{path: request_of(path) for path in LONG},
+        "whole": request_of("/v1/chat/completions", stream=False),
+        "health": f"GET /health {host}\r\n",
+        "ready": f"GET /health/ready {host}\r\n",
+        "models": f"GET /v1/models {host}\r\n",
+        "upgrade": f"GET /v1/responses {host}{upgrade}Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    }
+    with trio.fail_after(60):
+        async with serving_whole() as (engine, gateway, front, port), trio.open_nursery() as nursery:
+            finished: list[bytes] = []
+
+            async def run() -> None:
+                finished.append(await answer_to(port, request_of("/v1/completions").encode()))
+
+            nursery.start_soon(run)
+            while not engine.statistics().num_requests_live:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            far = trio.current_time() + 600
+            await front.drain()
+            nursery.start_soon(gateway.drain, far)
+            nursery.start_soon(engine.drain, far)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            for name, request in requests.items():
+                answer = await answer_to(port, request.encode())
+                assert answer.startswith(b"HTTP/1.1 503"), name
+                head, _, body = answer.partition(b"\r\n\r\n")
+                assert b"retry-after: 5" in head.lower(), name
+                assert json.loads(body)["error"]["code"] == "service_unavailable", name
+            assert (await answer_to(port, f"GET /metrics {host}\r\n".encode())).startswith(b"HTTP/1.1 200")
+            await front.stop(far)
+            nursery.cancel_scope.cancel()
+    (answer,) = finished
+    assert b'"finish_reason":"length"' in answer and b'"stop_reason":"shutdown"' not in answer
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     with serve("--grace-period", "2") as running:
@@ -99,12 +154,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_refused(port: int) -> bool:
-    """Tell whether the server listens no more."""
+    """Tell whether the server answers new requests with 503, or listens no more."""
     try:
-        socket.create_connection(("127.0.0.1", port)).close()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return not client.recv(100).startswith(b"HTTP/1.1 200")
     except OSError:
         return True
-    return False
 
 
 def stalled_client(port: int) -> socket.socket:

@@ -213,6 +213,7 @@ def test_the_ending_has_a_piece_of_its_own() -> None:
         (FinishReason.LENGTH, "length", None),
         (FinishReason.DEADLINE, "length", "deadline"),
         (FinishReason.REPETITION, "stop", "repetition"),
+        (FinishReason.SHUTDOWN, "length", "shutdown"),
     ],
 )
 def test_reasons_are_openais_words(reason: FinishReason, said: str, detail: str | None) -> None:
@@ -222,7 +223,7 @@ def test_reasons_are_openais_words(reason: FinishReason, said: str, detail: str 
     assert (whole["finish_reason"], whole["stop_reason"]) == (said, detail)
 
 
-@pytest.mark.parametrize("reason", [FinishReason.SHUTDOWN, FinishReason.ABORT, FinishReason.ERROR])
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
 def test_what_could_not_be_finished_is_an_error(reason: FinishReason) -> None:
     with pytest.raises(WireError) as error:
         choice().add(output("x", reason))

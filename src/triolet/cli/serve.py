@@ -5,9 +5,9 @@
     gateway_sup        one_for_one, 10 in 10 s
       front            listener; a failure of one connection ends only that one, any other failure restarts it
 
-The first signal drains: new requests are refused, and running ones may finish within the grace period. After it they
-end with a terminal event; resumable ones are written to a file for the next server. The second signal ends the server
-at once. Neither waits for a client that does not read.
+The first signal drains: new requests are answered with 503, and running ones may finish within the grace period.
+Shortly before its end they end with what they have; resumable ones are written to a file for the next server. The
+second signal ends the server at once. Neither waits for a client that does not read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import os
 import resource
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -126,14 +127,17 @@ class Server:
             "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
         )
         now, grace_s = trio.current_time(), self.gateway.grace_period
-        # Closing the connections is part of the grace period, since the sender of the signal may kill the process
-        # at its end.
-        deadline = now + max(grace_s - 2 * self.gateway.close_timeout, grace_s / 2)
+        # Everything must end within the grace period, since the sender of the signal may kill the process at its end.
+        # The first half of the rest is for sending the ends of answers and for closing WebSockets, the second half for
+        # the snapshot and for ending the engine's processes.
+        rest_s = min(2 * self.gateway.close_timeout, grace_s / 2)
+        deadline, closed_by = now + grace_s - rest_s, now + grace_s - rest_s / 2
         assert self._front is not None, "it listens"
+        await self._front.drain()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._front.stop, now + grace_s)
-            nursery.start_soon(gateway.drain, deadline)
+            nursery.start_soon(_until, closed_by, gateway.drain, deadline)
             snapshot = await engine.drain(deadline)  # ends the requests of HTTP, too
+        await self._front.stop(closed_by)
         if self.gateway.snapshot is not None:
             await save_responses(Path(self.gateway.snapshot), gateway, snapshot)
 
@@ -153,6 +157,11 @@ async def _cancel_after(signalled: trio.Event, scope: trio.CancelScope) -> None:
     await signalled.wait()
     if not scope.shield:
         scope.cancel()
+
+
+async def _until(deadline: float, work: Callable[[float], Awaitable[None]], work_deadline: float) -> None:
+    with trio.move_on_at(deadline):
+        await work(work_deadline)
 
 
 async def _watch_engine(engine: Engine) -> None:

@@ -137,7 +137,8 @@ class TextChoice:
         reason, detail = (None, None) if completion.finish_reason is None else finish_reason(completion)
         if not self.generates:
             completion = attrs.evolve(completion, text="", token_ids=(), logprobs=())
-            reason, detail = reason and "length", None
+            # Nothing is generated, so this reason says nothing; only the end of the server means a missing prompt.
+            reason, detail = reason and "length", detail if detail == "shutdown" else None
         return {
             "index": self.index,
             "text": echo.text + completion.text,

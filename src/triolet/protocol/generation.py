@@ -197,7 +197,7 @@ def finish_reason(completion: CompletionOutput) -> tuple[str, str | int | None]:
     """Return OpenAI's `finish_reason` of an answer, and vLLM's `stop_reason`.
 
     Raises:
-        WireError: the answer failed, was aborted, or ended with the server.
+        WireError: the answer failed or was aborted.
     """
     match completion.finish_reason:
         case FinishReason.LENGTH:
@@ -205,9 +205,7 @@ def finish_reason(completion: CompletionOutput) -> tuple[str, str | int | None]:
         case FinishReason.DEADLINE:
             return "length", "deadline"
         case FinishReason.SHUTDOWN:
-            raise WireError(
-                "The server is shutting down.", code="service_unavailable", status=503, type="server_error"
-            )
+            return "length", "shutdown"
         case FinishReason.ABORT:
             raise WireError(
                 "The request was aborted.", code="request_aborted", status=503, type="server_error"
@@ -236,6 +234,10 @@ class Usage:
         """Count a prompt, once."""
         self._prompt += len(output.prompt_token_ids)
         self._cached += output.num_cached_tokens
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return self._completion
 
     def body(self) -> dict[str, Any]:
         """Return the object `usage` of the answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -205,17 +206,76 @@ async def test_a_deadline_ends_the_answer_with_what_there_is(autojump_clock: tri
 async def test_a_shutdown_in_the_middle_is_said_in_the_stream(autojump_clock: trio.testing.MockClock) -> None:
     async with serving() as scene, trio.open_nursery() as nursery:
         call = scene.call("POST", CHAT, {**HELLO, "stream": True})
-        whole = scene.call("POST", CHAT, HELLO)
         nursery.start_soon(call.run)
-        nursery.start_soon(whole.run)
         await trio.sleep(5.5 * STEP_S)
         await scene.engine.drain(trio.current_time() + STEP_S)
         await trio.testing.wait_all_tasks_blocked()
         assert b'"code":"service_unavailable"' in call.received
         assert call.received.endswith(b"data: [DONE]\n\n")
-        assert (whole.status, whole.headers["retry-after"]) == (503, "5")
         refused = await scene.post(CHAT, HELLO)
         assert refused.error[:2] == (503, "service_unavailable")
+
+
+WHOLE_BODIES = {
+    CHAT: HELLO,
+    "/v1/completions": {"model": MODEL, "prompt": "HELLO", "max_tokens": 100},
+    "/v1/responses": {"model": MODEL, "input": "HELLO"},
+}
+
+
+@pytest.mark.parametrize("path", WHOLE_BODIES)
+async def test_an_answer_that_is_not_streamed_ends_with_the_server_with_the_text_so_far(
+    path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene, trio.open_nursery() as nursery:
+        begun = scene.call("POST", path, WHOLE_BODIES[path])
+        nursery.start_soon(begun.run)
+        await trio.sleep(5.5 * STEP_S)
+        await scene.engine.drain(trio.current_time() + STEP_S)
+        await trio.testing.wait_all_tasks_blocked()
+    answer = json.loads(begun.received)
+    assert begun.status == 200
+    if path == "/v1/responses":
+        assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "shutdown"})
+        assert (answer["error"], answer["finish_reason"]) == (None, "shutdown")
+        (item,) = answer["output"]
+        assert item["status"] == "incomplete"
+        text, num_tokens = item["content"][0]["text"], answer["usage"]["output_tokens"]
+    else:
+        (choice,) = answer["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "shutdown")
+        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        num_tokens = answer["usage"]["completion_tokens"]
+    assert len(text) == num_tokens > 0  # each token of this model is a letter
+
+
+@pytest.mark.parametrize("path", WHOLE_BODIES)
+async def test_an_answer_without_text_that_ends_with_the_server_is_refused_to_be_tried_again(
+    path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with serving() as scene, trio.open_nursery() as nursery:
+        waiting = scene.call("POST", path, WHOLE_BODIES[path])
+        nursery.start_soon(waiting.run)
+        while not scene.engine.statistics().num_requests_live:
+            await trio.lowlevel.checkpoint()
+        await scene.engine.drain(trio.current_time())
+        await trio.testing.wait_all_tasks_blocked()
+    assert (waiting.status, waiting.headers["retry-after"]) == (503, "5")
+    assert json.loads(waiting.received)["error"]["code"] == "service_unavailable"
+
+
+async def test_an_echo_of_the_prompt_that_the_end_of_the_server_cuts_is_an_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    echo = {"model": MODEL, "prompt": "HELLO", "echo": True, "logprobs": 1, "max_tokens": 0}
+    async with serving() as scene, trio.open_nursery() as nursery:
+        waiting = scene.call("POST", "/v1/completions", echo)
+        nursery.start_soon(waiting.run)
+        while not scene.engine.statistics().num_requests_live:
+            await trio.lowlevel.checkpoint()
+        await scene.engine.drain(trio.current_time())
+        await trio.testing.wait_all_tasks_blocked()
+    assert waiting.status == 503
 
 
 async def test_a_step_that_fails_is_told_without_its_reasons(autojump_clock: trio.testing.MockClock) -> None:

@@ -401,6 +401,37 @@ async def test_the_end_waits_for_no_client_that_does_not_read(mock_clock: MockCl
             await trio.aclose_forcefully(stream)
 
 
+async def test_a_listener_that_drains_takes_new_connections_for_one_request_until_it_is_stopped() -> None:
+    async with listening() as server:
+        idle, busy = await server.connect(), await server.connect()
+        await idle.send_all(GET)
+        await read(idle, b"hello")
+        await busy.send_all(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n")
+        await eventually(lambda: server.front.num_connections == 2)
+        await wait_all_tasks_blocked(0.05)
+        await server.front.drain()
+        assert await rest_of(idle) == b""
+        for _ in range(2):
+            assert (await server.ask(GET)).endswith(b"hello")  # and is closed
+        assert await server.ask(UPGRADE) == b"WS " + UPGRADE
+        late = await server.connect()  # sends nothing: the end does not wait for it
+        await busy.aclose()
+        with trio.fail_after(60):
+            await server.front.stop(trio.current_time() + 600)
+        assert await rest_of(late) == b""
+        with pytest.raises(OSError, match=r".+"):
+            await server.connect()
+        await late.aclose()
+        await idle.aclose()
+
+
+async def test_a_connection_that_is_opened_in_a_drain_and_stands_idle_is_closed() -> None:
+    async with listening(handshake_timeout=0.2) as server:
+        await server.front.drain()
+        async with await server.connect() as stream:
+            assert await rest_of(stream) == b""
+
+
 def samples(metrics: GatewayMetrics, name: str) -> dict[str, float]:
     """The values of a metric that are not 0, by labels."""
     found = re.findall(rf"^triolet:{name}(?:{{(.*)}})? (\S+)$", metrics.render().decode(), re.MULTILINE)

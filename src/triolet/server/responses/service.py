@@ -525,6 +525,10 @@ class ResponsesService:
 
     # ---------------------------------------------------------------------------------- the way down
 
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
     async def drain(self, deadline: float) -> None:
         """Refuse new work, let active responses finish, and end every connection.
 

@@ -47,9 +47,9 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
             async for output in stream:
                 choices = choices or self._choices(output)
                 self._add(choices, output)
-        return chat_completion(
-            **self.frame, choices=[choice.whole() for choice in choices], usage=self._usage(choices)
-        )
+        whole = [choice.whole() for choice in choices]
+        self.check_whole(whole)
+        return chat_completion(**self.frame, choices=whole, usage=self._usage(choices))
 
     async def stream(self, events: EventSender) -> None:
         choices: list[ChatChoice] = []
@@ -57,6 +57,7 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
             await events.start()
             self.tell_vendor_events(events, stream)
             async for output in stream:
+                self.check_streamed(output)
                 if not choices:
                     choices = self._choices(output)
                     begun = [choice.begin() for choice in choices]

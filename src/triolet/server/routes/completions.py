@@ -44,6 +44,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
                 for place, stream in enumerate(await self._enter(stack)):
                     async for output in stream:
                         choices += self._add(place, output)
+        self.check_whole(choices)
         return text_completion(**self.frame, choices=choices, usage=self.usage.body())
 
     async def stream(self, events: EventSender) -> None:
@@ -101,6 +102,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
             raise failed[0]
 
     async def _send(self, events: EventSender, place: int, output: RequestOutput) -> None:
+        self.check_streamed(output)
         for choice in self._add(place, output):
             usage = self.usage.body() if self.body.includes_usage_in_chunks else None
             await events.send(text_completion(**self.frame, choices=[choice], usage=usage))

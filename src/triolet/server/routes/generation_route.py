@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import attrs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import FinishReason
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.generation import GenerationRequest, Usage
+from triolet.protocol.responses.session import shutting_down
 from triolet.server.responses.generate import new_id
 from triolet.server.responses.vendor_events import VendorEventTeller
 from triolet.server.routes.app_context import AppContext, owner_of
@@ -63,6 +67,25 @@ class GenerationHandler(ABC, Generic[Body]):
             await events.send({**self.empty_chunk(), "triolet": event})
 
         events.start_soon(VendorEventTeller.of(self.context.engine, stream, tell).run)
+
+    def check_streamed(self, output: RequestOutput) -> None:
+        """Check that an output does not end a streamed answer with the server.
+
+        Raises:
+            WireError: it does. The client has the text so far, and the error tells it when to try again.
+        """
+        if any(completion.finish_reason is FinishReason.SHUTDOWN for completion in output.outputs):
+            raise shutting_down()
+
+    def check_whole(self, choices: Iterable[dict[str, Any]]) -> None:
+        """Check that an answer has tokens, if it ended with the server.
+
+        Raises:
+            WireError: it has none: the client loses nothing by trying again.
+        """
+        is_empty = not self.usage.num_completion_tokens
+        if is_empty and any(choice["stop_reason"] == FinishReason.SHUTDOWN for choice in choices):
+            raise shutting_down()
 
     @abstractmethod
     def empty_chunk(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triolet.observability.prometheus import UNMATCHED
 from triolet.protocol.access import ANY
 from triolet.protocol.errors import WireError
+from triolet.protocol.responses.session import shutting_down
 from triolet.server.responses.generate import new_id
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.errors import answer_error, error_response
@@ -30,6 +31,8 @@ PREFLIGHT_S = "600"
 
 # No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
 OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/metrics", "/version"))
+# Also answered while the server drains: its operator watches the drain there.
+OPEN_IN_DRAIN = frozenset(("/metrics", "/version"))
 CLIENT_LEFT = 499  # nginx' status for a client that left before it was answered
 OPEN_FOLDER = "/static/"
 
@@ -79,10 +82,20 @@ class AccessMiddleware:
                 return _preflight(headers)
             if path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
                 request.scope["state"]["owner"] = access.owner(headers.get("authorization"))
+            gateway = self.context.gateway
+            if gateway is not None and gateway.is_draining and path not in OPEN_IN_DRAIN:
+                return self._drain_refusal()
         except WireError as error:
             self.context.gateway_metrics.note_error(error.status, error.code)
             return error_response(error)
         return None
+
+    def _drain_refusal(self) -> Response:
+        error = shutting_down()
+        self.context.gateway_metrics.note_error(error.status, error.code)
+        response = error_response(error)
+        response.headers["connection"] = "close"  # the next attempt must reach another server
+        return response
 
     def _cross_origin_headers(self, headers: Headers) -> dict[str, str]:
         """Return the headers that let a page of another origin read the response, if it may."""

@@ -17,7 +17,10 @@ from triolet.server.routes.app_context import AppContext, context_of, owner_of
 
 
 async def health(request: Request) -> Response:
-    """Answer 200 while the engine makes progress, is idle or restarts a part of itself, otherwise 503 (liveness)."""
+    """Answer 200 while the engine makes progress, is idle or restarts a part of itself, otherwise 503 (liveness).
+
+    While the server drains the access middleware answers 503 to every route but a few, this one included.
+    """
     try:
         context_of(request).engine.check_health()
     except (EngineUnhealthy, EngineDead) as error:

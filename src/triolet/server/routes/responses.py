@@ -11,7 +11,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from triolet.core.request.request import pick_trace_headers
+from triolet.core.request.request import FinishReason, pick_trace_headers
 from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
 from triolet.protocol.json import encode
 from triolet.protocol.responses.input_items_page import input_items, page_of
@@ -51,8 +51,7 @@ async def responses(request: Request) -> Response:
     run = _Run(context, owner, answer, prompt_of(body.instructions, answer.chat))
     if body.stream:
         return EventStream(_Stream(run.generate, answer, request).write)
-    await cancel_on_disconnect(request.receive, run.to_end)
-    return as_json(answer.response())
+    return as_json(await cancel_on_disconnect(request.receive, run.to_end))
 
 
 async def get_response(request: Request) -> Response:
@@ -125,24 +124,32 @@ class _Run:
             await gateway.answer(turn, self.owner, emit, wait_for_room)
         self._store()
 
-    async def to_end(self) -> None:
-        """Generate the response for a client that waits for its end.
+    async def to_end(self) -> dict[str, Any]:
+        """Generate the response for a client that waits for its end, and return it.
 
         Raises:
-            WireError: the response could not be finished.
+            WireError: the response could not be finished, or the server ended before it had any output.
         """
         await self.generate(lambda events: None, trio.lowlevel.checkpoint)
         if self.answer.is_handed_over:
             raise shutting_down()
         response = self.answer.response()
-        if response["status"] == "failed":
-            is_closing = response["finish_reason"] == "shutdown"
+        if response["status"] != "failed":
+            return response
+        if response["finish_reason"] != FinishReason.SHUTDOWN:
             raise WireError(
-                response["error"]["message"],
-                code="service_unavailable" if is_closing else "server_error",
-                status=503 if is_closing else 500,
-                type="server_error",
+                response["error"]["message"], code="server_error", status=500, type="server_error"
             )
+        if not response["output"]:
+            raise shutting_down()
+        # A stream has sent its text before `response.failed`. Here the text is in the response only, and clients look
+        # for it in no failed one.
+        return {
+            **response,
+            "status": "incomplete",
+            "error": None,
+            "incomplete_details": {"reason": FinishReason.SHUTDOWN.value},
+        }
 
     def _store(self) -> None:
         """Store a finished response, so that it can be continued."""

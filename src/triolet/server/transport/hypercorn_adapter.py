@@ -72,8 +72,8 @@ class HttpServer:
         self.config.accesslog = None
         self.config.errorlog = log
 
-    async def stop(self) -> None:
-        """Close idle connections now, and busy ones after their response."""
+    async def drain(self) -> None:
+        """Close idle connections now, and busy ones and new ones after their response."""
         await self.context.terminated.set()
 
     @property
@@ -112,6 +112,7 @@ class _Connection(TCPServer):
         self._server, self._client = server, client
         self._patience_s = server.head_timeout
         self._idling = trio.CancelScope()
+        self._began_in_drain = server.context.terminated.is_set()
         self._ahead = bytearray()
         self._news, self._space = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
         self._is_closing = False
@@ -180,6 +181,8 @@ class _Connection(TCPServer):
         """Close the connection when no request comes; the first one has less time than later ones."""
         patience_s, self._patience_s = self._patience_s, KEEP_ALIVE_S
         with trio.move_on_after(patience_s) as self._idling:
+            if self._began_in_drain:  # has the usual time for a request, which is answered with 503
+                await trio.sleep_forever()
             await self.context.terminated.wait()
         await self._close("shutdown" if self.context.terminated.is_set() else "idle")
 

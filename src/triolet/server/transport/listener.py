@@ -4,6 +4,12 @@ Every connection begins as HTTP (`hypercorn_adapter`) and is handed over when a 
 So one parser reads every request head, and the upgrade need not be the first request of its connection.
 
 Every connection is a task of its own. An exception in it is logged and ends only this connection.
+
+    running --drain--> draining --stop--> closed
+    connections: served     new ones served, idle ones closed     the last ones may end, then cancelled
+
+While it drains, the app answers new requests with 503, so that a load balancer learns why and clients when to try
+again; a socket that refuses would tell them nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +77,9 @@ class Listener:
         self._tls = tls_context(config)
         self._by_address: Counter[str] = Counter()
         self._num_connections = 0
-        self._all_gone = trio.lowlevel.ParkingLot()
+        self._before_drain: set[trio.SocketStream] = set()  # connections opened before `drain`
+        self._is_draining = False
+        self._gone = trio.lowlevel.ParkingLot()
         self._listening = trio.CancelScope()
         self._connections = trio.CancelScope()
 
@@ -99,17 +107,23 @@ class Listener:
                         )
                         task_status.started(self._url(listeners[0]))
 
+    async def drain(self) -> None:
+        """Close idle connections now, and each of the others after its response; go on accepting new ones."""
+        self._is_draining = True
+        await self._http.drain()
+
     async def stop(self, deadline: float) -> None:
-        """Stop accepting connections and wait until the open ones have ended.
+        """Stop accepting connections and wait until those opened before the drain have ended.
 
         Args:
             deadline: absolute `trio.current_time()`; what is still open then is cancelled.
         """
+        await self.drain()
         self._listening.cancel()
-        await self._http.stop()
         with trio.move_on_at(deadline):
-            while self._num_connections:
-                await self._all_gone.park()
+            # Later connections are not waited for: nothing is answered on them but 503.
+            while self._before_drain:
+                await self._gone.park()
         self._connections.cancel()
 
     def _url(self, listener: trio.SocketListener) -> str:
@@ -129,6 +143,8 @@ class Listener:
             return await self._reject(socket_stream)
         self._num_connections += 1
         self._by_address[address] += 1
+        if not self._is_draining:
+            self._before_drain.add(socket_stream)
         try:
             await self._serve(socket_stream)
         except* CLIENT_GONE:
@@ -136,7 +152,7 @@ class Listener:
         except* Exception:
             log.exception("a connection failed")
         finally:
-            self._forget(address)
+            self._forget(address, socket_stream)
             await trio.aclose_forcefully(socket_stream)
 
     async def _serve(self, socket_stream: trio.SocketStream) -> None:
@@ -175,13 +191,13 @@ class Listener:
                 pass
         await trio.aclose_forcefully(socket_stream)
 
-    def _forget(self, address: str) -> None:
+    def _forget(self, address: str, socket_stream: trio.SocketStream) -> None:
         self._num_connections -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
-        if not self._num_connections:
-            self._all_gone.unpark_all()
+        self._before_drain.discard(socket_stream)
+        self._gone.unpark_all()
 
 
 def is_websocket(method: str, path: str) -> bool:
