@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
 from types import TracebackType
@@ -28,7 +28,9 @@ from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
 from triolet.engine.engine import Engine as NativeEngine
 from triolet.engine.open_engine import open_engine as open_native_engine
@@ -116,6 +118,21 @@ class AsyncioEngine(RemoteEngine):
             async for output in stream:
                 return output
         raise AssertionError("a stream ends with an output or an error")
+
+    async def encode_all(
+        self, prompts: Sequence[Prompt], pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the outputs of several pooled requests, in the prompts' order; see `triolet.Engine.encode_all`.
+
+        A cancelled call aborts them all.
+        """
+        run = self._calling(self._native.encode_all, prompts, pooling_params, arguments, self._remaining_s)
+        return await _outcome(self._thread.submit(run))
+
+    async def embed(self, prompts: Any, pooling_params: PoolingParams | None = None, **arguments: Any) -> Any:
+        """Return the embedding of a prompt, or those of several prompts in a list; see `triolet.Engine.embed`."""
+        run = self._calling(self._native.embed, prompts, pooling_params, arguments, self._remaining_s)
+        return await _outcome(self._thread.submit(run))
 
     def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

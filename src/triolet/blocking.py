@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from types import TracebackType
@@ -28,7 +28,9 @@ from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
 from triolet.engine.open_engine import open_engine as open_native_engine
 from triolet.engine.token_stream import TokenStream as NativeTokenStream
@@ -101,6 +103,21 @@ class BlockingEngine(RemoteEngine):
             for output in stream:
                 return output
         raise AssertionError("a stream ends with an output or an error")
+
+    def encode_all(
+        self, prompts: Sequence[Prompt], pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the outputs of several pooled requests, in the prompts' order; see `triolet.Engine.encode_all`.
+
+        An exception meanwhile, such as Ctrl-C, aborts them all.
+        """
+        run = self._calling(self._native.encode_all, prompts, pooling_params, arguments, _remaining_s)
+        return _outcome(self._thread.submit(run))
+
+    def embed(self, prompts: Any, pooling_params: PoolingParams | None = None, **arguments: Any) -> Any:
+        """Return the embedding of a prompt, or those of several prompts in a list; see `triolet.Engine.embed`."""
+        run = self._calling(self._native.embed, prompts, pooling_params, arguments, _remaining_s)
+        return _outcome(self._thread.submit(run))
 
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

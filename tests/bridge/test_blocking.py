@@ -164,6 +164,15 @@ def test_opening_tells_of_progress_in_the_callers_thread_and_serves_text() -> No
     assert threads == {threading.current_thread()}
 
 
+def test_embeddings_come_in_the_order_of_their_prompts() -> None:
+    with blocking.open_engine(runner="inline", num_kv_blocks=64, convert="embed") as engine:
+        first, second = engine.embed(["Once", "Hello"], deadline=time.monotonic() + 60)
+        again = engine.encode_all(["Hello", "Once"])
+    assert first.outputs.embedding != second.outputs.embedding
+    for output, other in zip((second, first), again, strict=True):
+        assert output.outputs.embedding == pytest.approx(other.outputs.data.tolist(), abs=1e-6)
+
+
 def test_an_engine_that_cannot_be_opened_tells_why() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs"), blocking.open_engine(max_num_seqs=0):
         pass

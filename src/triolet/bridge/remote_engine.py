@@ -6,9 +6,9 @@ had a turn, about 0.1 ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import attrs
 import trio
@@ -19,6 +19,7 @@ from triolet.core.engine_core import EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
 from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
@@ -28,6 +29,8 @@ from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineDead
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.stat_loggers import StatLogger
+
+T = TypeVar("T")
 
 
 class RequestFields(TypedDict, total=False):
@@ -165,6 +168,22 @@ class RemoteEngine:
         return lambda: self._native.generate(
             prompt, sampling_params, deadline=engine_time(remaining_s), **fields
         )
+
+    def _calling(
+        self,
+        method: Callable[..., Awaitable[T]],
+        prompts: Any,
+        pooling_params: PoolingParams | None,
+        arguments: dict[str, Any],
+        remaining_s: Callable[[float | None], float | None],
+    ) -> Callable[[], Awaitable[T]]:
+        """Return a function that calls a native method of pooled requests, for `EngineThread.submit`.
+
+        Args:
+            remaining_s: returns the seconds that are left until a deadline of the caller's clock.
+        """
+        left_s = remaining_s(arguments.pop("deadline", None))
+        return lambda: method(prompts, pooling_params, deadline=engine_time(left_s), **arguments)
 
     def _resumed(self, snapshot: Snapshot) -> dict[str, Callable[[], TokenStream]]:
         """Return functions that return the native streams of a snapshot, by request id."""

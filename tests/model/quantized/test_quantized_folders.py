@@ -6,8 +6,11 @@ transformers' on a plain folder of the same weights.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,9 +63,15 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
 }
 
 
+@functools.cache
+def plain_model(family: str) -> Path:
+    """A small model, made once."""
+    return make_model(family, Path(tempfile.mkdtemp(), family))
+
+
 def make_folders(tmp_path: Path, name: str, family: str = "llama-plain") -> tuple[Path, Path]:
     plain, quantized = tmp_path / "plain", tmp_path / "quantized"
-    make_model(family, plain)
+    shutil.copytree(plain_model(family), plain)
     write_folders(plain, quantized, *FORMATS[name])
     return plain, quantized
 
@@ -105,7 +114,12 @@ def transformers_tokens(folder: Path) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("gptq-act-order", "llama-plain"), ("awq", "qwen2"), ("w4a16", "mistral"), ("fp8-block", "qwen3")],
+    [
+        ("gptq-act-order", "llama-plain"),
+        pytest.param("awq", "qwen2", marks=pytest.mark.slow),
+        pytest.param("w4a16", "mistral", marks=pytest.mark.slow),
+        pytest.param("fp8-block", "qwen3", marks=pytest.mark.slow),
+    ],
 )
 async def test_greedy_tokens_equal_those_of_transformers_on_the_dequantised_weights(
     name: str, family: str, tmp_path: Path
@@ -114,6 +128,7 @@ async def test_greedy_tokens_equal_those_of_transformers_on_the_dequantised_weig
     assert await tokens_of(quantized) == transformers_tokens(plain)
 
 
+@pytest.mark.slow
 async def test_a_quantised_folder_runs_in_a_process_and_can_be_rounded_again_on_request(
     tmp_path: Path,
 ) -> None:
