@@ -40,7 +40,7 @@ class GrammarRequests:
         if self.masks.has_questions:
             self._questions.unpark_all()
 
-    async def open_grammar(self, params: StructuredOutputsParams) -> None:
+    async def open_grammar(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         """Have a grammar compiled, before a request that is bound to it is admitted.
 
         Raises:
@@ -51,7 +51,7 @@ class GrammarRequests:
         question = object()
         self._opening_s[question] = trio.current_time()
         try:
-            while not await self._open(await self._served_grammars(), params):
+            while not await self._open(await self._served_grammars(), params, owner):
                 pass
         finally:
             del self._opening_s[question]
@@ -65,12 +65,12 @@ class GrammarRequests:
                 raise ResourceShortage(shortage.resource, shortage.purpose) from shortage
         return self._grammars
 
-    async def _open(self, grammars: Grammars, params: StructuredOutputsParams) -> bool:
+    async def _open(self, grammars: Grammars, params: StructuredOutputsParams, owner: str | None) -> bool:
         """Compile the grammar; return False if these grammars are replaced meanwhile."""
         with trio.CancelScope() as scope:
             self._openings.add(scope)
             try:
-                await grammars.open(params)
+                await grammars.open(params, owner)
                 return True
             except GrammarsDied:
                 while self._grammars is grammars:  # the actor has not noticed yet

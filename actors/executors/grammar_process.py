@@ -6,16 +6,20 @@ a copy that is asked once more. If the second copy dies, too, the grammar is at 
 
 Processes are kept for the next request with the same grammar; when there are too many, the one that was not used for
 longest goes. If all are in use, a new grammar waits.
+
+Few grammars are compiled at one time. The owners of those that wait take turns, so that a hundred hostile grammars of
+one key delay those of another one by a single compilation, and a request that waits too long gets an error.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
@@ -56,6 +60,64 @@ READ_BYTES = 2**16
 START_S = 60.0  # for an interpreter to start and read a vocabulary, on a busy machine
 SPLIT_S = 5.0  # for a process to copy itself, likewise
 NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from the model
+
+
+MAX_WAIT = 30  # for a compiler, in units of the time that one grammar may take
+
+
+@attrs.define(eq=False)
+class CompilerTurns:
+    """Places of the grammars that are compiled at one time; the owners of grammars that wait take turns."""
+
+    num_free: int
+    _waiting: OrderedDict[str | None, deque[trio.Event]] = attrs.field(factory=OrderedDict, init=False)
+
+    @asynccontextmanager
+    async def turn(self, owner: str | None, max_wait_s: float) -> AsyncGenerator[None]:
+        """Hold a place within the scope.
+
+        Raises:
+            ResourceShortage: none has become free in time.
+        """
+        await trio.lowlevel.checkpoint()
+        if self.num_free:
+            self.num_free -= 1
+        else:
+            await self._wait(owner, max_wait_s)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, owner: str | None, max_wait_s: float) -> None:
+        place = trio.Event()
+        self._waiting.setdefault(owner, deque()).append(place)
+        try:
+            with trio.move_on_after(max_wait_s):
+                await place.wait()
+        except BaseException:
+            self._leave(owner, place)
+            raise
+        if not place.is_set():
+            self._leave(owner, place)
+            raise ResourceShortage("processor time", "compiling one more grammar", retry_after_s=max_wait_s)
+
+    def _leave(self, owner: str | None, place: trio.Event) -> None:
+        if place.is_set():  # it was given the place in the moment in which it left
+            self._pass_on()
+            return
+        self._waiting[owner].remove(place)
+        if not self._waiting[owner]:
+            del self._waiting[owner]
+
+    def _pass_on(self) -> None:
+        if not self._waiting:
+            self.num_free += 1
+            return
+        owner, places = self._waiting.popitem(last=False)
+        places.popleft().set()
+        if places:
+            self._waiting[owner] = places  # behind all other owners
 
 
 @attrs.define(eq=False)
@@ -171,13 +233,13 @@ class GrammarProcesses:
         self._is_closed = False
         self._openings: dict[StructuredOutputsParams, _Opening] = {}
         self._room = trio.lowlevel.ParkingLot()
-        self._compilers = trio.CapacityLimiter(NUM_COMPILERS)
+        self._compilers = CompilerTurns(NUM_COMPILERS)
         self._splitting = trio.Lock()
         self._num_timed = 0
 
-    async def open(self, params: StructuredOutputsParams) -> None:
+    async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         try:
-            async with self._at_hand(params):
+            async with self._at_hand(params, owner, MAX_WAIT * self._timeout_s):
                 pass
         except (GrammarFailed, GrammarRefused) as error:
             raise wrong_grammar(params, str(error)) from None
@@ -230,18 +292,22 @@ class GrammarProcesses:
                 process.ended.add(serial)
 
     @asynccontextmanager
-    async def _at_hand(self, params: StructuredOutputsParams) -> AsyncGenerator[GrammarProcess]:
+    async def _at_hand(
+        self, params: StructuredOutputsParams, owner: str | None = None, max_wait_s: float = math.inf
+    ) -> AsyncGenerator[GrammarProcess]:
         """Yield the process of a grammar, and keep it running within the scope."""
         self._users[params] = self._users.get(params, 0) + 1
         try:
-            yield await self._find(params)
+            yield await self._find(params, owner, max_wait_s)
         finally:
             self._users[params] -= 1
             if not self._users[params]:
                 del self._users[params]
                 self._room.unpark()
 
-    async def _find(self, params: StructuredOutputsParams) -> GrammarProcess:
+    async def _find(
+        self, params: StructuredOutputsParams, owner: str | None, max_wait_s: float
+    ) -> GrammarProcess:
         while (process := self._processes.get(params)) is None or process.is_dead:
             if (other := self._openings.get(params)) is not None:
                 await other.is_over.wait()
@@ -250,7 +316,7 @@ class GrammarProcesses:
                 continue
             opening = self._openings[params] = _Opening()
             try:
-                async with self._compilers:
+                async with self._compilers.turn(owner, max_wait_s):
                     await self._make_room()
                     self._processes[params] = await self._compiled(params)
             except (GrammarFailed, GrammarRefused, ResourceShortage) as error:

@@ -41,9 +41,11 @@ class GrammarRefused(Exception):
 class Grammars(Protocol):
     """Compiler of grammars, which also follows answers through them."""
 
-    async def open(self, params: StructuredOutputsParams) -> None:
+    async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         """Compile a grammar, unless it is there.
 
+        Args:
+            owner: name of the key that wants it; keys that wait take turns.
         Raises:
             InvalidParams: it is no grammar, or it is too much of one.
             UnsupportedFeature: no grammar works with this tokenizer.
@@ -110,7 +112,7 @@ class NoGrammars:
     def __init__(self, problem: str) -> None:
         self._problem = problem
 
-    async def open(self, params: StructuredOutputsParams) -> None:
+    async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         await trio.lowlevel.checkpoint()
         raise UnsupportedFeature(self._problem, field="structured_outputs", got=params.kind)
 
@@ -152,7 +154,7 @@ class InlineGrammars:
         except ValueError as error:
             return NoGrammars(f"structured_outputs must be None: {error}")
 
-    async def open(self, params: StructuredOutputsParams) -> None:
+    async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         from triolet.structured_outputs.compiler import InvalidGrammar
 
         await trio.lowlevel.checkpoint()

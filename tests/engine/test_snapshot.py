@@ -207,7 +207,9 @@ async def test_a_deadline_goes_on_from_where_it_was(autojump_clock: MockClock) -
 async def test_no_answer_that_is_resumed_starts_unbound_when_its_form_is_late(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async def slow_form(self: GrammarRequests, params: StructuredOutputsParams) -> None:
+    async def slow_form(
+        self: GrammarRequests, params: StructuredOutputsParams, owner: str | None = None
+    ) -> None:
         await trio.sleep(100 * STEP_S)
 
     monkeypatch.setattr(GrammarRequests, "open_grammar", slow_form)

@@ -377,7 +377,9 @@ async def test_an_abort_after_the_finish_changes_nothing(autojump_clock: MockClo
 async def test_a_request_whose_form_is_not_ready_in_time_ends_then_and_is_never_computed(
     limit: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async def slow_form(self: GrammarRequests, params: StructuredOutputsParams) -> None:
+    async def slow_form(
+        self: GrammarRequests, params: StructuredOutputsParams, owner: str | None = None
+    ) -> None:
         await trio.sleep(100 * STEP_S)
 
     monkeypatch.setattr(GrammarRequests, "open_grammar", slow_form)

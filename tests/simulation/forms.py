@@ -93,7 +93,7 @@ class StandIn:
         self._opened: set[StructuredOutputsParams] = set()
         self._died = trio.Event()
 
-    async def open(self, params: StructuredOutputsParams) -> None:
+    async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         """See `Grammars`."""
         await trio.sleep(self._world.rng.choice(DELAYS_S))
         self._maybe_die()

@@ -198,7 +198,9 @@ class RequestPreparation:
             )
         constraint = None
         with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:
-            constraint = await self._run(self._builder.constrain(params, tokenized.token_ids))
+            constraint = await self._run(
+                self._builder.constrain(params, tokenized.token_ids), submission.owner
+            )
         if in_time.cancelled_caught:
             # The time is up before the grammar is compiled. The request must not start without it, so it gets a
             # deadline that has passed, which ends all of its answers. The queue deadline would not count for an answer
@@ -220,19 +222,19 @@ class RequestPreparation:
             pooling=submission.pooling,
         )
 
-    async def _run(self, steps: Generator[Need, Tokenized | None, T]) -> T:
+    async def _run(self, steps: Generator[Need, Tokenized | None, T], owner: str | None = None) -> T:
         answer: Tokenized | None = None
         try:
             while True:
-                answer = await self._answer(steps.send(answer))
+                answer = await self._answer(steps.send(answer), owner)
         except StopIteration as end:
             result: T = end.value
             return result
 
-    async def _answer(self, need: Need) -> Tokenized | None:
+    async def _answer(self, need: Need, owner: str | None) -> Tokenized | None:
         if isinstance(need, Tokenize):
             return await ask_tokenizer(self._channels, self._progress, need)
-        await self._grammars.open_grammar(need)
+        await self._grammars.open_grammar(need, owner)
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import random
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from tests.actors.test_structured_outputs import JSON, SLOW, check_json, ending,
 from tests.model.tiny import make_model
 from triolet import Engine, RequestOutputKind
 from triolet.actors.executors import grammar_process
+from triolet.actors.executors.grammar_process import CompilerTurns
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ResourceShortage
 
@@ -357,3 +359,65 @@ async def test_an_answer_amid_its_grammar_fails_with_the_shortage_that_lasts(
         monkeypatch.undo()
         check_json((await engine.complete([1], params(JSON))).text)
         assert engine.statistics().num_requests_live == 0
+
+
+# ------------------------------------------------------------------------------ turns of what is compiled
+
+COMPILE_S = 2.0  # of a hostile grammar: its time limit
+
+
+async def compile_one(
+    turns: CompilerTurns, owner: str, outcomes: list[tuple[str, str, float]], max_wait_s: float = 60.0
+) -> None:
+    try:
+        async with turns.turn(owner, max_wait_s):
+            await trio.sleep(COMPILE_S)
+        outcome = "compiled"
+    except ResourceShortage:
+        outcome = "refused"
+    outcomes.append((owner, outcome, trio.current_time()))
+
+
+async def test_a_hundred_hostile_grammars_delay_another_key_by_one_compilation_and_all_are_answered(
+    autojump_clock: MockClock,
+) -> None:
+    turns, outcomes = CompilerTurns(2), list[tuple[str, str, float]]()
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(compile_one, turns, "hostile", outcomes)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(compile_one, turns, "other", outcomes)
+    [(_, outcome, ended_s)] = [one for one in outcomes if one[0] == "other"]
+    assert outcome == "compiled" and ended_s - began_s <= 2 * COMPILE_S + 0.01
+    assert len(outcomes) == 101 and max(ended_s for _, _, ended_s in outcomes) - began_s <= 60 + COMPILE_S
+    assert {outcome for _, outcome, _ in outcomes} == {"compiled", "refused"}
+    assert turns.num_free == 2
+
+
+async def test_keys_that_wait_to_have_grammars_compiled_take_turns(autojump_clock: MockClock) -> None:
+    turns, outcomes = CompilerTurns(1), list[tuple[str, str, float]]()
+    async with trio.open_nursery() as nursery:
+        for owner in "aaabbc":
+            nursery.start_soon(compile_one, turns, owner, outcomes)
+            await trio.testing.wait_all_tasks_blocked()
+    assert "".join(owner for owner, _, _ in outcomes) == "aabcab"
+
+
+async def test_places_of_grammars_are_all_free_again_whenever_their_clients_leave(
+    autojump_clock: MockClock,
+) -> None:
+    dice = random.Random(1)
+    turns, outcomes = CompilerTurns(2), list[tuple[str, str, float]]()
+
+    async def leave_early(owner: str, at_s: float) -> None:
+        with trio.move_on_after(at_s):  # also in the moment in which a place is given
+            await compile_one(turns, owner, outcomes, max_wait_s=dice.choice([4.0, 6.0, 60.0]))
+
+    for _ in range(20):
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(
+                    leave_early, dice.choice("abc"), dice.choice([0.0, 1.0, 2.0, 3.0, 4.0, 99.0])
+                )
+        assert turns.num_free == 2 and not turns._waiting
