@@ -177,7 +177,8 @@ async def visit(engine: Engine, num_visits: int, first_seed: int, served: Counte
 
 
 def laborious() -> Laborious:
-    return Laborious(num_blocks=8600, block_size=4)
+    # Large blocks: every count of every block is checked after every step.
+    return Laborious(num_blocks=1200, block_size=32)
 
 
 @pytest.mark.parametrize("factor", [2.0, None])

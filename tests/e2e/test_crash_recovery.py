@@ -101,9 +101,13 @@ def with_another_shape(folder: Path) -> EngineConfig:
     ("error", "spoil"),
     [
         (ModelNotFound, lambda folder: EngineConfig(model=str(folder / "elsewhere"))),
-        (ModelFileError, without_weights),
+        pytest.param(ModelFileError, without_weights, marks=pytest.mark.slow),
         (WeightsMismatch, with_another_shape),
-        (ConfigError, lambda folder: EngineConfig(model=str(folder), max_model_len=10_000)),
+        pytest.param(
+            ConfigError,
+            lambda folder: EngineConfig(model=str(folder), max_model_len=10_000),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_model_that_can_not_be_loaded_is_refused_with_the_same_words_as_in_a_thread(
