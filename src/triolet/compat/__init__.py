@@ -15,7 +15,18 @@ from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.output.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import EngineDead as EngineDeadError
@@ -48,6 +59,15 @@ __all__ = [
     "QueueOverflowError",
     "RequestManager",
     "RequestMetrics",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "RequestStatus",

@@ -43,7 +43,7 @@ class AsyncFacts(Facts):
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the engine serves."""
-        return await told(("generate",))
+        return await told(self._info.tasks)
 
     async def is_tracing_enabled(self) -> bool:
         """Return True if spans are exported: `otlp_traces_endpoint` is set."""

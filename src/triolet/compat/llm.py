@@ -18,12 +18,20 @@ from tqdm import tqdm
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
+from triolet.compat.pooling import params_of_task
 from triolet.compat.refusals import OFFLINE_METHODS, refuse_given, refusing
 from triolet.compat.views import Tokenizer
 from triolet.core.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+)
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.errors import InvalidRequest
+from triolet.core.request.pooling_params import PoolingParams
+from triolet.errors import InvalidRequest, RequestFailed
 
 Progress = bool | Callable[..., Any]
 """True to show a progress bar, or a function with the signature of `tqdm` that makes one."""
@@ -128,6 +136,63 @@ class LLM:
         _check_lengths(prompts, "priority", priorities)
         return self._run(prompts, self._params_for(sampling_params, len(prompts)), use_tqdm, priorities)
 
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+        pooling_task: str | None = None,
+        **vllm_only: object,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Compute the numbers of a pooling task, as tensors.
+
+        Args:
+            prompts: see `generate`.
+            pooling_params: for all, or one for each.
+            use_tqdm: see `generate`.
+            pooling_task: task, if the parameters name none; by default the model's.
+        Raises:
+            InvalidRequest: a prompt or an argument is wrong, or the model does not do the task; a ValueError.
+            RequestFailed: a result could not be computed.
+        """
+        refuse_given(vllm_only)
+        listed = _as_list(prompts)
+        given = pooling_params if isinstance(pooling_params, list | tuple) else [pooling_params] * len(listed)
+        _check_lengths(listed, "pooling_params", given)
+        params = [params_of_task(one, pooling_task) for one in given]
+        outputs: list[Any] = self._run(listed, params, use_tqdm, [0] * len(listed))
+        for output in outputs:
+            if output.error is not None:
+                raise RequestFailed(output.request_id, output.error)
+        return outputs
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: Progress = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        **vllm_only: object,
+    ) -> list[EmbeddingRequestOutput]:
+        """Compute an embedding of each prompt; see `encode`."""
+        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="embed", **vllm_only)
+        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: Progress = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        **vllm_only: object,
+    ) -> list[ClassificationRequestOutput]:
+        """Compute the scores of the classes for each prompt; see `encode`."""
+        outputs = self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="classify", **vllm_only
+        )
+        return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: Progress = False, **vllm_only: object
     ) -> list[BeamSearchOutput]:
@@ -174,20 +239,20 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[Any],
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | PoolingParams],
         use_tqdm: Progress,
         priorities: Sequence[int],
-    ) -> list[RequestOutput]:
+    ) -> list[Any]:
         """Keep as many requests queued as the engine admits, and step until all are answered."""
         engine, waiting = self.llm_engine, list(zip(prompts, params, priorities, strict=True))
         ids: list[str] = []
-        outputs: dict[str, RequestOutput] = {}
+        outputs: dict[str, Any] = {}
         with _bar(use_tqdm, len(prompts), "Processed prompts") as bar:
             try:
                 while len(outputs) < len(prompts):
                     # Not all at once: beyond its queue the engine refuses requests, and here they can just as
                     # well wait.
-                    while len(ids) < len(prompts) and engine.has_place(waiting[len(ids)][1].n):
+                    while len(ids) < len(prompts) and engine.has_place(_num_answers(waiting[len(ids)][1])):
                         prompt, one, priority = waiting[len(ids)]
                         ids.append(engine.add_request(next(self._ids), prompt, one, priority=priority))
                     for output in engine.step():
@@ -220,6 +285,10 @@ class LLM:
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached KV; see `LLMEngine.reset_prefix_cache`."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+
+def _num_answers(params: SamplingParams | PoolingParams) -> int:
+    return params.n if isinstance(params, SamplingParams) else 1
 
 
 def _check_lengths(prompts: Sequence[Any], name: str, values: Sequence[Any]) -> None:

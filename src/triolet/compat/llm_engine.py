@@ -20,6 +20,7 @@ import attrs
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.facts import EngineFacts
 from triolet.compat.grammars import InProcessGrammars
+from triolet.compat.pooling import pooled_tensor
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
 from triolet.compat.refusals import request_ids as listed_ids
@@ -28,9 +29,9 @@ from triolet.core.engine_core import EngineCore, EngineStatistics, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
-from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import parse_prompt
 from triolet.core.request.request import FinishReason
 from triolet.core.request.request_builder import Need, RequestBuilder
@@ -166,7 +167,7 @@ class LLMEngine(EngineFacts):
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         priority: int = 0,
         data_parallel_rank: int | None = None,
@@ -206,7 +207,7 @@ class LLMEngine(EngineFacts):
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams | None,
+        params: SamplingParams | PoolingParams | None,
         cache_salt: str | None,
         *,
         client: str | None,
@@ -215,12 +216,21 @@ class LLMEngine(EngineFacts):
         if request_id in self._answers:
             raise RequestIdInUse(request_id)
         builder, admission, now_s = self._builder, self._core.admission, self._clock()
-        params = builder.check(params)
+        pooling = None
+        if isinstance(params, PoolingParams):
+            params, pooling = builder.check_pooling(params)
+        else:
+            params = builder.check(params)
         # Before the prompt is tokenized: work on a request that is refused anyway would be in vain.
         admission.reserve(now_s, params.n, client=client)
         try:
             content, salt = split_prompt(prompt, None, cache_salt)
-            tokenized = self._run(builder.tokenize(parse_prompt(content), params))
+            parsed = parse_prompt(content)
+            tokenized = self._run(
+                builder.tokenize(parsed, params)
+                if pooling is None
+                else builder.tokenize_pooled(parsed, pooling, None)
+            )
             constraint = self._run(builder.constrain(params, tokenized.token_ids))
             requests = builder.build(
                 request_id,
@@ -230,6 +240,7 @@ class LLMEngine(EngineFacts):
                 arrival_s=now_s,
                 client=client,
                 cache_salt=salt,
+                pooling=pooling,
                 **facts,
             )
             admission.check_tokens(now_s, client)
@@ -299,8 +310,10 @@ class LLMEngine(EngineFacts):
 
     # ---------------------------------------------------------------------------------------------- step
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[Any]:
         """Compute one step, and return the new outputs, at most one of each request.
+
+        An output is a `RequestOutput`, or, of a pooled request, a `PoolingRequestOutput`.
 
         Raises:
             Exception: an error of the model's runner, unchanged. Later steps compute all requests again, except one
@@ -338,11 +351,12 @@ class LLMEngine(EngineFacts):
             for serial in serials:
                 self._core.advance(serial, self._clock())
 
-    def _take_outputs(self) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
+    def _take_outputs(self) -> list[Any]:
+        outputs: list[Any] = []
         for request_id, answers in tuple(self._answers.items()):
             while answers.has_output():
-                outputs.append(answers.take())
+                entry, output = self._outputs[request_id][0].entry, answers.take()
+                outputs.append(output if entry.request.pooling is None else pooled_tensor(entry))
             if outputs and outputs[-1].request_id == request_id and outputs[-1].finished:
                 self._forget(request_id)
         return outputs

@@ -9,7 +9,10 @@ from triolet.errors import InvalidRequest, UnsupportedFeature
 
 Face = TypeVar("Face", bound=type)
 
-NO_POOLING = "this engine generates text; it has no pooling models"
+NO_PAIRS = "embed() and classify() take texts one by one; how a model joins a pair is its own"
+NO_ENCODE = "add_request() takes PoolingParams"
+NO_ASYNC_ENCODE = "under Trio, `encode` of the attribute `engine` is the scope of a pooled request"
+NO_REWARD = "encode() with pooling_task='token_classify' gives the scores of each token"
 NO_LORA = "LoRA is not enabled"
 NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
 NO_PAUSE = "generation is not paused; close the engine, or let requests wait in the program"
@@ -22,7 +25,6 @@ NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat
 NO_OTHER_ENGINES = "there is one engine, on one machine"
 
 METHODS: Mapping[str, str] = {
-    "encode": NO_POOLING,
     "add_lora": NO_LORA,
     "remove_lora": NO_LORA,
     "list_loras": NO_LORA,
@@ -45,10 +47,11 @@ WEIGHT_METHODS: Mapping[str, str] = dict.fromkeys(
     ),
     NO_WEIGHTS,
 )
-ENGINE_METHODS: Mapping[str, str] = {**METHODS, "set_weight_version": NO_WEIGHTS}
+ENGINE_METHODS: Mapping[str, str] = {**METHODS, "encode": NO_ENCODE, "set_weight_version": NO_WEIGHTS}
 ASYNC_METHODS: Mapping[str, str] = {
     **METHODS,
     **WEIGHT_METHODS,
+    "encode": NO_ASYNC_ENCODE,
     "compute_weight_checksums": NO_WEIGHTS,
     "checkpoint_prepare": "drain() gives a snapshot of what is not finished",
     "checkpoint_restore": "resume() takes up a snapshot",
@@ -70,10 +73,8 @@ OFFLINE_METHODS: Mapping[str, str] = {
     "enqueue_chat": "chat() takes all conversations at once",
     "enqueue": "generate() takes all prompts at once; LLMEngine takes them one by one",
     "wait_for_completion": "generate() waits",
-    "embed": NO_POOLING,
-    "classify": NO_POOLING,
-    "score": NO_POOLING,
-    "reward": NO_POOLING,
+    "score": NO_PAIRS,
+    "reward": NO_REWARD,
 }
 PARAMETERS: Mapping[str, str] = {
     "executor_class": "where the model runs is `runner` of EngineConfig",

@@ -35,7 +35,7 @@ class PoolingRequestOutput(Generic[Pooled]):
         prompt_token_ids: the prompt.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         finished: True.
-        error: None: a request that fails raises.
+        error: why there are no numbers; always None where a failed request raises.
         task: the task that was done.
     """
 
@@ -44,7 +44,7 @@ class PoolingRequestOutput(Generic[Pooled]):
     prompt_token_ids: tuple[int, ...]
     num_cached_tokens: int = 0
     finished: bool = True
-    error: None = None
+    error: str | None = None
     task: str = "embed"
 
 

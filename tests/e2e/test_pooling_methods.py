@@ -1,0 +1,219 @@
+"""Pooling methods, sentence-transformers folders and classification, compared with transformers' hidden states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from tests.e2e.test_embeddings import LONG, hidden_states, open_tiny
+from tests.model.tiny import change_json, make_model
+from triolet import ClassificationRequestOutput, PoolingParams
+from triolet.errors import ConfigError, InvalidParams, ModelFileError, UnsupportedFeature, UnsupportedModel
+
+TYPES = ("sentence_transformers.models.", "sentence_transformers.base.modules.any_module.")
+
+
+def make_folder(
+    path: Path, mode: str, *, dense: bool = False, normalizes: bool = True, new: bool = False
+) -> Path:
+    """A sentence-transformers folder, as version 5 or version 6 writes it."""
+    make_model("qwen3", path, with_tokenizer=True)
+    names = ["Transformer", "Pooling", *["Dense"] * dense, *["Normalize"] * normalizes]
+    places = ["", *(f"{index}_{name}" for index, name in enumerate(names[1:], start=1))]
+    modules = [
+        {"idx": index, "name": str(index), "path": place, "type": TYPES[new] + name}
+        for index, (name, place) in enumerate(zip(names, places, strict=True))
+    ]
+    (path / "modules.json").write_text(json.dumps(modules[::-1]), encoding="utf-8")
+    (path / "1_Pooling").mkdir()
+    fields = (
+        {"pooling_mode": mode} if new else {f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False}
+    )
+    (path / "1_Pooling/config.json").write_text(json.dumps(fields), encoding="utf-8")
+    if dense:
+        (path / "2_Dense").mkdir()
+        settings = {"in_features": 64, "out_features": 24, "bias": True}
+        settings["activation_function"] = "torch.nn.modules.activation.Tanh"  # type: ignore[assignment]
+        (path / "2_Dense/config.json").write_text(json.dumps(settings), encoding="utf-8")
+        generator = torch.Generator().manual_seed(1)
+        weights = {"linear.weight": torch.randn(24, 64, generator=generator) / 8}
+        weights["linear.bias"] = torch.randn(24, generator=generator)
+        save_file(weights, path / "2_Dense/model.safetensors")
+    return path
+
+
+def finished(folder: Path, vector: Tensor) -> Tensor:
+    weights = load_file(folder / "2_Dense/model.safetensors")
+    dense = torch.tanh(functional.linear(vector, weights["linear.weight"], weights["linear.bias"]))
+    return functional.normalize(dense, dim=-1)
+
+
+def difference(found: Sequence[Any], expected: Tensor) -> float:
+    return float((torch.tensor(found) - expected).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("mode", "new", "method"),
+    [
+        ("mean_tokens", False, "MEAN"),
+        ("mean", True, "MEAN"),
+        ("cls_token", False, "CLS"),
+        ("lasttoken", True, "LAST"),
+    ],
+)
+async def test_a_sentence_transformers_folder_is_followed_alone_in_chunks_and_again(
+    mode: str, new: bool, method: str, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "tiny", mode, dense=True, new=new)
+    hidden = hidden_states(folder, LONG)
+    pooled = {"MEAN": hidden.mean(dim=0), "CLS": hidden[0], "LAST": hidden[-1]}[method]
+    for budget in (512, 16):
+        async with open_tiny(folder, convert="auto", max_num_batched_tokens=budget) as engine:
+            assert engine.model_info.tasks == ("generate", "embed", "token_embed")
+            for _ in range(2):
+                output = await engine.embed(LONG)
+                assert difference(output.outputs.embedding, finished(folder, pooled)) <= 1e-5
+            # only the last token's state needs none of those whose KV is cached
+            assert (output.num_cached_tokens > 0) == (method == "LAST")
+
+
+async def test_every_token_has_its_vector_over_chunks_and_preemptions(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tiny", "lasttoken", normalizes=False)
+    params = PoolingParams(task="token_embed")
+    async with open_tiny(folder, convert="auto", max_num_batched_tokens=16, num_kv_blocks=20) as engine:
+        outputs = await engine.encode_all([LONG, LONG[:100], LONG[:7]], params)
+    for output in outputs:
+        expected = hidden_states(folder, output.prompt_token_ids)
+        assert output.outputs.data.shape == tuple(expected.shape)
+        assert difference(output.outputs.data.tolist(), expected) <= 1e-4  # of numbers around 1 to 10
+        assert output.num_cached_tokens == 0
+
+
+async def test_dimensions_are_cut_after_the_dense_layers_and_normalised(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tiny", "mean_tokens", dense=True)
+    change_json(folder / "config.json", is_matryoshka=True)
+    async with open_tiny(folder, convert="auto") as engine:
+        cut = await engine.embed(LONG, PoolingParams(dimensions=8))
+        whole = finished(folder, hidden_states(folder, LONG).mean(dim=0))
+        assert difference(cut.outputs.embedding, functional.normalize(whole[:8], dim=0)) <= 1e-5
+        with pytest.raises(InvalidParams, match=r"dimensions must be in \[1, 24\]"):
+            await engine.embed(LONG, PoolingParams(dimensions=25))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda folder: (folder / "modules.json").write_text("{"), ModelFileError, "cannot be read as JSON"),
+        (lambda folder: (folder / "modules.json").write_text("[]"), ModelFileError, "module of type Pooling"),
+        (
+            lambda folder: (folder / "modules.json").write_text('[{"idx": 0}]'),
+            ModelFileError,
+            "idx, type and path",
+        ),
+        (
+            lambda folder: (folder / "modules.json").write_text(
+                '[{"idx": 1, "type": "Pooling", "path": "../elsewhere"}]'
+            ),
+            ModelFileError,
+            "must lie in the folder",
+        ),
+        (
+            lambda folder: (folder / "modules.json").write_text('[{"idx": 1, "type": "LSTM", "path": ""}]'),
+            UnsupportedModel,
+            "got 'LSTM'",
+        ),
+        (
+            lambda folder: change_json(folder / "1_Pooling/config.json", pooling_mode_max_tokens=True),
+            UnsupportedModel,
+            "exactly one pooling_mode",
+        ),
+        (
+            lambda folder: change_json(folder / "2_Dense/config.json", activation_function="os.system"),
+            UnsupportedModel,
+            "got 'os.system'",
+        ),
+        (
+            lambda folder: change_json(folder / "2_Dense/config.json", in_features=63),
+            Exception,
+            "63",
+        ),
+    ],
+)
+async def test_a_wrong_folder_is_refused_by_file_and_field(
+    spoil: Any, error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "tiny", "mean_tokens", dense=True)
+    spoil(folder)
+    with pytest.raises(error, match=text):
+        async with open_tiny(folder, convert="auto"):
+            pytest.fail("it has started")
+
+
+# ------------------------------------------------------------------------------------ classification
+
+
+@pytest.mark.parametrize(("num_labels", "family"), [(3, "Qwen3"), (1, "Llama")])
+async def test_a_sequence_classification_equals_transformers(
+    num_labels: int, family: str, tmp_path: Path
+) -> None:
+    base = make_model(
+        {"Qwen3": "qwen3", "Llama": "llama-plain"}[family], tmp_path / "base", with_tokenizer=True
+    )
+    kind = getattr(transformers, f"{family}ForSequenceClassification")
+    reference = kind.from_pretrained(base, num_labels=num_labels, dtype=torch.float32).eval()
+    reference.config.pad_token_id = 0
+    reference.save_pretrained(base)
+    with torch.no_grad():
+        [logits] = reference(torch.tensor([LONG])).logits
+    probabilities = logits.softmax(dim=0) if num_labels > 1 else logits.sigmoid()
+    for budget in (512, 16):
+        async with open_tiny(base, convert="auto", max_num_batched_tokens=budget) as engine:
+            assert engine.model_info.tasks == ("classify", "token_classify")
+            [output] = await engine.encode_all([LONG])
+            found = ClassificationRequestOutput.from_base(output).outputs
+            assert found.num_classes == num_labels
+            assert difference(found.probs, probabilities) <= 1e-5
+            [raw] = await engine.encode_all([LONG], PoolingParams(use_activation=False))
+            assert difference(raw.outputs.data.tolist(), logits) <= 1e-5
+            steps = PoolingParams(task="token_classify", step_tag_id=LONG[3], use_activation=False)
+            [tagged] = await engine.encode_all([LONG], steps)
+            assert tagged.outputs.data.shape == (LONG.count(LONG[3]), num_labels)
+            with pytest.raises(UnsupportedFeature, match="got 'generate'"):
+                await engine.complete(LONG)
+            with pytest.raises(InvalidParams, match="dimensions must be None for task classify"):
+                await engine.encode_all([LONG], PoolingParams(dimensions=2))
+
+
+async def test_a_reranker_scores_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
+    folder = make_model("qwen3", tmp_path / "tiny", with_tokenizer=True)
+    with pytest.raises(ConfigError, match="classifier_from_token"):
+        async with open_tiny(folder, convert="classify"):
+            pytest.fail("it has started")
+    change_json(folder / "config.json", classifier_from_token=["n", "y"])
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    no, yes = (tokenizer["model"]["vocab"][letter] for letter in "ny")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = reference(torch.tensor([LONG])).logits[0, -1]
+    async with open_tiny(folder, convert="classify") as engine:
+        [output] = await engine.encode_all([LONG])
+    assert difference(output.outputs.data.tolist(), (logits[yes] - logits[no]).sigmoid()) <= 1e-5
+
+
+async def test_a_class_without_a_head_gives_embeddings_and_generates_nothing(tmp_path: Path) -> None:
+    folder = make_model("qwen3", tmp_path / "tiny", with_tokenizer=True)
+    expected = functional.normalize(hidden_states(folder, LONG)[-1], dim=0)
+    headless = transformers.Qwen3Model.from_pretrained(folder, dtype=torch.float32)
+    headless.save_pretrained(folder)
+    async with open_tiny(folder, convert="auto") as engine:
+        assert engine.model_info.tasks == ("embed", "token_embed")
+        assert difference((await engine.embed(LONG)).outputs.embedding, expected) <= 1e-5
