@@ -82,8 +82,9 @@ MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without 
 # A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned,
 # and in a load that makes no progress after a multiple of the longest silence of the first load. That one has
 # no limit: it may compile kernels, and the operator watches it.
-LOAD_SILENCE_FACTOR = 3.0  # times the longest silence of the first load
-MIN_LOAD_SILENCE_S = 10.0  # a later load starts an interpreter, on a machine that may be busy
+LOAD_SILENCE_FACTOR = 3.0  # times the longest silence of the loads that have succeeded
+MAX_DOUBLINGS = 10  # of the limit, one after each hang
+MIN_LOAD_SILENCE_S = 2.0  # as for steps (`core.recovery.recovery_state.MIN_LIMIT_S`)
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
 
 
@@ -101,6 +102,7 @@ class ProcessExecutor:
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
         self._max_load_silence_s: float | None = None  # seconds without progress; None before the first load
+        self._num_hung_loads = 0  # since the last that succeeded
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
         self._is_running = False
@@ -135,7 +137,7 @@ class ProcessExecutor:
         limit_s = self._load_silence_limit_s()
         late = f"made no progress in loading the model for more than {limit_s} s"
         silence_s, heard_s = 0.0, trio.current_time()
-        async with process.conversation(limit_s, late):
+        async with self._hangs_counted(), process.conversation(limit_s, late):
             if self._former is not None:
                 await self._former.gone()  # it may still hold most of the memory
             await process.ask(config)
@@ -148,8 +150,8 @@ class ProcessExecutor:
                 raise FrameError(f"a load must end with a ModelInfo; got a {type(reply).__name__}")
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
-        if self._max_load_silence_s is None:
-            self._max_load_silence_s = max(silence_s, trio.current_time() - heard_s)
+        silence_s = max(silence_s, trio.current_time() - heard_s, self._max_load_silence_s or 0.0)
+        self._max_load_silence_s, self._num_hung_loads = silence_s, 0
         self._next_config = self._with_kv_cache(reply) if config is self._config else config
         return reply
 
@@ -165,7 +167,17 @@ class ProcessExecutor:
     def _load_silence_limit_s(self) -> float | None:
         if self._max_load_silence_s is None or self._config.step_timeout is None:
             return None
-        return max(MIN_LOAD_SILENCE_S, LOAD_SILENCE_FACTOR * self._max_load_silence_s)
+        # A machine that has become slow since must not have each load killed: the next one gets twice the time.
+        least_s = max(MIN_LOAD_SILENCE_S, LOAD_SILENCE_FACTOR * self._max_load_silence_s)
+        return least_s * 2.0 ** min(self._num_hung_loads, MAX_DOUBLINGS)
+
+    @asynccontextmanager
+    async def _hangs_counted(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except RunnerDied as death:
+            self._num_hung_loads += death.is_hang
+            raise
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         """Compute a plan. A cancelled caller does not wait for the step: the process is killed.

@@ -278,8 +278,8 @@ class EngineConfig(Configuration):
         # Twice the time of a step of 512 tokens with a model of a few billion parameters on a few CPU cores, and more
         # than compiling kernels adds to a first step. A late restart is better than killing a step that would end.
         "Seconds after which a step counts as hung: health checks fail, and a runner process is killed and restarted. "
-        "An idle scheduler, tokenizer or detokenizer that leaves a message unread for as long is restarted, too. "
-        "none: never.",
+        "An idle scheduler, tokenizer or detokenizer that leaves a message unread for as long, 2 at most, is "
+        "restarted, too. none: never.",
         default=60.0,
         rule=seconds(optional=True),
     )

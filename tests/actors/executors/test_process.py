@@ -385,8 +385,12 @@ async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_wo
 
     with pytest.raises(RunnerDied, match="made no progress"), trio.fail_after(30.0):
         await stopped_life()
+    # The machine may have become slow: the next load has twice the time, until one succeeds.
+    assert executor._load_silence_limit_s() == 1.0
     monkeypatch.undo()
     assert await life(executor, first_step())
+    monkeypatch.setattr(process_runner, "LOAD_SILENCE_FACTOR", 0.0)
+    assert executor._load_silence_limit_s() == process_runner.MIN_LOAD_SILENCE_S
 
 
 async def test_without_a_step_timeout_a_load_may_take_for_ever() -> None:
@@ -395,12 +399,12 @@ async def test_without_a_step_timeout_a_load_may_take_for_ever() -> None:
     assert executor._load_silence_limit_s() is None
 
 
-async def test_the_first_load_has_no_limit_and_later_ones_at_least_ten_seconds() -> None:
+async def test_the_first_load_has_no_limit_and_later_ones_at_least_two_seconds() -> None:
     executor = executor_that()
     assert executor._load_silence_limit_s() is None
     await life(executor)
     limit_s = executor._load_silence_limit_s()
-    assert limit_s is not None and limit_s >= 10.0
+    assert limit_s is not None and limit_s >= 2.0
 
 
 async def sizes_of(executor: ProcessExecutor) -> tuple[int, int]:
