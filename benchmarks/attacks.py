@@ -58,6 +58,7 @@ CHAT = {
 HEALTH_EVERY_S = 0.01
 TIMEOUT_S = 5.0  # of one call of a socket
 KV_CACHE_BYTES = 64 * 2**20
+GRAMMARS = b"triolet.workers.grammar"  # in the command line of their processes
 TEXT, PING, PONG, CLOSE = 1, 9, 10, 8
 
 # ------------------------------------------------------------------------------------- a plain client
@@ -533,11 +534,17 @@ def process_tree(root: int) -> list[int]:
     return found
 
 
-def memory_mib(root: int) -> float:
-    """Return the memory of a process and of all its descendants, pages that several share counted once, MiB."""
+def memory_mib(root: int, *, without: bytes = b"no such program") -> float:
+    """Return the memory of a process and of all its descendants, pages that several share counted once, MiB.
+
+    Args:
+        without: part of the command line of processes to leave out.
+    """
     kilobytes = 0
     for process_id in process_tree(root):
         with suppress(OSError):
+            if without in Path(f"/proc/{process_id}/cmdline").read_bytes():
+                continue
             lines = Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines()
             kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return round(kilobytes / 1024, 1)
@@ -559,11 +566,14 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float) -> d
     with serving() as (port, process_id), helper("--attack", str(port), str(seconds), *names) as attacker:
         with helper("--watch", str(port)) as witness:
             memory = {"before": memory_mib(process_id)}
+            # Up to --max-grammars processes are kept for the next request with the same grammar.
+            without_grammars = [memory_mib(process_id, without=GRAMMARS)]
             attackers_seen = finish(attacker)
             memory["at_the_end"] = memory_mib(process_id)
             result = finish(witness)
         time.sleep(settle_s)
         memory["after"] = memory_mib(process_id)
+        without_grammars.append(memory_mib(process_id, without=GRAMMARS))
     return {
         "mode": "together",
         "seconds": seconds,
@@ -572,6 +582,7 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float) -> d
         **result,
         "memory_mib": memory,
         "memory_ratio": round(memory["after"] / memory["before"], 3),
+        "memory_ratio_without_grammars": round(without_grammars[1] / without_grammars[0], 3),
         "attackers": attackers_seen,
     }
 
