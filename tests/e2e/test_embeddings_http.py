@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from tests.e2e.server import Server, serve
 from tests.e2e.test_embeddings import PROMPTS, check
@@ -111,3 +112,25 @@ def test_a_client_that_leaves_aborts_all_its_inputs(server: Server) -> None:
 
 def test_the_model_says_what_it_can_do(server: Server) -> None:
     assert server.model()["tasks"] == ["generate", "embed", "token_embed"]
+
+
+def test_classify_answers_label_and_probabilities(folder: Path, tmp_path: Path) -> None:
+    reference = transformers.Qwen3ForSequenceClassification.from_pretrained(folder, num_labels=3).eval()
+    reference.config.pad_token_id = 0
+    reference.config.id2label = {0: "good", 1: "bad", 2: "ugly"}
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    prompts = [list(prompt) for prompt in PROMPTS[:3]]
+    arguments = ("--model", str(tmp_path), "--num-kv-blocks", "64", "--served-model-name", "judge")
+    with serve(*arguments, "--dtype", "float32") as server:
+        with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+            answer = client.post("/classify", body={"model": "judge", "input": prompts}, cast_to=object)
+            with pytest.raises(openai.BadRequestError, match="convert='embed'") as caught:
+                client.post("/v1/embeddings", body={"model": "judge", "input": "a"}, cast_to=object)
+    assert caught.value.code == "unsupported_model"
+    for prompt, one in zip(prompts, answer["data"], strict=True):
+        with torch.no_grad():
+            expected = reference(torch.tensor([prompt])).logits[0].softmax(dim=0)
+        assert one["probs"] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert one["label"] == ("good", "bad", "ugly")[int(expected.argmax())]
+        assert one["num_classes"] == 3

@@ -42,6 +42,15 @@ def test_embed_prints_a_story(run: Run) -> None:
     assert len(run("embed").split()) > 10
 
 
+def test_embeddings_rank_texts_while_a_story_is_told(run: Run) -> None:
+    text = run("embeddings", "A fox lives in the forest.")
+    assert numbers(r"(\d+) numbers for each of 4 texts", text)[0] > 0
+    assert "meanwhile: " in text
+    ranked = re.findall(r"^(-?\d\.\d{3})  (.+)$", text, re.MULTILINE)
+    assert [score for score, _ in ranked] == sorted((score for score, _ in ranked), key=float, reverse=True)
+    assert ranked[0] == ("1.000", "A fox lives in the forest.")
+
+
 def test_streaming_prints_the_answer_piece_by_piece_and_its_times(run: Run) -> None:
     text, _, report = run("streaming", "List the days of the week.").partition("\n\n")
     assert "Monday, Tuesday, Wednesday" in text

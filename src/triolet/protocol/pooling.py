@@ -1,4 +1,4 @@
-"""Request bodies and answer objects of pooled requests: `/v1/embeddings`."""
+"""Request bodies and answer objects of pooled requests: `/v1/embeddings` and `/classify`."""
 
 from __future__ import annotations
 
@@ -146,6 +146,28 @@ class EmbeddingsRequest(PooledRequest):
         return base64.b64encode(
             output.data
         ).decode()  # the numbers are little-endian on every supported machine
+
+
+@attrs.frozen(kw_only=True)
+class ClassifyRequest(PooledRequest):
+    """Body of `/classify`."""
+
+    input: Inputs
+
+    def params(self) -> PoolingParams:
+        """Return the parameters for the engine."""
+        return PoolingParams(task="classify", use_activation=self.use_activation)
+
+    def answer(
+        self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]], labels: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the response; `labels` are the names of the classes."""
+        entries = []
+        for index, output in enumerate(outputs):
+            probs = output.outputs.data.tolist()
+            label = labels[probs.index(max(probs))]
+            entries.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+        return {"object": "list", "data": entries, "model": self.model, "usage": usage_of(outputs)}
 
 
 def usage_of(outputs: Sequence[PoolingRequestOutput[PoolingOutput]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from triolet.server.routes.errors import answer_error, answer_http_error
 from triolet.server.routes.guard import AccessMiddleware
 from triolet.server.routes.operations import health, metrics, model, models, ready, requests, version
 from triolet.server.routes.page import page, static
-from triolet.server.routes.pooling.embeddings import embeddings
+from triolet.server.routes.pooling.embeddings import classify, embeddings
 from triolet.server.routes.responses import (
     cancel_response,
     delete_response,
@@ -79,6 +79,7 @@ def create_app(
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
+            Route("/classify", classify, methods=["POST"]),
         ],
         middleware=[Middleware(AccessMiddleware, context=context)],
         exception_handlers={TrioletError: answer_error, HTTPException: answer_http_error},

@@ -1,1 +1,1 @@
-"""Routes of pooled requests: embeddings."""
+"""Routes of pooled requests: embeddings and classification."""

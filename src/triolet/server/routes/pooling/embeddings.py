@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`."""
+"""`POST /v1/embeddings` and `/classify`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOut
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.errors import InvalidRequest, RequestFailed
 from triolet.protocol.errors import WireError
-from triolet.protocol.pooling import EmbeddingsRequest, PooledRequest
+from triolet.protocol.pooling import ClassifyRequest, EmbeddingsRequest, PooledRequest
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import cancel_on_disconnect, read_json
 
@@ -21,6 +21,17 @@ async def embeddings(request: Request) -> Response:
     body = await read_json(request, EmbeddingsRequest.of)
     context.check_model(body.model)
     return JSONResponse(body.answer(await pooled(request, context, body, body.params(), body.prompts)))
+
+
+async def classify(request: Request) -> Response:
+    """Answer the scores of the classes for each input."""
+    context = context_of(request)
+    body = await read_json(request, ClassifyRequest.of)
+    context.check_model(body.model)
+    outputs = await pooled(request, context, body, body.params(), body.input.prompts)
+    info = context.engine.model_info.pooling
+    assert info is not None, "the engine has classified"
+    return JSONResponse(body.answer(outputs, info.labels))
 
 
 async def pooled(
