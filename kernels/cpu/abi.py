@@ -17,6 +17,7 @@ from triolet.errors import InvariantViolated
 Field = tuple[str, int, int]
 """Name, offset and size in bytes."""
 
+# Pointers, 32-bit integers and floats: nearly all fields of the structs.
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
 
@@ -153,6 +154,7 @@ def _described(library: ctypes.CDLL) -> dict[str, tuple[int, list[Field]]]:
 def _check_struct(name: str, mirror: type[ctypes.Structure], size: int, fields: Iterable[Field]) -> None:
     theirs = {field: (offset, num_bytes) for field, offset, num_bytes in fields}
     ours = {field: _place(mirror, field) for field, *_ in mirror._fields_}
+    # Both ways, since a field may be missing on either side.
     for field in [*theirs, *ours]:
         if theirs.get(field) != ours.get(field):
             raise InvariantViolated(

@@ -69,6 +69,7 @@ class EngineThread:
     def __init__(self, open_engine: OpenEngine) -> None:
         self.opened: Future[Engine] = Future()
         self.ended: Future[None] = Future()
+        # A future that runs cannot be cancelled by a caller that gives up waiting.
         self.opened.set_running_or_notify_cancel()
         self.ended.set_running_or_notify_cancel()
         self._open_engine = open_engine
@@ -170,6 +171,7 @@ class EngineThread:
                         await trio.sleep_forever()
             except Exception as error:  # raised again below, without the nursery's group around it
                 failure = error
+            # Calls that still run have no engine any more.
             self._nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure

@@ -143,6 +143,7 @@ class Chat:
             # Removed if it has no answer, so that questions and answers alternate.
             self._take_back_if_unanswered()
         else:
+            # What was stopped before its first word is no reply.
             if reply.text or not stopped:
                 self.state.conversation.answer(reply.text)
             self._comment(reply, stopped=stopped)

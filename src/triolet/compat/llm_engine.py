@@ -347,6 +347,7 @@ class LLMEngine(EngineFacts):
         self._core.new_scheduler(self._limits)
 
     def _deliver(self) -> None:
+        # A stop string in what is delivered ends its request, which is progress again.
         while serials := self._core.take_progress():
             for serial in serials:
                 self._core.advance(serial, self._clock())

@@ -411,6 +411,7 @@ class Engine:
         trace_headers: Mapping[str, str] | None,
         owner: str | None,
     ) -> Submission:
+        # Wrong types are refused by the call itself, so that the traceback shows it.
         texts = {"request_id": request_id, "client": client, "cache_salt": cache_salt, "owner": owner}
         for field, text in texts.items():
             if text is not None:
@@ -488,6 +489,7 @@ class Engine:
         """
         self._run.check()
         check_snapshot(snapshot, self.model_info)
+        # Before a stream is entered another request could get one of these ids.
         self._requests.keep_ids(snapshot)
         return {saved.request_id: self._stream(resumed(saved)) for saved in snapshot.requests}
 

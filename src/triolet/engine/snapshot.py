@@ -122,6 +122,7 @@ def resumed(saved: SavedRequest) -> Submission:
     """Return a submission that goes on with a saved request; its remaining time runs from now."""
     now_s = trio.current_time()
     return Submission(
+        # By its ids, so that it is not tokenized a second time.
         prompt=ParsedPrompt(token_ids=saved.prompt_token_ids, content=None),
         params=saved.params,
         request_id=saved.request_id,

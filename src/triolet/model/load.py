@@ -91,6 +91,7 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
+    # A GGUF file: configuration, tokenizer and weights in one.
     if folder.is_file():
         return _load_gguf(folder, dtype, device, max_model_len, quantization, convert, on_progress)
     config = read_config(folder)

@@ -25,6 +25,7 @@ DEFAULT_PREFIX: Final = "triolet:"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 LABELS: Final = ("model_name", "engine")
 
+# The buckets are vLLM's, so that its dashboards show the same.
 _TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -45,6 +46,7 @@ _GAUGES: Final = {
     "kv_cache_usage_perc": "Share of the KV cache that is in use, 0 to 1.",
     "longest_task_step_seconds": "Longest time that one task step has held the event loop, seconds.",
 }
+# prometheus_client adds `_total` to these names.
 _COUNTERS: Final = {
     "num_preemptions": "Preemptions: KV blocks of a running request taken back.",
     "prompt_tokens": "Prompt tokens of requests that got a first token.",

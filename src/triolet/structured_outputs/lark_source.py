@@ -51,6 +51,7 @@ def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken)
         case "regex":
             return LLMatcher.grammar_from_regex(ascii_classes(params.regex or ""))
         case "choice":
+            # A JSON string is a Lark string of the same text.
             lines = " | ".join(json.dumps(choice) for choice in params.choice or ())
             return LLMatcher.grammar_from_lark(f"start: {lines}")
         case _:
@@ -75,6 +76,7 @@ def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: Spe
     names = []
     for place, trigger in enumerate(tag["triggers"]):
         structures = [one for one in tag["structures"] if one["begin"].startswith(trigger)]
+        # A trigger without a structure has nothing that could follow it.
         if not structures:
             continue
         names.append(f"tag_{place}")

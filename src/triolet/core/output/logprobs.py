@@ -39,6 +39,7 @@ class ListPrefix(Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         if isinstance(index, slice):
             return tuple(self._items[place] for place in range(*index.indices(self._length)))
+        # The list behind it may be longer already.
         if not -self._length <= index < self._length:
             raise IndexError(f"index must be in [-{self._length}, {self._length}); got {index}")
         return self._items[index if index >= 0 else index + self._length]

@@ -327,6 +327,7 @@ class SamplingParams:
         elif self.temperature < MIN_TEMPERATURE:
             warnings.warn(f"temperature {self.temperature} is raised to {MIN_TEMPERATURE}", stacklevel=3)
             object.__setattr__(self, "temperature", MIN_TEMPERATURE)
+        # 1 and 1.0 are the same parameter, and whatever computes with it gets a float.
         for field in FLOAT_FIELDS:
             object.__setattr__(self, field, float(getattr(self, field)))
 
@@ -375,6 +376,7 @@ class SamplingParams:
             )
         if self.stream_interval is not None and self.stream_interval < 1:
             raise refuse("stream_interval", "must be at least 1", self.stream_interval)
+        # Stop strings are looked for in the text.
         if self.stop and not self.detokenize:
             raise InvalidParams(
                 "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",

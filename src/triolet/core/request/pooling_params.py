@@ -42,6 +42,7 @@ _HOW_TO_START: Final = {
 
 def _optional(kind: type, rule: str) -> Any:
     def check(_params: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        # Not isinstance: true is no integer.
         if value is not None and type(value) is not kind:
             raise refuse(attribute.name, rule, value)
 
@@ -151,6 +152,7 @@ def resolved(
     assert info is not None
     if params.dimensions is not None:
         _check_dimensions(params.dimensions, task, info, model_name)
+    # They select positions and columns of its result, which other tasks do not have.
     if task != TOKEN_CLASSIFY:
         for field in ("step_tag_id", "returned_token_ids"):
             if (value := getattr(params, field)) is not None:

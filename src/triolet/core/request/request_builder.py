@@ -79,6 +79,7 @@ class RequestLimits:
         """
         if params.prompt_logprobs is None:
             return
+        # The token that stands there comes on top of the likeliest.
         per_token = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs + 1
         if per_token * num_prompt_tokens > MAX_PROMPT_ENTRIES:
             most = max(MAX_PROMPT_ENTRIES // num_prompt_tokens - 1, 0)

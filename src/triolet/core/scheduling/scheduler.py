@@ -138,6 +138,7 @@ class Scheduler:
         entry = sequence.entry
         entry.finish(reason, stop_reason)
         self._close(entry)
+        # Its blocks wait for the end of a step in flight, which still writes to them.
         self._queues.leave(sequence, self._in_flight.step_id if self._in_flight else None)
 
     def _fail_if_too_long(self, sequence: Sequence) -> None:

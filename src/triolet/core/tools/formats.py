@@ -236,6 +236,7 @@ class MistralFormat(Automaton):
         name, marker, rest = split_at_marker(self._held, [self.ARGS, self.CALL_ID, "{"])
         if not _may_be_name(name):
             return self._give_back()
+        # Newer templates put an id between name and arguments.
         if marker == self.CALL_ID:
             call_id, marker, rest = split_at_marker(rest, [self.ARGS, "{"])
             if not _may_be_name(call_id):

@@ -26,6 +26,7 @@ def split_at_marker(text: str, markers: Sequence[str]) -> tuple[str, str | None,
         The text before the marker, the marker and the text behind it; or, without one, the text that can be passed on,
         None, and the tail that may be the beginning of a marker.
     """
+    # The first one in the text, not the first one of the list.
     found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
     if found:
         place, marker = min(found)
@@ -78,6 +79,7 @@ class ValueScanner:
             self._is_scalar = True
 
     def _step_in_string(self, char: str) -> None:
+        # One character only: what follows is read as ever.
         if self._is_escaped:
             self._is_escaped = False
         elif char == "\\":

@@ -48,6 +48,7 @@ def _f16(blocks: Bytes) -> Floats:
 
 
 def _bf16(blocks: Bytes) -> Floats:
+    # bfloat16 is the upper half of a float32.
     return (blocks.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
@@ -118,6 +119,7 @@ def _q2_k(blocks: Bytes) -> Floats:
 
 def _q3_k(blocks: Bytes) -> Floats:
     high, low, scales = blocks[:, :32], blocks[:, 32:96], blocks[:, 96:108]
+    # The upper two bits of the 16 scales are packed apart from the lower four.
     six_bits = _nibbles(scales[:, :8], 8) | (_bits(scales[:, 8:], 4, (0, 2, 4, 6), 3) << np.uint8(4))
     scale = _half(blocks, 108) * (six_bits.astype(np.float32) - 32)
     # a high bit that is NOT set takes 4 away

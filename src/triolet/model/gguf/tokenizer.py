@@ -136,6 +136,7 @@ class _Vocabulary:
         tokens, types, scores, merges = map(array, ("tokens", "token_type", "scores", "merges"))
         if tokens is None or not tokens.count:
             raise ModelFileError(file.path, "tokenizer.ggml.tokens is missing")
+        # They are looked up by token id.
         for values in (types, scores):
             if values is not None and values.count != tokens.count:
                 raise ModelFileError(
@@ -144,6 +145,7 @@ class _Vocabulary:
         return cls(
             fields,
             tokens.texts(),
+            # 1 is an ordinary token.
             [1] * tokens.count if types is None else types.numbers(),
             [] if scores is None else scores.numbers(),
             [] if merges is None else merges.texts(),
@@ -216,6 +218,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replaced])
+        # The space that was put in front comes off again.
         steps.append(decoders.Strip(" ", 1, 0))
     else:
         backend.normalizer = replaced
@@ -231,6 +234,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     mergeable = [
         index
         for index, kind in enumerate(vocabulary.types)
+        # Tokens for single bytes (type 6) and control tokens are never made by a merge.
         if kind not in (_UNKNOWN, CONTROL, 6) and 1 < len(vocabulary.tokens[index]) <= _MAX_MERGED_CHARS
     ]
     merges: list[tuple[str, str]] = []
@@ -258,6 +262,7 @@ def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, *, strips: 
     """
     kinds = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
     special = [token for token, kind in kinds if kind == CONTROL and token]
+    # Never split, but text like any other.
     whole = [token for token, kind in kinds if kind == USER_DEFINED and token]
     backend.add_special_tokens(
         [

@@ -47,6 +47,7 @@ class QuantizedCheckpoint:
             return self._stored.read(name, out)
         parts = {part: self._stored.read_raw(full) for part, full in layer.parts.items()}
         weight = layer.dequantize(parts)
+        # Into its place among joined weights, where there is one.
         return weight if out is None else out.copy_(weight)
 
 
@@ -70,6 +71,7 @@ def open_quantized(checkpoint: Checkpoint, config: Mapping[str, Any], folder: Pa
         if layer is not None:
             layers[f"{name}.weight"] = layer
             hidden.update(layer.parts.values())
+    # Tensors that no weight depends on would count as unused weights.
     marks = tuple(f".{part}" for part in (*fmt.unused, *fmt.marks))
     tensors: dict[str, StoredTensor | DequantizedTensor] = {
         name: stored

@@ -26,10 +26,12 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     Returns:
         int32 [rows, count].
     """
+    # torch shifts int32 with its sign; as int64 the bits are those of the word.
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
     unsigned = torch.nn.functional.pad(unsigned, (0, 1))  # the last integer may end with its word
     begins = torch.arange(count, device=words.device) * bits
     index, shift = begins // WORD_BITS, begins % WORD_BITS
+    # A value that crosses the end of its word is within two words together.
     pairs = unsigned[:, index] | (unsigned[:, index + 1] << WORD_BITS)
     return ((pairs >> shift) & ((1 << bits) - 1)).to(torch.int32)
 
@@ -52,6 +54,7 @@ def gptq(
     weight = unpack(qweight.T.contiguous(), bits, num_in)  # [out, in]
     zeros = unpack(qzeros, bits, num_out)  # [num_groups, out]
     if stored_minus_one:
+        # Wraps around: there is no zero of 2 ** bits.
         zeros = (zeros + 1) & ((1 << bits) - 1)
     return _scaled(weight, zeros.T, scales.T, groups)
 

@@ -138,17 +138,20 @@ class Gptq:
         version = fields.text("checkpoint_format", "gptq")
         if version not in ("gptq", "gptq_v2"):
             raise fields.wrong("checkpoint_format", "gptq or gptq_v2")
+        # Modules with bits or groups of their own, which this format would read with those of the others.
         if "dynamic" in fields and fields.values["dynamic"]:
             raise fields.wrong("dynamic", "empty: settings for single modules are not supported")
         return cls(bits, _group_size(fields, 128), fields.flag("desc_act", False), version == "gptq")
 
     def layer(self, module: Module) -> QuantizedLayer:
         words, num_out = module.need("qweight", ("I32",), None, None)
+        # The configuration does not know the shape: it follows from the packed words.
         num_in = words * dequantize.WORD_BITS // self.bits
         num_groups, _ = module.need("scales", FLOATS, None, num_out)
         module.check_groups("scales", num_groups, num_in, self.group_size or num_in)
         zero_words = math.ceil(num_out * self.bits / dequantize.WORD_BITS)
         module.need("qzeros", ("I32",), num_groups, zero_words)
+        # Many folders have an index although their inputs are in order.
         has_index = self.has_order or module.find("g_idx") is not None
         if has_index:
             module.need("g_idx", ("I32",), num_in)
@@ -185,12 +188,14 @@ class Awq:
         for name in ("bits", "w_bit"):
             if fields.integer(name, 4) != 4:
                 raise fields.wrong(name, "4")
+        # `gemv` and the others pack the same words in another order.
         if fields.text("version", "gemm").lower() != "gemm":
             raise fields.wrong("version", "gemm: the other layouts are not supported")
         return cls(_group_size(fields, 128))
 
     def layer(self, module: Module) -> QuantizedLayer:
         num_in, words = module.need("qweight", ("I32",), None, None)
+        # Eight values of four bits fill a word.
         num_out = 8 * words
         num_groups, _ = module.need("scales", FLOATS, None, num_out)
         module.check_groups("scales", num_groups, num_in, self.group_size or num_in)
@@ -243,7 +248,9 @@ class CompressedTensors:
         module.need("weight_shape", ("I64", "I32"), 2)
         shape = module.checkpoint.read_raw(module.full("weight_shape")).tolist()
         num_in = shape[1]
+        # The bits are not written down: only one number of them fills these words.
         fitting = [bits for bits in (4, 8) if math.ceil(num_in * bits / dequantize.WORD_BITS) == words]
+        # The shape is data of the file, and memory is allocated by it.
         if shape[0] != num_out or num_in < 1 or len(fitting) != 1:
             rule = f"the shape of a weight of 4 or 8 bits in [{num_out}, {words}] words"
             raise module.wrong("weight_shape", rule, shape)
@@ -287,6 +294,7 @@ class Fp8:
     @classmethod
     def of(cls, fields: Fields) -> Fp8:
         """Read `quantization_config`."""
+        # DeepSeek's block, used only where the scales are per block.
         if not fields.values.get("weight_block_size"):
             return cls((128, 128))
         block = fields.integers("weight_block_size")
@@ -328,13 +336,16 @@ class BitsAndBytes:
 
     def _by_block(self, module: Module) -> QuantizedLayer:
         states = [f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
+        # Without either, the error names the first of them.
         state_part = next((part for part in states if module.find(part) is not None), states[0])
+        # JSON, stored as a tensor of bytes.
         (num_bytes,) = module.need(state_part, ("U8",), None)
         state = _described(module, state_part, num_bytes)
         num_out, num_in = state["shape"]
         block_size, num_values = state["blocksize"], num_out * num_in
         num_blocks = math.ceil(num_values / block_size)
         module.need("weight", ("U8",), math.ceil(num_values / 2), 1)
+        # One value for each of the 16 that four bits can have.
         module.need("weight.quant_map", ("F32",), 16)
         is_nested = module.find("weight.nested_absmax") is not None
         module.need("weight.absmax", ("U8",) if is_nested else ("F32",), num_blocks)
@@ -405,6 +416,7 @@ def _block(size: int, count: int) -> int:
 
 def _group_size(fields: Fields, default: int) -> int | None:
     for name in ("group_size", "q_group_size"):
+        # All inputs of an output are one group.
         if fields.values.get(name) == -1:
             return None
         if name in fields:
@@ -420,6 +432,7 @@ def _check_index(module: Module, groups: Tensor, num_groups: int, part: str = "g
 
 def _described(module: Module, part: str, num_bytes: int) -> dict[str, Any]:
     """Return bitsandbytes' description of a tensor, checked."""
+    # Checked before it is read.
     if num_bytes > MAX_JSON_BYTES:
         raise module.wrong(part, f"at most {MAX_JSON_BYTES} bytes", num_bytes)
     raw = bytes(module.checkpoint.read_raw(module.full(part)).tolist())

@@ -85,6 +85,7 @@ class LogitEdits:
         """
         if self._allowed is not None:
             allowed_rows, kept = self._allowed
+            # Kept aside while the whole row is barred.
             values = logits[kept.index]
             logits[allowed_rows] = NEVER
             logits[kept.index] = values
@@ -112,6 +113,7 @@ class Penalties:
             return None
         coefficients = [
             (
+                # A logit divided by it must stay a finite number.
                 min(max(row.params.repetition_penalty, 1 / LARGE), LARGE),
                 row.params.frequency_penalty,
                 row.params.presence_penalty,
@@ -135,8 +137,10 @@ class Penalties:
         counts = torch.from_numpy(np.concatenate([counts.counts for counts in self.counts])).to(logits.device)
         repetition, frequency, presence = self.coefficients[owners].unbind(dim=1)
         before = logits[rows, token_ids]
+        # Towards less likely on both sides of 0.
         scores = torch.where(before > 0, before / repetition, before * repetition)
         scores = scores - frequency * counts - presence * (counts > 0)
+        # What was barred stays barred: the clamp would make it a number.
         logits[rows, token_ids] = torch.where(before == NEVER, before, scores.clamp_(-LARGE, LARGE))
 
 
@@ -153,6 +157,7 @@ def apply_bitmasks_(logits: Tensor, masks: Sequence[bytes | None]) -> None:
         return
     vocab_size = logits.shape[1]
     num_bytes = (vocab_size + 7) // 8
+    # Zeros bar the ids past the end of a mask: padding of the vocabulary.
     bits = np.zeros((len(rows), num_bytes), dtype=np.uint8)
     for place, row in enumerate(rows):
         mask = np.frombuffer(masks[row] or b"", dtype=np.uint8)[:num_bytes]

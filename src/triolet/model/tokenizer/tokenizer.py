@@ -297,6 +297,7 @@ def _compiled_or_error(source: str, tokens: Mapping[str, str]) -> ChatTemplate |
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    # Newer folders have it in a file of its own, which goes before the settings.
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

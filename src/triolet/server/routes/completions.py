@@ -52,6 +52,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
             async with AsyncExitStack() as stack:
                 streams = await self._enter(stack)
                 await events.start()
+                # One stream needs no task beside this one, and has one place in the queue to tell of.
                 if len(streams) == 1:
                     self.tell_vendor_events(events, streams[0])
                     async for output in streams[0]:

@@ -97,6 +97,7 @@ def _card(context: AppContext, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        # Clients require it; when the model was made is not known.
         "created": context.began_at,
         "owned_by": "triolet",
         "root": context.engine.model_name,

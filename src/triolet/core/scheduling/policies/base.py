@@ -57,6 +57,7 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request, for the first time or again."""
+        # Its old place, where it was preempted: the order is fixed for its life.
         insort(self._line, sequence, key=by_order)
 
     def remove(self, sequence: Sequence) -> None:
