@@ -450,7 +450,7 @@ def _connected(purpose: str) -> tuple[GrammarProcess, socket.socket]:
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start the program at the other end of a connection; blocks for a millisecond or two."""
     return subprocess.Popen(
-        (*PROGRAM, str(connection.fileno())),
+        (*PROGRAM, str(connection.fileno()), str(os.getpid())),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

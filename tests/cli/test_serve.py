@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from typing import cast
+
 import attrs
 import click
 import pytest
@@ -15,7 +18,8 @@ from triolet.cli import main, options
 from triolet.cli.serve import Server, warn_of_open_access
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
-from triolet.server.responses.service import open_gateway
+from triolet.core.request.params import SamplingParams
+from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.transport.listener import Listener
 
 
@@ -98,6 +102,60 @@ async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
             await stream.aclose()
             nursery.cancel_scope.cancel()
     assert "planted" in caplog.text
+
+
+class StalledListener:
+    """Listener with a client that never goes away by itself."""
+
+    async def drain(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def stop(self, deadline: float) -> None:
+        await trio.sleep_until(deadline)
+
+
+class StalledGateway:
+    """Responses service with a client that answers no close frame."""
+
+    def __init__(self, close_timeout_s: float) -> None:
+        self.close_timeout_s = close_timeout_s
+
+    async def drain(self, deadline: float) -> None:
+        await trio.sleep_until(deadline + self.close_timeout_s)
+
+
+@pytest.mark.parametrize(("grace_s", "close_timeout_s"), [(25.0, 2.0), (2.0, 2.0), (5.0, 60.0)])
+async def test_clients_that_stall_leave_a_part_of_the_grace_period_for_the_end_of_the_engine(
+    grace_s: float, close_timeout_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    config = GatewayConfig(grace_period=grace_s, close_timeout=close_timeout_s)
+    server = Server(config, EngineConfig(runner="inline"))
+    server._front = cast(Listener, StalledListener())
+    gateway = cast(ResponsesService, StalledGateway(close_timeout_s))
+    async with fake_engine() as engine, engine.generate("HELLO", SamplingParams(max_tokens=200)) as stream:
+        began_s = trio.current_time()
+        await server._drain(engine, gateway)
+        left_s = began_s + grace_s - trio.current_time()
+        async for output in stream:
+            assert output.finished
+    assert left_s >= min(close_timeout_s, grace_s / 4) - 0.01
+
+
+async def test_a_listener_that_a_drain_has_stopped_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(GatewayConfig(port=0, grace_period=0.5), EngineConfig(runner="inline"))
+    with caplog.at_level(logging.INFO):
+        async with (
+            fake_engine(tokenizer=ChatTokenizer()) as engine,
+            open_gateway(engine, server.gateway) as gateway,
+            trio.open_nursery() as nursery,
+        ):
+            await nursery.start(server._listen, engine, gateway)
+            with trio.fail_after(60):
+                await server._drain(engine, gateway)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert "draining" in caplog.text
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(

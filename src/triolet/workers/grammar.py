@@ -1,4 +1,4 @@
-"""Program of the grammar processes: `python -m triolet.workers.grammar FD`.
+"""Program of the grammar processes: `python -m triolet.workers.grammar FD PARENT`.
 
 Started by `actors.executors.grammar_process`.
 
@@ -9,6 +9,8 @@ one that takes too much memory dies of its limit; neither affects any other gram
 FD is a Unix socket: first a `Vocabulary`, answered with a `GrammarState`, then one byte for each copy that is wanted,
 with the socket that the copy is to serve. If there is no process or memory left for a copy, the answer on that socket
 says so, and the first process goes on.
+
+PARENT is the id of the engine's process. No grammar process outlives its parent, whatever it is doing: Linux kills it.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ READ_BYTES = 2**16
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
-def main(connection: socket.socket) -> NoReturn:
+def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
     """Read the vocabulary, then fork a copy for each request, until the connection is closed."""
-    _die_with_parent()
+    _die_with_parent(os.getppid() if parent_id is None else parent_id)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the copies
     tokens = _read_vocabulary(connection)
@@ -60,6 +62,7 @@ def main(connection: socket.socket) -> NoReturn:
 
 def _split(tokens: GrammarVocabulary, connection: socket.socket, fd: int) -> None:
     """Fork a copy that serves the socket `fd`, or report there why it cannot be started."""
+    original_id = os.getpid()
     with socket.socket(fileno=fd) as asker:
         try:
             is_copy = os.fork() == 0
@@ -68,7 +71,7 @@ def _split(tokens: GrammarVocabulary, connection: socket.socket, fd: int) -> Non
                 _reply(asker, _state_of(error, "a grammar process"))
             return
         if is_copy:
-            _die_with_parent()
+            _die_with_parent(original_id)
             connection.close()
             _serve(tokens, asker)
 
@@ -149,10 +152,13 @@ def _reply(connection: socket.socket, reply: GrammarReply) -> None:
     connection.sendall(GRAMMAR_REPLIES.pack(reply))
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent_id: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that ended before that call sends no signal, and a compilation would go on for as long as it takes.
+    if os.getppid() != parent_id:
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

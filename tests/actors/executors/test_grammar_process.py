@@ -8,7 +8,9 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from trio.testing import MockClock
 
 from tests.actors.test_structured_outputs import JSON, SLOW, check_json, ending, first, opened, params
 from tests.model.tiny import make_model
+from tests.source_tree import ROOT, SRC
 from triolet import Engine, RequestOutputKind
 from triolet.actors.executors import grammar_process
 from triolet.actors.executors.grammar_process import CompilerTurns
@@ -249,6 +252,61 @@ async def test_no_process_of_a_grammar_outlives_its_engine(folder: Path) -> None
         while processes & set(grammar_processes()):  # noqa: ASYNC110 - the system tells nobody of their ends
             await trio.sleep(0.01)
     assert own_originals() == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import trio
+from tests.actors.test_structured_outputs import JSON, opened, params
+
+async def main():
+    async with opened(Path(sys.argv[1])) as engine:
+        await engine.complete([1], params(JSON))
+        print("ready", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_grammar_processes_die_with_an_engine_that_is_killed_whatever_they_do(
+    folder: Path, is_stopped: bool
+) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SRC)])}
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        originals = [pid for pid in children_of(parent.pid) if pid in grammar_processes()]
+        processes = {*originals, *(copy for original in originals for copy in children_of(original))}
+        assert len(processes) == 2
+        if is_stopped:  # as in the middle of a long compilation: nothing is read meanwhile
+            for pid in processes:
+                os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+    deadline_s = time.monotonic() + 60  # on a busy machine; a stopped one would stay for ever
+    while processes & set(grammar_processes()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not processes & set(grammar_processes())
+
+
+ORPHAN = """
+import os, sys
+from triolet.workers.grammar import main
+print("started", flush=True)
+main(None, int(sys.argv[1]))
+"""
+
+
+def test_a_grammar_process_whose_parent_ended_before_it_could_ask_for_a_signal_ends_at_once() -> None:
+    command = [sys.executable, "-c", ORPHAN, "1" if os.getpid() != 1 else "2"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"started\n", b"")
 
 
 async def test_an_engine_that_is_asked_for_no_form_starts_no_process(folder: Path) -> None:

@@ -523,7 +523,15 @@ trio.run(main)
 """
 
 
-@pytest.mark.parametrize("when", ["idle", "step"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "idle",
+        "step",
+        # It runs nothing at all, like one that waits in the kernel for a device or for room in a pipe.
+        pytest.param("stopped", marks=pytest.mark.skipif(sys.platform != "linux", reason="of Linux")),
+    ],
+)
 def test_a_process_dies_with_its_parent_however_that_dies(when: str) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SRC)])}
     with subprocess.Popen(
@@ -533,6 +541,8 @@ def test_a_process_dies_with_its_parent_however_that_dies(when: str) -> None:
         process_id = int(parent.stdout.readline())
         time.sleep(0.2)
         assert is_running(process_id)
+        if when == "stopped":
+            os.kill(process_id, signal.SIGSTOP)
         parent.kill()
     deadline_s = time.monotonic() + 20  # on a busy machine; by itself it would live longer
     while is_running(process_id) and time.monotonic() < deadline_s:
