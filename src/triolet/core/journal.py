@@ -60,6 +60,11 @@ class JournalEntry:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_needed_places(self) -> int:
+        """Shortest sequence in which the request goes on, tokens: its own, and a place for an answer's next."""
+        return self.num_tokens + (self.request.pooling is None)
+
+    @property
     def awaits_mask(self) -> bool:
         """True if the mask for its next token is missing: no token is computed before it is there."""
         if self.request.constraint is None:

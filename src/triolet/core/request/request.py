@@ -85,11 +85,6 @@ class Request:
         return RequestTask.GENERATE if self.pooling is None else RequestTask.POOL
 
     @property
-    def num_needed_places(self) -> int:
-        """Shortest sequence in which the request has a result, tokens: its prompt, and a place for an answer."""
-        return len(self.prompt_token_ids) + (self.pooling is None)
-
-    @property
     def account(self) -> str | None:
         """Name under which admission and fairness count the request: that of the key, or of the client without one."""
         # A server takes `client` from the request, so that it must not decide on a key's share.

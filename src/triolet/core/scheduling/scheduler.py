@@ -145,7 +145,7 @@ class Scheduler:
         """Fail a request that has no room for another token: it was admitted by a runner with a larger KV cache."""
         config, entry = self.config, sequence.entry
         num_places = min(config.max_model_len, config.num_blocks * config.block_size)
-        if entry.request.num_needed_places + len(entry.output_token_ids) > num_places:
+        if entry.num_needed_places > num_places:
             entry.failure = (
                 f"it has {entry.num_tokens} tokens and no room for another: the model runner has now "
                 f"{config.num_blocks} KV blocks, and max_model_len is {num_places}"
