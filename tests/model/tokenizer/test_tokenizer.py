@@ -48,6 +48,18 @@ def test_special_tokens_are_added_to_those_of_a_template_if_they_are_asked_for(f
         assert list(answer.token_ids) == theirs(answer.text, add_special_tokens=adds)["input_ids"]
 
 
+def test_the_text_of_a_special_token_in_a_message_is_that_token(folder: Path) -> None:
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+
+    def count(content: str) -> int:
+        answer = ours.tokenize(
+            Tokenize(ChatPrompt.parse({"messages": [{"role": "user", "content": content}]}))
+        )
+        return list(answer.token_ids).count(theirs.eos_token_id)
+
+    assert count(f"one{theirs.eos_token} two") == count("one two") + 1
+
+
 def test_a_conversation_says_how_it_is_written(folder: Path) -> None:
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
     half = [*MESSAGES, {"role": "assistant", "content": "Once upon "}]
