@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.config.engine import (
+    CONVERSIONS,
     DEVICES,
     DTYPES,
     HOLD_BACKS,
@@ -33,6 +34,7 @@ from triolet.errors import ConfigError, shown
 
 CHOICES = {
     "dtype": DTYPES,
+    "convert": CONVERSIONS,
     "quantization": QUANTIZATIONS,
     "device": DEVICES,
     "runner": RUNNERS,
@@ -91,6 +93,7 @@ FIELDS: dict[str, Any] = {
     "tokenizer": "folder",
     "revision": "main",
     "dtype": "bfloat16",
+    "convert": "embed",
     "quantization": "int8",
     "device": "cpu",
     "runner": "inline",
