@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
-from triolet.compat import LLM, AsyncLLM, LLMEngine, RequestManager
+from tests.actors.harness import fake_engine
+from triolet.compat import LLM, AsyncLLM, LLMEngine, RequestManager, SamplingParams
 from triolet.compat.refusals import ASYNC_METHODS, METHODS, OFFLINE_METHODS, PARAMETERS
+from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.request import RequestMetrics, RequestStatus
 from triolet.errors import UnsupportedFeature
@@ -53,6 +56,10 @@ MANAGER = "add add_request abort abort_request get_request_status"
 CONSTRUCTOR = """
     vllm_config executor_class log_stats usage_context stat_loggers input_registry mm_registry use_cached_outputs
     log_requests start_engine_loop aggregate_engine_logging client_addresses client_count client_index profiler
+"""
+LLM_ENGINE_CONSTRUCTOR = """
+    vllm_config executor_class log_stats aggregate_engine_logging usage_context stat_loggers mm_registry
+    use_cached_outputs multiprocess_mode
 """
 FROM_VLLM_CONFIG = "vllm_config start_engine_loop usage_context stat_loggers disable_log_stats"
 FROM_ENGINE_ARGS = "engine_args start_engine_loop usage_context stat_loggers"
@@ -120,6 +127,8 @@ def test_what_is_not_offered_raises_a_typed_error_that_names_it(face: type, name
         *((AsyncLLM.add_request, name) for name in ADD_REQUEST.split()),
         *((AsyncLLM.reset_prefix_cache, name) for name in "reset_running_requests reset_connector".split()),
         *((AsyncLLM.abort, name) for name in "request_id internal".split()),
+        *((AsyncLLM.stream_generate, name) for name in GENERATE.split()),
+        *((LLMEngine.__init__, name) for name in LLM_ENGINE_CONSTRUCTOR.split()),
         *((LLM.generate, name) for name in OFFLINE_GENERATE.split()),
         *((LLM.chat, name) for name in CHAT.split()),
         *((LLM.beam_search, name) for name in BEAM_SEARCH.split()),
@@ -140,9 +149,49 @@ def test_a_parameter_is_taken_or_refused_by_name(function: Any, name: str) -> No
     parameters = inspect.signature(function).parameters
     takes_others = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     taken = set(parameters)
-    if function is AsyncLLM.add_request:  # hands what it does not name on to `generate`
+    if function in (
+        AsyncLLM.add_request,
+        AsyncLLM.stream_generate,
+    ):  # hand what they do not name on to `generate`
         taken |= set(inspect.signature(AsyncLLM.generate).parameters)
     assert name in taken or (takes_others and name in PARAMETERS)
+
+
+def refused(listed: str) -> list[str]:
+    return [name for name in listed.split() if name in PARAMETERS]
+
+
+@pytest.mark.parametrize(
+    ("face", "name"),
+    [
+        *((AsyncLLM, name) for name in refused(CONSTRUCTOR)),
+        *((LLMEngine, name) for name in refused(LLM_ENGINE_CONSTRUCTOR)),
+    ],
+)
+def test_a_constructor_that_is_called_with_what_is_not_offered_refuses_it_by_name(
+    face: Any, name: str
+) -> None:
+    with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered: ."):
+        face(EngineConfig(), **{name: "something"})
+
+
+def test_a_constructor_takes_every_parameter_without_a_value() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(refused(CONSTRUCTOR))
+    llm = AsyncLLM(EngineConfig(), **nothing)
+    assert not llm.is_running
+
+
+async def test_pieces_of_text_take_or_refuse_what_generate_does(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine, AsyncLLM.around(engine) as llm:
+        names = refused(GENERATE)
+        assert names
+        for name in names:
+            given: dict[str, Any] = {name: "something"}
+            with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered: ."):
+                llm.stream_generate("ABC", **given)
+        params = SamplingParams(max_tokens=2, seed=1)
+        pieces = llm.stream_generate("ABC", params, priority=1, **dict.fromkeys(names))
+        assert len([piece async for piece in pieces]) == 2
 
 
 @pytest.mark.parametrize(
