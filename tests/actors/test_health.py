@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor, answer_of, fake_engine
 from triolet import SamplingParams
-from triolet.actors import detokenizer, supervision_tree
+from triolet.actors import detokenizer, supervision_tree, watchdog
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.executors.registry import EXECUTORS, open_executor
@@ -137,6 +137,7 @@ async def test_unread_progress_is_the_detokenizers_fault(
         await original(*args, task_status=task_status)  # type: ignore[arg-type]
 
     monkeypatch.setattr(supervision_tree, "detokenizer_actor", late)
+    monkeypatch.setattr(watchdog, "MAX_SILENCE_S", LIMIT_S)  # health speaks before the watchdog acts
     async with fake_engine(step_timeout=LIMIT_S) as engine:
         await assert_stuck_then_well(engine, "detokenizer", 1.25 * LIMIT_S)  # then its watchdog has come
     assert len(lives) == 2
@@ -159,8 +160,9 @@ async def test_text_that_was_not_delivered_at_all_is_the_detokenizers_fault(
 
 
 async def test_a_question_without_an_answer_is_the_tokenizers_fault(
-    autojump_clock: MockClock, stuck_tokenizer: None
+    autojump_clock: MockClock, stuck_tokenizer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watchdog, "MAX_SILENCE_S", LIMIT_S)  # health speaks before the watchdog acts
     async with fake_engine(step_timeout=LIMIT_S) as engine:
         with trio.move_on_after(LIMIT_S + 5):
             async with trio.open_nursery() as nursery:
