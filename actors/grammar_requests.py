@@ -29,7 +29,7 @@ class GrammarRequests:
         self._grammars: Grammars | None = None
         self._shortage: ResourceShortage | None = None  # that kept the latest grammars from being served
         self._arrivals = trio.lowlevel.ParkingLot()
-        self._opening_s: dict[object, float] = {}  # since when each task waits for its grammar, oldest first
+        self.opening_s: dict[object, float] = {}  # since when each task waits for its grammar, oldest first
         self._openings: set[trio.CancelScope] = set()
         self._num_pauses = 0  # of the actor, before it asks once more
         self._is_starting = False  # the process of the grammars, which has a time limit
@@ -49,12 +49,12 @@ class GrammarRequests:
             UnsupportedFeature: no grammar works with the model's tokenizer.
         """
         question = object()
-        self._opening_s[question] = trio.current_time()
+        self.opening_s[question] = trio.current_time()
         try:
             while not await self._open(await self._served_grammars(), params, owner):
                 pass
         finally:
-            del self._opening_s[question]
+            del self.opening_s[question]
 
     async def _served_grammars(self) -> Grammars:
         while self._grammars is None:
@@ -148,7 +148,7 @@ class GrammarRequests:
             or serial not in self._handled  # grammars wait for each other, but not before they are asked
         ]
         if not is_timed:
-            waiting += self._opening_s.items()
+            waiting += self.opening_s.items()
         return min(waiting, key=lambda item: item[1], default=None)
 
     def count_hang(self) -> None:

@@ -97,7 +97,9 @@ def _pending(
     # A thread that works on a question may be slow, and could not be ended anyway.
     if progress.asked_s and not progress.num_tokenizing:
         pending["tokenizer"] = next(iter(progress.asked_s))
-    if (oldest := grammars.oldest()) is not None:
+    # Most of the time no grammar is in use, and there is nothing to look into.
+    is_asked = grammars.opening_s or grammars.masks.unanswered()
+    if is_asked and (oldest := grammars.oldest()) is not None:
         pending[STRUCTURED_OUTPUT] = oldest
     # The scope itself, not its id: that of the next life may be the same.
     return {name: (lives[name], work) for name, work in pending.items() if name in lives}

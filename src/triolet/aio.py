@@ -58,6 +58,7 @@ async def open_engine(
     Arguments and errors are those of `triolet.open_engine`; `on_progress` is called in the event loop. Under Trio the
     native `triolet.Engine` is given instead, and no thread is started.
     """
+    # AnyIO on its Trio backend comes here: a thread in between would only cost time.
     if trio.lowlevel.in_trio_run():
         async with open_native_engine(config, on_progress=on_progress, **fields) as native:
             yield cast("AsyncioEngine", native)
@@ -203,8 +204,9 @@ class _RemoteReader(Generic[T]):
         remote = self._remote
         self._is_read = True
         try:
+            # A reader that never waits would keep every other task of its loop from running.
             if remote.has_item:
-                await asyncio.sleep(0)  # one turn for the other tasks, which waiting would have been
+                await asyncio.sleep(0)
             await self._wait(lambda: remote.has_item or remote.is_over)
         finally:
             self._is_read = False

@@ -61,6 +61,7 @@ def open_engine(
         raise WrongEventLoop(
             "triolet.blocking would block Trio's event loop; under Trio use triolet.open_engine"
         )
+    # The caller waits anyway, so that its own thread can call `on_progress`, which then needs no lock.
     progress: SimpleQueue[LoadProgress | None] = SimpleQueue()
     thread = EngineThread(lambda: open_native_engine(config, on_progress=progress.put, **fields))
     try:
@@ -159,6 +160,7 @@ class _RemoteReader(Generic[T]):
     def _wait(self, is_true: Callable[[], bool]) -> None:
         if is_true():
             return
+        # Looked at again under the lock: the change may have come in between, and its notification with it.
         with self._changed:
             self._changed.wait_for(is_true)
 

@@ -86,7 +86,7 @@ async def test_a_sentence_transformers_folder_is_followed_alone_in_chunks_and_ag
             assert (output.num_cached_tokens > 0) == (method == "LAST")
 
 
-async def test_every_token_has_its_vector_over_chunks_and_preemptions(tmp_path: Path) -> None:
+async def test_every_token_has_its_vector_over_chunks(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "tiny", "lasttoken", normalizes=False)
     params = PoolingParams(task="token_embed")
     async with open_tiny(folder, convert="auto", max_num_batched_tokens=16, num_kv_blocks=20) as engine:

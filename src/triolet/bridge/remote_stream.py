@@ -104,6 +104,7 @@ class RemoteStream(Generic[S, T]):
         self._end(EngineClosed(SCOPE_ENDED))
 
     def _end(self, error: Exception) -> None:
+        # The end of the stream's items is told first, whatever happens to its scope afterwards.
         if not self.is_over:
             self.error, self.is_over = error, True
         self.is_closed = True
