@@ -43,8 +43,15 @@ def config_of(folder: Path) -> EngineConfig:
     return EngineConfig(model=str(folder / "model.gguf"), num_kv_blocks=64, dtype="float32")
 
 
-@pytest.mark.parametrize("runner", ["thread", "process"])
-@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize(
+    ("runner", "is_compiled"),
+    [
+        ("thread", True),
+        pytest.param("thread", False, marks=pytest.mark.slow),
+        ("process", True),
+        pytest.param("process", False, marks=pytest.mark.slow),
+    ],
+)
 async def test_every_runner_gives_the_tokens_of_transformers(
     runner: str, is_compiled: bool, folder: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
