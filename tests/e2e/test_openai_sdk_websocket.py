@@ -150,7 +150,6 @@ def test_the_accumulator_follows_a_stream_also_one_with_vendor_events(
         events = until_ended(connection)
         for event in events:
             accumulator.add_event(event)
-    # The place in the queue is told at once, also where nothing goes before.
     # Without the wish there is none; with it chance decides, since an answer that begins at once waits for nothing.
     assert triolet_events or not any(event.type.startswith("triolet:") for event in events)
     assert accumulator.snapshot().output_text == accumulator.get_final_response().output_text != ""
