@@ -343,6 +343,17 @@ async def test_an_engine_that_cannot_be_opened_tells_why() -> None:
 
 
 @in_asyncio
+async def test_a_trio_run_that_cannot_begin_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("triolet.bridge.engine_thread.trio.run", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):
+        async with aio.open_engine():
+            pass
+
+
+@in_asyncio
 async def test_opening_can_be_cancelled() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

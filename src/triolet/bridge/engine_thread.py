@@ -83,7 +83,7 @@ class EngineThread:
 
     def stop(self) -> None:
         """Close the engine; `ended` tells when that is done. Harmless when repeated, also while the engine opens."""
-        self._has_token.wait()  # the thread sets it before it does anything else
+        self._has_token.wait()  # the thread sets it before it does anything else, or when it cannot do anything
         self.soon(self._scope.cancel)
 
     def finish(self) -> None:
@@ -97,7 +97,8 @@ class EngineThread:
 
     def soon(self, function: Callable[[], object]) -> bool:
         """Run a synchronous function in the engine's thread soon; False if that thread has ended."""
-        assert self._token is not None
+        if self._token is None:  # the Trio run could not begin
+            return False
         try:
             self._token.run_sync_soon(function)
         except trio.RunFinishedError:
@@ -149,6 +150,7 @@ class EngineThread:
             failure: BaseException | None = error
         else:
             failure = None
+        self._has_token.set()
         if not self.opened.done():
             self.opened.set_exception(failure or EngineClosed("the engine was closed before it had opened"))
             failure = None
