@@ -403,19 +403,21 @@ async def wait_for_room(connection: trio.socket.SocketType) -> None:
 
 def has_hung_up(connection: trio.socket.SocketType) -> bool:
     """Return True if the process at the other end, which sends nothing, has ended."""
-    if connection.fileno() < 0:
-        return True
-    with _borrowed(connection) as plain:
-        try:
+    try:
+        with _borrowed(connection) as plain:
             return plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
-    """Send one byte with a descriptor, which a writable Unix socket has room for."""
+    """Send one byte with a descriptor, which a writable Unix socket has room for.
+
+    Raises:
+        OSError: the connection is closed.
+    """
     with _borrowed(connection) as plain:
         socket.send_fds(plain, [b"."], [fd])
 
@@ -423,6 +425,9 @@ def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
 @contextmanager
 def _borrowed(connection: trio.socket.SocketType) -> Iterator[socket.socket]:
     """Use a socket of Trio's as a plain one, without a second descriptor: there may be none left."""
+    if connection.fileno() < 0:
+        # Another task can close it between a wait's end and the step of the task that waited.
+        raise BrokenPipeError
     plain = socket.socket(fileno=connection.fileno())
     try:
         yield plain

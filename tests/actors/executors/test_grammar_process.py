@@ -202,6 +202,25 @@ async def test_a_new_form_is_compiled_when_all_grammars_have_died(folder: Path) 
 
 
 @needs_proc
+async def test_a_connection_closed_as_its_wait_ends_is_one_of_a_dead_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[trio.socket.SocketType] = []
+
+    async def wait_and_close(connection: trio.socket.SocketType) -> None:
+        await trio.lowlevel.wait_writable(connection)
+        if not closed:
+            connection.close()
+            closed.append(connection)
+
+    monkeypatch.setattr(grammar_process, "wait_for_room", wait_and_close)
+    async with opened(folder) as engine:
+        output = await engine.complete([1], params(StructuredOutputsParams(choice=["ab"])))
+        assert output.text == "ab"
+        assert engine.statistics().num_restarts == len(closed) == 1
+
+
+@needs_proc
 async def test_processes_of_grammars_that_split_no_more_are_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
