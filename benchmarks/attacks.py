@@ -7,7 +7,9 @@
 For each attack a fresh `triolet serve` with triolet-nano is started on loopback. One process attacks with one API key.
 A second process, with another key, asks `/health` every 10 ms and reads the same greedy chat again and again; its text
 must be the one of a quiet server. One JSON line per attack: what the attacker got (statuses, close codes), percentiles
-and maximum of the latency of `/health` in milliseconds, whether every stream was exact, and the server's memory.
+and maximum of the latency of `/health` and of the whole chat in milliseconds, whether every stream was exact, the texts
+that differ, and the server's memory. `load_before` is what other programs put on the machine: the load average of the
+minute before.
 
 `--together` runs all attacks at the same time on one server, each in a thread of the attacking process. One JSON line:
 the same values, what each attack got, and the memory of the server with all of its child processes (proportional set
@@ -18,9 +20,9 @@ of their own. One JSON line: the gaps between the events of the 8 in millisecond
 the memory at the end, and how long the server takes to end after SIGTERM with a grace period of 5 s while 50 clients
 do not read and 20 requests are half sent.
 
-Attackers run with the lowest priority (nice 19): they stand for clients on other machines, which take no processor
-time from the server. On a quiet machine no latency should be above 100 ms. A busy machine shows its own delays as well:
-the attack `nothing` is the baseline.
+Attackers run with the lowest priority (nice 19) and connect from another address of loopback: they stand for clients
+on other machines, which take no processor time from the server. On a quiet machine no latency should be above 100 ms.
+A busy machine shows its own delays as well: the attack `nothing` is the baseline.
 """
 
 from __future__ import annotations
@@ -55,8 +57,10 @@ CHAT = {
     "temperature": 0,
     "stream": True,
 }
+ELSEWHERE = "127.0.0.2"  # the address of the attacker, which stands for another machine; Linux answers to it
 HEALTH_EVERY_S = 0.01
 TIMEOUT_S = 5.0  # of one call of a socket
+STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
 KV_CACHE_BYTES = 64 * 2**20
 GRAMMARS = b"triolet.workers.grammar"  # in the command line of their processes
 TEXT, PING, PONG, CLOSE = 1, 9, 10, 8
@@ -71,16 +75,20 @@ class Client:
     Args:
         port: of the server, on loopback.
         key: API key.
+        address: to connect from.
         seen: statuses and close codes, with their numbers.
     """
 
     port: int
     key: str
+    address: str = "127.0.0.1"
     seen: Counter[str] = attrs.field(factory=Counter)
 
     def connect(self) -> socket.socket:
         """Open a connection."""
-        stream = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
+        stream = socket.create_connection(
+            ("127.0.0.1", self.port), timeout=TIMEOUT_S, source_address=(self.address, 0)
+        )
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream
 
@@ -409,7 +417,7 @@ def attack(port: int, names: Sequence[str], seconds: float) -> dict[str, dict[st
     """Run attacks at the same time, each again and again for so long; return what came back for each."""
     take_all_descriptors()
     os.nice(19)
-    known, clients = attacks(), {name: Client(port, ATTACKER) for name in names}
+    known, clients = attacks(), {name: Client(port, ATTACKER, ELSEWHERE) for name in names}
     print("ready", flush=True)
     sys.stdin.readline()
     until = time.monotonic() + seconds
@@ -438,13 +446,27 @@ def take_all_descriptors() -> None:
 
 
 def read_chat(client: Client) -> str:
-    """Return the text of the greedy chat."""
-    answer = client.request("POST", "/v1/chat/completions", CHAT)
+    """Return the text of the greedy chat.
+
+    Raises:
+        ValueError: the stream has no end; the text so far.
+    """
+    answer = client.request("POST", "/v1/chat/completions", CHAT, timeout_s=STREAM_TIMEOUT_S)
     lines = [line[6:] for line in answer.split(b"\n") if line.startswith(b"data: {")]
     chunks = [json.loads(line.strip()) for line in lines]
-    return "".join(
+    text = "".join(
         choice["delta"].get("content") or "" for chunk in chunks for choice in chunk.get("choices", ())
     )
+    if b"data: [DONE]" not in answer:
+        raise ValueError(f"no end after {text!r} {answer[:200]!r}")
+    return text
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Return the median, the 99th percentile and the maximum."""
+    values = sorted(values)
+    places = {share: min(len(values) - 1, len(values) * share // 100) for share in (50, 99, 100)}
+    return {f"p{share}": round(values[place], 1) for share, place in places.items()}
 
 
 def watch(port: int) -> dict[str, Any]:
@@ -453,6 +475,7 @@ def watch(port: int) -> dict[str, Any]:
     expected = read_chat(client)
     latencies: list[float] = []
     texts: list[str] = []
+    durations: list[float] = []
     is_over = threading.Event()
 
     def ask() -> None:
@@ -465,10 +488,12 @@ def watch(port: int) -> dict[str, Any]:
 
     def chat() -> None:
         while not is_over.is_set():
+            began = time.perf_counter()
             try:
                 texts.append(read_chat(client))
             except (OSError, ValueError) as error:
                 texts.append(repr(error))
+            durations.append(1e3 * (time.perf_counter() - began))
 
     print("ready", flush=True)
     threads = [threading.Thread(target=work) for work in (ask, chat)]
@@ -478,16 +503,13 @@ def watch(port: int) -> dict[str, Any]:
     is_over.set()
     for thread in threads:
         thread.join()
-    latencies.sort()
-    at = {
-        f"p{share}": latencies[min(len(latencies) - 1, len(latencies) * share // 100)]
-        for share in (50, 99, 100)
-    }
     return {
-        "health_ms": {name: round(value, 1) for name, value in at.items()},
+        "health_ms": percentiles(latencies),
         "num_health": len(latencies),
+        "stream_ms": percentiles(durations),
         "num_streams": len(texts),
         "exact": bool(expected) and all(text == expected for text in texts),
+        "differing_texts": [text for text in texts if text != expected],
         "statuses": dict(client.seen),
     }
 
@@ -749,23 +771,24 @@ def main() -> None:
     elif options.stalled_clients or options.reading_clients:
         others(options.stalled_clients or options.reading_clients, are_reading=not options.stalled_clients)
     elif options.stalled:
-        report(measure_stalled(options.rounds), options.output)
+        report(lambda: measure_stalled(options.rounds), options.output)
     else:
         names = [name for name in attacks() if not options.only or name.startswith(tuple(options.only))]
         if options.list:
             print("\n".join(names))
         elif options.together is not None:
-            report(measure_together(names, options.together, options.settle), options.output)
+            report(lambda: measure_together(names, options.together, options.settle), options.output)
         else:
             for name in names:
-                report(measure(name, options.seconds), options.output)
+                report(lambda name=name: measure(name, options.seconds), options.output)
 
 
-def report(result: dict[str, Any], output: Path | None) -> None:
-    """Print one JSON line, and add it to the file."""
+def report(measured: Callable[[], dict[str, Any]], output: Path | None) -> None:
+    """Measure, print one JSON line, and add it to the file."""
     from common import machine  # imports torch, which the other roles do not need
 
-    line = json.dumps({"bench": "attacks", **result, **machine()})
+    load = os.getloadavg()[0]
+    line = json.dumps({"bench": "attacks", **measured(), "load_before": round(load, 2), **machine()})
     print(line, flush=True)
     if output is not None:
         with output.open("a") as file:

@@ -17,6 +17,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -40,6 +41,9 @@ from triolet.server.responses.snapshot_file import check_directory, restore_resp
 from triolet.server.transport.listener import Listener
 
 CHECK_INTERVAL_S = 1.0
+# Every read and write of a socket lets go of the interpreter lock, and gets it back from a thread that parses a long
+# body only after this time. With Python's 5 ms, a pass of the loop over 40 sockets takes 200 ms.
+SWITCH_INTERVAL_S = 0.0001
 
 log = logging.getLogger("triolet.serve")
 
@@ -53,6 +57,7 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     check_directory(gateway.snapshot)
     warn_of_open_access(gateway, config)
     server = Server(gateway, config)

@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
 
 READ_BYTES = 2**16
+NICENESS = 10
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
     """Read the vocabulary, then fork a copy for each request, until the connection is closed."""
     _die_with_parent(os.getppid() if parent_id is None else parent_id)
+    # A grammar may take a core for seconds, which the event loop and the model need for everything else.
+    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the copies
     tokens = _read_vocabulary(connection)

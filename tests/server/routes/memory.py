@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from tests.server.routes.harness import Scene
-from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_stream import ClientStream, ClientTurns
 from triolet.server.transport.hypercorn_adapter import HttpServer
 from triolet.server.transport.listener import is_websocket
 
@@ -27,8 +27,8 @@ class _NoSocket:
 class MemoryStream(ClientStream):
     """A client's stream without a socket."""
 
-    def __init__(self, transport: Any) -> None:
-        super().__init__(transport, write_timeout=5.0)
+    def __init__(self, transport: Any, turns: ClientTurns) -> None:
+        super().__init__(transport, 5.0, turns, "127.0.0.1")
 
     @property
     def socket(self) -> Any:
@@ -43,6 +43,8 @@ async def connected(scene: Scene) -> AsyncGenerator[trio.StapledStream[Any, Any]
     server.config.keep_alive_max_requests = 10**9
     client, other = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve, MemoryStream(other))
+        turns = ClientTurns()
+        nursery.start_soon(turns.run)
+        nursery.start_soon(server.serve, MemoryStream(other, turns))
         yield client
         nursery.cancel_scope.cancel()

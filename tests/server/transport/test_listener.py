@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock, open_stream_to_socket_listener, wait_all_tasks_blocked
 
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.observability.prometheus import GatewayMetrics
 from triolet.server.transport.client_stream import ClientStream
-from triolet.server.transport.listener import Listener
+from triolet.server.transport.listener import ACCEPTED_AT_ONCE, Listener, waiting_connections
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 UPGRADE = (
@@ -84,6 +84,16 @@ class Flood(Response):
             await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
 
 
+class CutOff(Response):
+    """An answer that is cancelled when nothing of it has been sent."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with trio.CancelScope() as cut:
+            cut.cancel()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+
 def an_app(cancelled: list[str]) -> Starlette:
     async def hello(request: Request) -> Response:
         return PlainTextResponse("hello")
@@ -108,6 +118,9 @@ def an_app(cancelled: list[str]) -> Starlette:
     async def fail(request: Request) -> Response:
         raise RuntimeError("secret")
 
+    async def cut_off(request: Request) -> Response:
+        return CutOff()
+
     return Starlette(
         routes=[
             Route("/", hello),
@@ -116,6 +129,7 @@ def an_app(cancelled: list[str]) -> Starlette:
             Route("/wait", wait),
             Route("/flood", flood),
             Route("/fail", fail),
+            Route("/cut-off", cut_off),
             Route("/v1/responses", hello),
         ]
     )
@@ -318,6 +332,29 @@ async def test_an_old_client_is_answered_and_the_connection_closed() -> None:
         answer = await server.ask(b"GET / HTTP/1.0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200")
         assert answer.endswith(b"hello")
+
+
+async def test_an_answer_that_is_cancelled_as_it_begins_ends_its_connection_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with listening() as server:
+        assert await server.ask(GET.replace(b"/ ", b"/cut-off ", 1)) == b""
+        assert (await server.ask(GET.replace(b"1.1", b"1.0"))).endswith(b"hello")
+    assert not caplog.records
+
+
+async def test_connections_that_wait_are_all_taken_at_once() -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, AsyncExitStack() as clients:
+        for _ in range(ACCEPTED_AT_ONCE + 3):
+            await clients.enter_async_context(await open_stream_to_socket_listener(listener))
+        taken = []
+        for count in (ACCEPTED_AT_ONCE, 3, 0):
+            streams = list(waiting_connections(listener.socket))
+            assert len(streams) == count
+            taken += streams
+        for stream in taken:
+            await trio.aclose_forcefully(stream)
 
 
 async def test_what_goes_wrong_in_a_connection_stays_there(caplog: pytest.LogCaptureFixture) -> None:

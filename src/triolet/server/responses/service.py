@@ -219,6 +219,7 @@ class ResponsesConnection:
         while True:
             raw = await self._socket.get_message()
             await self._send_queue.wait_for_reply_room()
+            await self._socket.take_turn()
             event = (await self._parse(raw)).traced_by(self._socket.trace_headers)
             self._apply(self._session.receive(event, _now()))
             self._socket.message_taken()

@@ -1,15 +1,19 @@
-"""Byte stream of one client, with a write timeout, and the memory budget for what is received.
+"""Byte stream of one client, with a write timeout, and what all streams of a client share: turns and memory.
 
-The budget bounds the bodies and messages that are being received and parsed, per client and in all. Without it, many
-connections with one long body each take memory that no limit of a single body bounds. The first 16 KiB of every body
-are free, so that a client with short requests is never refused because of others.
+A connection takes a turn for each piece of input, and a client has a few turns in each pass of the event loop, with
+however many connections. Otherwise N connections, each of which yields after a millisecond, hold up everything else for
+N milliseconds a pass. The connections of one client wait in the order in which they asked.
+
+The memory budget bounds the bodies and messages that are being received and parsed, per client and in all. Without it,
+many connections with one long body each take memory that no limit of a single body bounds. The first 16 KiB of every
+body are free, so that a client with short requests is never refused because of others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import attrs
 import trio
@@ -17,6 +21,46 @@ import trio
 from triolet.protocol.errors import WireError
 
 SEND_CHUNK_BYTES = 2**16  # the timeout is counted per chunk: a slow client is not a stalled one
+TURNS_PER_PASS: Final = (
+    4  # of one client: a turn is less than a millisecond, and a request passes the loop ten times
+)
+
+
+@attrs.define(eq=False)
+class ClientTurns:
+    """Turns of each client's connections to have their input handled, counted in each pass of the event loop.
+
+    A client is an API key once it is known, or else an address.
+    """
+
+    _num_taken: Counter[str] = attrs.field(factory=Counter, init=False)  # in this pass, by client
+    _waiting: dict[str, trio.lowlevel.ParkingLot] = attrs.field(factory=dict, init=False)
+    _first_taken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    async def run(self) -> NoReturn:
+        """Give out the turns of each pass; needed by every task that waits in `take`."""
+        while True:
+            if not self._num_taken:
+                await self._first_taken.park()
+            await trio.lowlevel.checkpoint()
+            self.begin_pass()
+
+    async def take(self, client: str) -> None:
+        """Wait for the next turn of a client; no checkpoint if there is one left in this pass."""
+        if client in self._waiting or self._num_taken[client] >= TURNS_PER_PASS:
+            await self._waiting.setdefault(client, trio.lowlevel.ParkingLot()).park()
+        else:
+            self._num_taken[client] += 1
+            self._first_taken.unpark_all()
+
+    def begin_pass(self) -> None:
+        """Give each client its turns of one more pass, those first that have waited longest."""
+        self._num_taken.clear()
+        for client, lot in tuple(self._waiting.items()):
+            if woken := len(lot.unpark(count=TURNS_PER_PASS)):
+                self._num_taken[client] = woken
+            if not lot:
+                del self._waiting[client]
 
 
 class ClientStream(trio.abc.HalfCloseableStream):
@@ -25,13 +69,21 @@ class ClientStream(trio.abc.HalfCloseableStream):
     Args:
         transport: the accepted connection.
         write_timeout: seconds in which the client must accept 64 KiB; may be changed later.
+        turns: shared by all connections of a server.
+        client: takes the turns; the address, until the key is known.
     """
 
     def __init__(
-        self, transport: trio.SocketStream | trio.SSLStream[trio.SocketStream], write_timeout: float
+        self,
+        transport: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+        write_timeout: float,
+        turns: ClientTurns,
+        client: str,
     ) -> None:
         self._transport = transport
         self.write_timeout = write_timeout
+        self.client = client
+        self._turns = turns
         self._unread = b""
         self.has_timed_out = False  # whether the client was disconnected because it does not read
 
@@ -50,10 +102,18 @@ class ClientStream(trio.abc.HalfCloseableStream):
         """Put bytes back, to be returned by the next read."""
         self._unread = data + self._unread
 
+    async def take_turn(self) -> None:
+        """Wait until the client may have the next piece of its input handled."""
+        await self._turns.take(self.client)
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if not self._unread:
-            return bytes(await self._transport.receive_some(max_bytes))
-        await trio.lowlevel.checkpoint()
+        if self._unread:
+            await trio.lowlevel.checkpoint()
+        else:
+            # Kept over the wait, which may be cancelled. The end of the input takes a turn as well: a client can close
+            # hundreds of connections at once.
+            self._unread = bytes(await self._transport.receive_some(max_bytes))
+            await self.take_turn()
         size = len(self._unread) if max_bytes is None else max_bytes
         data, self._unread = self._unread[:size], self._unread[size:]
         return data

@@ -191,14 +191,16 @@ class _Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         """Handle an event from hypercorn: send bytes, or close."""
         if isinstance(event, RawData):
-            async with self.send_lock:
-                try:
+            try:
+                async with self.send_lock:
                     await self._client.send_all(event.data)
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    await self.protocol.handle(Closed())
-                except trio.Cancelled:
-                    self.is_torn = True  # part of a message may be out: nothing may follow it
-                    raise
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.protocol.handle(Closed())
+            except trio.Cancelled:
+                # A part of the data at most is out, also if the lock was still waited for, and h11 has taken it for
+                # sent: nothing may follow it.
+                self.is_torn = True
+                raise
         elif isinstance(event, Closed):
             await self._close("shutdown" if self.context.terminated.is_set() else "server")
             await self.protocol.handle(Closed())
@@ -230,6 +232,10 @@ class _Connection(TCPServer):
             with suppress(trio.BrokenResourceError, OSError), trio.move_on_after(LINGER_S):
                 await self._client.aclose()
         self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
+
+    async def take_turn(self) -> None:
+        """Wait until the client may have its next request handled."""
+        await self._client.take_turn()
 
     def start_soon(self, work: Callable[[], Awaitable[None]]) -> None:
         """Start a task of this connection."""
@@ -279,6 +285,8 @@ class _Http11(H11Protocol):
             await self.send(Closed())
             return
         request = _with_origin_form(request)
+        # One for each request: a piece of input may have a thousand of them.
+        await self._connection.take_turn()
         path = request.target.partition(b"?")[0].decode("ascii")
         if _asks_for_websocket(request) and self._is_upgrade(request.method.decode("ascii"), path):
             raise _WebSocketUpgrade(_head(request) + self.connection.trailing_data[0])

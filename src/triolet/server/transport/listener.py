@@ -5,6 +5,9 @@ So one parser reads every request head, and the upgrade need not be the first re
 
 Every connection is a task of its own. An exception in it is logged and ends only this connection.
 
+Connections wait in one queue of the system, whichever client they are from. So it is emptied many at a time, and the
+connections of one client then wait for their turns (`ClientTurns`), not those of all clients for each other.
+
     running --drain--> draining --stop--> closed
     connections: served     new ones served, idle ones closed     the last ones may end, then cancelled
 
@@ -16,9 +19,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -26,7 +31,7 @@ import trio
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
-from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_stream import ClientStream, ClientTurns
 from triolet.server.transport.hypercorn_adapter import HttpServer
 
 WEBSOCKET_PATH = "/v1/responses"
@@ -40,6 +45,9 @@ FULL_BODY = (
     b'{"error":{"type":"server_error","code":"too_many_connections",'
     b'"message":"The server has no room for another connection.","param":null}}'
 )
+ACCEPTED_AT_ONCE = 32  # in one step of the loop: about 2 ms
+ACCEPT_AGAIN_S = 0.1  # after the system had no room for a connection
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 # Exceptions that mean that the client has disconnected.
 CLIENT_GONE = (
     trio.BrokenResourceError,
@@ -75,6 +83,7 @@ class Listener:
         self._metrics = metrics or GatewayMetrics(config.metrics_prefix)
         self._http = HttpServer(app, is_websocket, config.handshake_timeout, self._metrics)
         self._tls = tls_context(config)
+        self._turns = ClientTurns()
         self._by_address: Counter[str] = Counter()
         self._num_connections = 0
         self._before_drain: set[trio.SocketStream] = set()  # connections opened before `drain`
@@ -96,15 +105,12 @@ class Listener:
         listeners = await open_listeners(self.config)
         with self._connections:
             async with trio.open_nursery() as connections:
+                connections.start_soon(self._turns.run)
                 # Two scopes: `stop` ends the listening at once, and the connections at its deadline.
                 with self._listening:
-                    serve = trio.serve_listeners
                     async with trio.open_nursery() as listening:
-                        await listening.start(
-                            lambda task_status: serve(
-                                self._receive, listeners, handler_nursery=connections, task_status=task_status
-                            )
-                        )
+                        for listener in listeners:
+                            listening.start_soon(self._accept, listener, connections)
                         task_status.started(self._url(listeners[0]))
 
     async def drain(self) -> None:
@@ -130,6 +136,22 @@ class Listener:
         host, port = listener.socket.getsockname()[:2]
         return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+        """Start a task for every connection."""
+        async with listener:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in OUT_OF_RESOURCES:
+                        raise
+                    log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                    continue
+                connections.start_soon(self._receive, stream)
+                for stream in waiting_connections(listener.socket):
+                    connections.start_soon(self._receive, stream)
+
     # ------------------------------------------------------------------------------- one connection
 
     async def _receive(self, socket_stream: trio.SocketStream) -> None:
@@ -146,7 +168,7 @@ class Listener:
         if not self._is_draining:
             self._before_drain.add(socket_stream)
         try:
-            await self._serve(socket_stream)
+            await self._serve(socket_stream, address)
         except* CLIENT_GONE:
             pass
         except* Exception:
@@ -155,8 +177,10 @@ class Listener:
             self._forget(address, socket_stream)
             await trio.aclose_forcefully(socket_stream)
 
-    async def _serve(self, socket_stream: trio.SocketStream) -> None:
-        stream = ClientStream(await self._secured(socket_stream), self.config.write_timeout)
+    async def _serve(self, socket_stream: trio.SocketStream, address: str) -> None:
+        await self._turns.take(address)
+        transport = await self._secured(socket_stream)
+        stream = ClientStream(transport, self.config.write_timeout, self._turns, address)
         if await self._http.serve(stream):
             await self._serve_websocket(stream)
 
@@ -198,6 +222,19 @@ class Listener:
             del self._by_address[address]
         self._before_drain.discard(socket_stream)
         self._gone.unpark_all()
+
+
+def waiting_connections(listening: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
+    """Yield connections that have arrived already, at most ACCEPTED_AT_ONCE, without a checkpoint."""
+    # The socket of Trio as a plain one, without a descriptor of its own: there may be none left.
+    plain = socket.socket(fileno=listening.fileno())
+    try:
+        # An error is left to the next accept that waits: it tells those to be ignored from those that are not.
+        with suppress(OSError):
+            for _ in range(ACCEPTED_AT_ONCE):
+                yield trio.SocketStream(trio.socket.from_stdlib_socket(plain.accept()[0]))
+    finally:
+        plain.detach()
 
 
 def is_websocket(method: str, path: str) -> bool:

@@ -6,7 +6,7 @@ number. What is added:
 * A client that violates the protocol gets a close frame with the reason (1002, 1007).
 * The length of a message is limited in bytes, not in characters (1009), and so is its number of fragments (1008).
 * Frames of any kind are limited per second, and pings and pongs more tightly (1008). A client that stays below still
-  does not hold the event loop: the reader yields after MAX_WORK_S without a checkpoint.
+  does not hold the event loop: after MAX_WORK_S the reader waits for the client's next turn (`ClientTurns`).
 * Long messages take memory from the server's `InputBudget` (1013 when it is used up).
 * The rest of the input is read for a moment before the connection is closed: a TCP reset would destroy the close frame.
 * Several short messages are sent as one piece.
@@ -30,7 +30,7 @@ from wsproto.frame_protocol import CloseReason
 
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.protocol.errors import WireError
-from triolet.server.transport.client_stream import InputBudget, InputReservation
+from triolet.server.transport.client_stream import ClientStream, InputBudget, InputReservation
 
 RECEIVE_BYTES = 2**16
 KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's name
@@ -41,9 +41,7 @@ MAX_HEAD_BYTES = 2**15
 MAX_REASON_BYTES = 123  # of a close frame
 PING: Final = "\0ping"  # no message begins like this
 POLICY_VIOLATION, TOO_BIG, TRY_AGAIN_LATER = 1008, 1009, 1013
-MAX_WORK_S: Final = (
-    0.001  # between two checkpoints of the reader; a request passes some ten other tasks on its way
-)
+MAX_WORK_S: Final = 0.0005  # of the reader in one turn
 MAX_PARTS: Final = (
     256  # received parts of a message before they are joined: a part of one character takes 70 bytes
 )
@@ -147,9 +145,17 @@ class ServerSocket(WebSocketConnection):
         self.ended = trio.Event()
         """Set when reading from the network has ended."""
 
-    def use_budget(self, budget: InputBudget, client: str) -> None:
-        """Take the memory of received messages from a budget."""
+    def use_budget(self, budget: InputBudget | None, client: str) -> None:
+        """Take the memory of received messages from a budget, and the turns from those of the same client."""
         self._budget, self._client = budget, client
+        if isinstance(self._stream, ClientStream):
+            self._stream.client = client
+
+    async def take_turn(self) -> None:
+        """Wait until the client may have the next piece of its input handled, in a later pass of the loop."""
+        await trio.lowlevel.checkpoint()
+        if isinstance(self._stream, ClientStream):
+            await self._stream.take_turn()
 
     async def handshake(self) -> Handshake | None:
         """Read the upgrade request; None if the client sends none."""
@@ -289,7 +295,7 @@ class ServerSocket(WebSocketConnection):
             await self._refuse(POLICY_VIOLATION, "too many frames in a second")
         # By the clock of the machine, not Trio's, which stands still between two checkpoints in tests.
         if time.monotonic() - self._yielded_s > MAX_WORK_S:
-            await trio.lowlevel.checkpoint()
+            await self.take_turn()
             self._yielded_s = time.monotonic()
 
     async def _handle_ping_event(self, event: Ping) -> None:
