@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
@@ -28,7 +29,7 @@ from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
@@ -133,6 +134,14 @@ class AsyncioEngine(RemoteEngine):
     async def embed(self, prompts: Any, pooling_params: PoolingParams | None = None, **arguments: Any) -> Any:
         """Return the embedding of a prompt, or those of several prompts in a list; see `triolet.Engine.embed`."""
         run = self._calling(self._native.embed, prompts, pooling_params, arguments, self._remaining_s)
+        return await _outcome(self._thread.submit(run))
+
+    async def score(
+        self, data_1: Any, data_2: Any, pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> list[ScoringRequestOutput]:
+        """Return the scores of pairs of texts, in their order; see `triolet.Engine.score`."""
+        method = partial(self._native.score, data_1)
+        run = self._calling(method, data_2, pooling_params, arguments, self._remaining_s)
         return await _outcome(self._thread.submit(run))
 
     def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:

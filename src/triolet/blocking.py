@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
@@ -28,7 +29,7 @@ from triolet.config.engine import EngineConfig, EngineFields
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
@@ -118,6 +119,14 @@ class BlockingEngine(RemoteEngine):
     def embed(self, prompts: Any, pooling_params: PoolingParams | None = None, **arguments: Any) -> Any:
         """Return the embedding of a prompt, or those of several prompts in a list; see `triolet.Engine.embed`."""
         run = self._calling(self._native.embed, prompts, pooling_params, arguments, _remaining_s)
+        return _outcome(self._thread.submit(run))
+
+    def score(
+        self, data_1: Any, data_2: Any, pooling_params: PoolingParams | None = None, **arguments: Any
+    ) -> list[ScoringRequestOutput]:
+        """Return the scores of pairs of texts, in their order; see `triolet.Engine.score`."""
+        method = partial(self._native.score, data_1)
+        run = self._calling(method, data_2, pooling_params, arguments, _remaining_s)
         return _outcome(self._thread.submit(run))
 
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:

@@ -46,7 +46,7 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
 }
 TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
-LISTS = ("api_keys",)
+LISTS = ("api_keys", "classifier_from_token")
 FLAGS = ("enable_prefix_caching", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
@@ -94,6 +94,7 @@ FIELDS: dict[str, Any] = {
     "revision": "main",
     "dtype": "bfloat16",
     "convert": "embed",
+    "classifier_from_token": ("no", "yes"),
     "quantization": "int8",
     "device": "cpu",
     "runner": "inline",

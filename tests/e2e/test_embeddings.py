@@ -173,6 +173,11 @@ async def test_a_prompt_may_fill_the_whole_context(qwen: Path) -> None:
         assert cut.prompt_token_ids == short.prompt_token_ids
 
 
+async def test_a_long_list_does_not_overload_an_engine_with_a_short_queue(qwen: Path) -> None:
+    async with open_tiny(qwen, "inline", max_queued_requests=2, max_num_seqs=8) as engine:
+        assert len(await engine.embed([[index] for index in range(50)])) == 50
+
+
 async def test_wrong_input_is_refused_by_name_and_nothing_stays(qwen: Path) -> None:
     async with open_tiny(qwen) as engine:
         with pytest.raises(InvalidPrompt, match="at least one prompt; got none"):

@@ -114,6 +114,43 @@ def test_the_model_says_what_it_can_do(server: Server) -> None:
     assert server.model()["tasks"] == ["generate", "embed", "token_embed"]
 
 
+def test_score_and_rerank_answer_cosines_and_pooling_the_vectors(folder: Path, server: Server) -> None:
+    texts = ["hello", "there", "hell"]
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+
+        def post(path: str, **body: Any) -> Any:
+            return client.post(path, body={"model": "tiny", **body}, cast_to=object)
+
+        pooled = post("/pooling", input=texts, task="embed")
+        vectors = torch.tensor([one["data"] for one in pooled["data"]])
+        assert [one["object"] for one in pooled["data"]] == ["pooling"] * 3
+        expected = (vectors @ vectors[0]).tolist()
+        for path, names in (("/score", ("text_1", "text_2")), ("/v1/score", ("queries", "documents"))):
+            answer = post(path, **dict(zip(names, (texts[0], texts), strict=True)))
+            assert [one["score"] for one in answer["data"]] == pytest.approx(expected, abs=1e-5)
+            assert answer["usage"]["prompt_tokens"] == pooled["usage"]["prompt_tokens"]
+        best = sorted(range(3), key=lambda index: -expected[index])
+        documents = ["hello", {"text": "there"}, "hell"]
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            results = post(path, query="hello", documents=documents, top_n=2)["results"]
+            assert [one["index"] for one in results] == best[:2]
+            assert [one["document"]["text"] for one in results] == [texts[index] for index in best[:2]]
+            assert results[1]["relevance_score"] == pytest.approx(expected[best[1]], abs=1e-5)
+        for path, body, param in (
+            ("/rerank", {"query": "a", "documents": []}, "documents"),
+            ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+            ("/rerank", {"query": "a", "documents": ["x" * 300]}, "documents"),
+            ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
+            ("/score", {"text_1": "a"}, "text_2"),
+            ("/score", {"text_1": "a", "text_2": "b", "queries": "c"}, "queries"),
+            ("/score", {"text_1": "a", "text_2": "b", "instruction": "c"}, "instruction"),
+            ("/pooling", {"input": "a", "task": "sing"}, "task"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                post(path, **body)
+            assert caught.value.param == param
+
+
 def test_classify_answers_label_and_probabilities(folder: Path, tmp_path: Path) -> None:
     reference = transformers.Qwen3ForSequenceClassification.from_pretrained(folder, num_labels=3).eval()
     reference.config.pad_token_id = 0

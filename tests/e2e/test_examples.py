@@ -51,6 +51,13 @@ def test_embeddings_rank_texts_while_a_story_is_told(run: Run) -> None:
     assert ranked[0] == ("1.000", "A fox lives in the forest.")
 
 
+def test_rerank_puts_the_text_that_was_asked_for_first(run: Run) -> None:
+    ranked = re.findall(r"^(-?\d\.\d{3})  (.+)$", run("rerank", "Two and two are four."), re.MULTILINE)
+    assert [score for score, _ in ranked] == sorted((score for score, _ in ranked), key=float, reverse=True)
+    assert len(ranked) == 3
+    assert ranked[0] == ("1.000", "Two and two are four.")
+
+
 def test_streaming_prints_the_answer_piece_by_piece_and_its_times(run: Run) -> None:
     text, _, report = run("streaming", "List the days of the week.").partition("\n\n")
     assert "Monday, Tuesday, Wednesday" in text

@@ -26,6 +26,7 @@ from triolet.bridge.engine_thread import EngineThread
 from triolet.compat.async_facts import AsyncFacts, checkpoint, told
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.generation import Generation, TextPieces
+from triolet.compat.pooling import params_of_task, with_tensor
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import (
     ASYNC_METHODS,
@@ -37,8 +38,10 @@ from triolet.compat.refusals import (
     request_ids,
 )
 from triolet.config.engine import EngineConfig
+from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
@@ -336,6 +339,49 @@ class AsyncLLM(AsyncFacts):
         """Queue a request now; closing the returned `Generation` ends it."""
         generation = self.generate(prompt, params, check_request_id(request_id), **arguments)
         return await generation.__aenter__()
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        client: str | None = None,
+        deadline: float | None = None,
+        queue_timeout: float | None = None,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        **vllm_only: object,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
+        """Yield the one output of a pooled request; its numbers are a tensor.
+
+        Args:
+            prompt: see `generate`, as for the arguments that are not named here.
+            pooling_params: by default those of the task that the model is for.
+        Raises:
+            InvalidRequest: a wrong argument, or a task that the model does not do; a ValueError.
+            RequestFailed: the result could not be computed.
+        """
+        refuse_given(vllm_only)
+        check_rank(data_parallel_rank)
+        if request_id is not None:
+            check_request_id(request_id)
+        content, salt = split_prompt(prompt, None, cache_salt)
+        # Nothing is held while it is suspended at the yield, so that a generator left there leaves no request behind.
+        [output] = await self.engine.encode_all(
+            [content],
+            params_of_task(pooling_params, None),
+            request_id=request_id,
+            priority=priority,
+            client=client,
+            deadline=deadline,
+            queue_timeout=queue_timeout,
+            cache_salt=salt,
+            trace_headers=trace_headers,
+        )
+        yield with_tensor(output)
 
     def stream_generate(
         self,

@@ -40,7 +40,6 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "distributed_executor_backend": (None,),
         "skip_tokenizer_init": (False,),
         "enable_sleep_mode": (False,),
-        "hf_overrides": (None,),
         "limit_mm_per_prompt": (None,),
     }
 )
@@ -102,6 +101,7 @@ class EngineArgs:
         elif quantization not in QUANTIZATIONS:
             allowed = " or ".join(map(repr, QUANTIZATIONS))
             refuse(f"quantization={quantization!r}", f"it must be None or {allowed}", quantization)
+        fields |= _classifier_fields(fields.pop("hf_overrides", None))
         fields |= speculation_fields(fields.pop("speculative_config", None))
         if disable_log_stats:
             fields["log_stats"] = False
@@ -151,3 +151,14 @@ def _is_settled(name: str, value: object) -> bool:
         allowed = " or ".join(repr(choice) for choice in FIXED[name])
         refuse(f"{name}={value!r}", f"it must be {allowed}", value)
     return True
+
+
+def _classifier_fields(overrides: object) -> dict[str, Any]:
+    """Return the fields for vLLM's `hf_overrides` of a two-token reranker; any other override is refused."""
+    if overrides is None or overrides == {}:
+        return {}
+    # what the architecture and the flag stand for in vLLM follows from the tokens here
+    known = {"classifier_from_token", "architectures", "is_original_qwen3_reranker"}
+    if not isinstance(overrides, Mapping) or not {"classifier_from_token"} <= overrides.keys() <= known:
+        refuse("hf_overrides", "of config.json only classifier_from_token can be set", overrides)
+    return {"classifier_from_token": tuple(overrides["classifier_from_token"])}

@@ -28,6 +28,7 @@ from triolet.core.output.pooling_outputs import (
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    ScoringRequestOutput,
 )
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -192,6 +193,45 @@ class LLM:
             prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="classify", **vllm_only
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    def reward(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: Progress = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        **vllm_only: object,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Compute the scores of each token of each prompt; see `encode`."""
+        return self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="token_classify", **vllm_only
+        )
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        *,
+        use_tqdm: Progress = True,
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+        **vllm_only: object,
+    ) -> list[ScoringRequestOutput]:
+        """Compute the scores of pairs of texts.
+
+        Args:
+            data_1: a text, which is compared with each of `data_2`, or as many texts as there are in `data_2`.
+            data_2: a text or several.
+            use_tqdm: see `generate`.
+            pooling_params: of all requests; their task is set here.
+            instruction: see `triolet.Engine.score`.
+            **vllm_only: see `generate`.
+        Raises:
+            InvalidRequest: a wrong argument, or a model without scores; a ValueError.
+        """
+        refuse_given(vllm_only)
+        scoring = self.llm_engine.plan_scoring(data_1, data_2, pooling_params, instruction)
+        return scoring.scores(self.encode(list(scoring.prompts), scoring.params, use_tqdm=use_tqdm))
 
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: Progress = False, **vllm_only: object

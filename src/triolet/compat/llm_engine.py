@@ -29,6 +29,7 @@ from triolet.core.engine_core import EngineCore, EngineStatistics, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
+from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -162,6 +163,12 @@ class LLMEngine(EngineFacts):
         return self._loaded[2]
 
     # ------------------------------------------------------------------------------------------ requests
+
+    def plan_scoring(
+        self, data_1: Any, data_2: Any, params: PoolingParams | None = None, instruction: str | None = None
+    ) -> Scoring:
+        """Return the pooled requests that give the scores of pairs of texts; see `triolet.Engine.score`."""
+        return plan_scoring(data_1, data_2, self._info, self._tokenizer, params, instruction)
 
     def add_request(
         self,

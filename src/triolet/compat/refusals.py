@@ -9,10 +9,7 @@ from triolet.errors import InvalidRequest, UnsupportedFeature
 
 Face = TypeVar("Face", bound=type)
 
-NO_PAIRS = "embed() and classify() take texts one by one; how a model joins a pair is its own"
 NO_ENCODE = "add_request() takes PoolingParams"
-NO_ASYNC_ENCODE = "under Trio, `encode` of the attribute `engine` is the scope of a pooled request"
-NO_REWARD = "encode() with pooling_task='token_classify' gives the scores of each token"
 NO_LORA = "LoRA is not enabled"
 NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
 NO_PAUSE = "generation is not paused; close the engine, or let requests wait in the program"
@@ -51,7 +48,6 @@ ENGINE_METHODS: Mapping[str, str] = {**METHODS, "encode": NO_ENCODE, "set_weight
 ASYNC_METHODS: Mapping[str, str] = {
     **METHODS,
     **WEIGHT_METHODS,
-    "encode": NO_ASYNC_ENCODE,
     "compute_weight_checksums": NO_WEIGHTS,
     "checkpoint_prepare": "drain() gives a snapshot of what is not finished",
     "checkpoint_restore": "resume() takes up a snapshot",
@@ -73,8 +69,6 @@ OFFLINE_METHODS: Mapping[str, str] = {
     "enqueue_chat": "chat() takes all conversations at once",
     "enqueue": "generate() takes all prompts at once; LLMEngine takes them one by one",
     "wait_for_completion": "generate() waits",
-    "score": NO_PAIRS,
-    "reward": NO_REWARD,
 }
 PARAMETERS: Mapping[str, str] = {
     "executor_class": "where the model runs is `runner` of EngineConfig",

@@ -69,6 +69,13 @@ class EngineConfig(Configuration):
         default="auto",
         rule=one_of(CONVERSIONS),
     )
+    classifier_from_token: tuple[str, ...] = option(
+        # a tuple and no default pair: which words a reranker was trained to answer is its own
+        "Two tokens, such as no,yes, whose difference in logits after the prompt is the score of a model that is no "
+        "classifier by its folder, such as Qwen3-Reranker.",
+        default=(),
+        rule=texts(),
+    )
     quantization: str = option(
         # none by default: quantized weights give slightly different answers
         "Quantize the weights while they are loaded (models like Llama, on a CPU): int8 takes half the memory of "
@@ -336,6 +343,7 @@ class EngineFields(TypedDict, total=False):
     revision: str | None
     dtype: str
     convert: str
+    classifier_from_token: tuple[str, ...]
     quantization: str
     device: str
     runner: str

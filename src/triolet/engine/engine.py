@@ -24,7 +24,13 @@ from triolet.core.engine_core import EngineCore, EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.output.pooling_outputs import EmbeddingRequestOutput, PoolingOutput, PoolingRequestOutput
+from triolet.core.output.pooling_outputs import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.recovery.supervision import CrashReport, RestartLog
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
@@ -361,8 +367,10 @@ class Engine:
             raise InvalidPrompt(
                 "prompts must hold at least one prompt; got none", field="prompt", got=prompts
             )
+        # more than may wait would be refused, although nothing else runs
+        most = min(self.config.max_num_seqs, self.config.max_queued_requests)
         return await encode_all(
-            lambda prompt: self.encode(prompt, pooling_params, **arguments), prompts, self.config.max_num_seqs
+            lambda prompt: self.encode(prompt, pooling_params, **arguments), prompts, most
         )
 
     @overload
@@ -396,6 +404,45 @@ class Engine:
         outputs = await self.encode_all([prompts] if is_one else prompts, params, **arguments)
         found = [EmbeddingRequestOutput.from_base(output) for output in outputs]
         return found[0] if is_one else found
+
+    async def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        instruction: str | None = None,
+        **arguments: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Return the scores of pairs of texts, such as a query and documents, in the order of the pairs.
+
+        Args:
+            data_1: a text, which is compared with each of `data_2`, or as many texts as there are in `data_2`.
+            data_2: a text or several.
+            pooling_params: their task is set here.
+            instruction: task of a reranker that is asked in a chat; by default the one that it was trained with.
+            arguments: of `encode`.
+        Raises:
+            InvalidRequest: a wrong argument, or a model without scores.
+            RequestFailed: a score could not be computed.
+        """
+        scoring = self.plan_scoring(data_1, data_2, pooling_params, instruction=instruction)
+        return scoring.scores(await self.encode_all(scoring.prompts, scoring.params, **arguments))
+
+    def plan_scoring(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        instruction: str | None = None,
+    ) -> Scoring:
+        """Return the pooled requests that `score` makes, for callers that need their outputs, too."""
+        if pooling_params is not None:
+            check_type("pooling_params", pooling_params, PoolingParams, "PoolingParams")
+        if instruction is not None:
+            check_type("instruction", instruction, str, "a string")
+        return plan_scoring(data_1, data_2, self.model_info, self.tokenizer, pooling_params, instruction)
 
     def _submission(
         self,

@@ -67,6 +67,7 @@ def load_model(
     max_model_len: int | None = None,
     quantization: str | None = None,
     convert: str = "auto",
+    classifier_from_token: tuple[str, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> LoadedFolder:
     """Load a model folder or a GGUF file, or fetch and load a model of the hub.
@@ -82,6 +83,7 @@ def load_model(
             original length only, unless this asks for more.
         quantization: `int8` or `int4` rounds the weights while they are read; see `EngineConfig`.
         convert: see `EngineConfig`.
+        classifier_from_token: see `EngineConfig`.
         on_progress: told how many bytes were fetched and read.
 
     Raises:
@@ -92,9 +94,13 @@ def load_model(
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
     # A GGUF file: configuration, tokenizer and weights in one.
+    if classifier_from_token:
+        _check_classifier_tokens(classifier_from_token, convert, folder)
     if folder.is_file():
         return _load_gguf(folder, dtype, device, max_model_len, quantization, convert, on_progress)
     config = read_config(folder)
+    if classifier_from_token:
+        config, convert = {**config, "classifier_from_token": list(classifier_from_token)}, "classify"
     architecture = architecture_of(config, folder)
     defaults = read_generation_defaults(folder)
     torch_dtype = checkpoint_dtype(config, folder) if dtype == "auto" else DTYPES[dtype]
@@ -134,6 +140,14 @@ def load_model(
         if pooling is None
         else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size),
     )
+
+
+def _check_classifier_tokens(tokens: tuple[str, ...], convert: str, folder: Path) -> None:
+    if len(tokens) != 2:
+        raise ConfigError("classifier_from_token", "two tokens, such as no,yes", tokens)
+    if convert == "embed" or folder.is_file():
+        where = "for a GGUF file" if folder.is_file() else "where convert is embed"
+        raise ConfigError("classifier_from_token", f"left out {where}", tokens)
 
 
 def _has_no_head(parsed: DecoderConfig, checkpoint: Checkpoint) -> bool:

@@ -152,6 +152,7 @@ def load_pooler(config: PoolingConfig, folder: Path, device: torch.device, hidde
         is_matryoshka=config.is_matryoshka,
         matryoshka_dimensions=allowed,
         labels=config.labels,
+        is_asked=bool(config.classifier_tokens),
     )
     return Pooler(
         info=info, dense=dense, normalizes=config.normalizes, head=head, activation=config.activation

@@ -301,6 +301,7 @@ def load_runner(
     quantization: str | None = None,
     logprobs_mode: str = "raw_logprobs",
     convert: str = "auto",
+    classifier_from_token: tuple[str, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
     """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
@@ -323,6 +324,7 @@ def load_runner(
         max_model_len=max_model_len,
         quantization=quantization,
         convert=convert,
+        classifier_from_token=classifier_from_token,
         on_progress=on_progress,
     )
     spec = loaded.model.spec
@@ -439,5 +441,6 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         quantization=None if config.quantization == "none" else config.quantization,
         logprobs_mode=config.logprobs_mode,
         convert=config.convert,
+        classifier_from_token=config.classifier_from_token,
         on_progress=on_progress,
     )

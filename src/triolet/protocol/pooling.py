@@ -1,4 +1,4 @@
-"""Request bodies and answer objects of pooled requests: `/v1/embeddings` and `/classify`."""
+"""Request bodies and answer objects of pooled requests: `/v1/embeddings`, `/classify` and `/pooling`."""
 
 from __future__ import annotations
 
@@ -92,12 +92,16 @@ class PooledRequest:
         """Return the error for a request that the engine refuses."""
         if isinstance(error, UnsupportedFeature) and error.field == "task":
             return WireError(str(error), code="unsupported_model", param="model")
-        return of_exception(error, {"prompt": "input", "prompt_token_ids": "input"})
+        return of_exception(error, self.field_names())
+
+    def field_names(self) -> Mapping[str, str]:
+        """Return the names of the engine's fields in the body."""
+        return {"prompt": "input", "prompt_token_ids": "input"}
 
 
 @attrs.frozen(kw_only=True)
-class EmbeddingsRequest(PooledRequest):
-    """Body of `/v1/embeddings`."""
+class InputRequest(PooledRequest):
+    """Fields of the bodies with inputs, whose results are vectors."""
 
     input: Inputs | None = None
     messages: ChatMessages | None = None  # a chat in place of the input
@@ -124,6 +128,18 @@ class EmbeddingsRequest(PooledRequest):
         assert self.messages is not None
         return ({"messages": list(self.messages.messages), "add_generation_prompt": False},)
 
+    def _encoded(self, output: PoolingOutput) -> Any:
+        if self.encoding_format == "float":
+            return output.data.tolist()
+        return base64.b64encode(
+            output.data
+        ).decode()  # the numbers are little-endian on every supported machine
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsRequest(InputRequest):
+    """Body of `/v1/embeddings`."""
+
     def params(self) -> PoolingParams:
         """Return the parameters for the engine."""
         return PoolingParams(task="embed", dimensions=self.dimensions, use_activation=self.use_activation)
@@ -140,12 +156,49 @@ class EmbeddingsRequest(PooledRequest):
             "usage": usage_of(outputs),
         }
 
-    def _encoded(self, output: PoolingOutput) -> Any:
-        if self.encoding_format == "float":
-            return output.data.tolist()
-        return base64.b64encode(
-            output.data
-        ).decode()  # the numbers are little-endian on every supported machine
+
+@attrs.frozen(kw_only=True)
+class PoolingRequest(InputRequest):
+    """Body of `/pooling`: any task, by default that of the model."""
+
+    task: str | None = None
+    step_tag_id: int | None = None  # see `PoolingParams`, as for the next one
+    returned_token_ids: tuple[int, ...] | None = None
+
+    def params(self) -> PoolingParams:
+        """Return the parameters for the engine."""
+        try:
+            return PoolingParams(
+                task=self.task,
+                dimensions=self.dimensions,
+                use_activation=self.use_activation,
+                step_tag_id=self.step_tag_id,
+                returned_token_ids=self.returned_token_ids,
+            )
+        except InvalidRequest as error:
+            raise self.refusal(error) from error
+
+    def answer(
+        self, response_id: str, created: int, outputs: Sequence[PoolingRequestOutput[PoolingOutput]]
+    ) -> dict[str, Any]:
+        """Return the response.
+
+        Args:
+            response_id: id of it.
+            created: seconds since the epoch.
+            outputs: of the inputs.
+        """
+        return {
+            "id": f"pool-{response_id}",
+            "object": "list",
+            "created": created,
+            "model": self.model,
+            "data": [
+                {"object": "pooling", "index": index, "data": self._encoded(output.outputs)}
+                for index, output in enumerate(outputs)
+            ],
+            "usage": usage_of(outputs),
+        }
 
 
 @attrs.frozen(kw_only=True)

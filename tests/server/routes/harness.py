@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from tests.actors.harness import FakeExecutor, LetterTokenizer, fake_engine
 from triolet.config.server import GatewayConfig
-from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
 from triolet.server import create_app
@@ -30,6 +30,8 @@ class ChatTokenizer(LetterTokenizer):
         prompt = message.prompt
         if isinstance(prompt, ChatPrompt):
             prompt = prompt.messages
+        if isinstance(prompt, TextPair):
+            prompt = prompt.text + prompt.text_pair
         if not isinstance(prompt, str):
             prompt = "".join(str(one.get("content")) for one in prompt or ())
         return super().tokenize(Tokenize(prompt, message.bad_words))

@@ -69,6 +69,9 @@ RIGHT: dict[str, dict[str, Any]] = {
         "previous_response_id": None,
     },
     "/v1/embeddings": {"model": MODEL, "input": ["HI"], "encoding_format": "base64", "dimensions": 3},
+    "/pooling": {"model": MODEL, "input": ["HI"], "task": "embed"},
+    "/score": {"model": MODEL, "text_1": "HI", "text_2": ["HA"]},
+    "/rerank": {"model": MODEL, "query": "HI", "documents": [{"text": "HA"}], "top_n": 1},
     "/tokenize": {"prompt": "HI", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }

@@ -20,6 +20,7 @@ EMBED, CLASSIFY = "embed", "classify"
 TOKEN_EMBED, TOKEN_CLASSIFY = "token_embed", "token_classify"
 TASKS: Final = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY)
 TOKEN_TASKS: Final = (TOKEN_EMBED, TOKEN_CLASSIFY)
+SCORE_TASKS: Final = ("score",)  # of `Engine.score`, which asks for `classify` or `embed`
 
 # What code that handles requests of every task finds in the place of sampling parameters.
 POOLED: Final = SamplingParams(
@@ -37,6 +38,7 @@ _HOW_TO_START: Final = {
     CLASSIFY: "a model of sequence classification, or convert='classify' (--convert classify)",
     TOKEN_CLASSIFY: "a model of sequence classification, or convert='classify' (--convert classify)",
     GENERATE: "a model that generates text",
+    "score": "a model of sequence classification with one label, or convert='embed' (--convert embed)",
 }
 
 
@@ -103,6 +105,7 @@ class PoolingInfo:
         is_matryoshka: whether embeddings may be cut.
         matryoshka_dimensions: lengths that they may be cut to; empty for any.
         labels: names of the classes, by index.
+        is_asked: whether the score of a pair of texts is the answer to a question about it, in a chat.
     """
 
     tasks: tuple[str, ...]
@@ -111,6 +114,12 @@ class PoolingInfo:
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
+    is_asked: bool = False
+
+    @property
+    def scores(self) -> bool:
+        """True if it gives a pair of texts one score."""
+        return EMBED in self.tasks or (CLASSIFY in self.tasks and self.size == 1)
 
     def reads_prefix_cache(self, task: str) -> bool:
         """Return True if a request needs no hidden states of tokens whose KV is cached."""

@@ -80,6 +80,14 @@ class ChatPrompt:
             )
 
 
+@attrs.frozen
+class TextPair:
+    """Two texts that the tokenizer joins to one prompt, as the model was trained with; for pooled requests."""
+
+    text: str
+    text_pair: str
+
+
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 _FORMS = (
@@ -94,7 +102,7 @@ class ParsedPrompt:
 
     token_ids: tuple[int, ...] | None = None  # a prompt that came as ids
     # A prompt that came as text or as chat messages, and must be tokenised.
-    content: str | Sequence[Mapping[str, Any]] | ChatPrompt | None = None
+    content: str | Sequence[Mapping[str, Any]] | ChatPrompt | TextPair | None = None
     text: str | None = None  # the text that came with the ids; shown to the caller, and not checked
 
 
@@ -110,6 +118,9 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
         case {"prompt_token_ids": token_ids, **others}:
             text = _known_text(others)
             return ParsedPrompt(token_ids=_token_ids(token_ids), text=text)
+        case {"prompt": str(text), "text_pair": str(pair), **others}:
+            _refuse_keys(others)
+            return ParsedPrompt(content=TextPair(text, pair))
         case {"prompt": str(text), **others}:
             _refuse_keys(others)
             return ParsedPrompt(content=text)

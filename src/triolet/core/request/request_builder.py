@@ -28,13 +28,13 @@ from triolet.core.request.pooling_params import (
     check_task,
     resolved,
 )
-from triolet.core.request.prompt import ParsedPrompt, check_prompt
+from triolet.core.request.prompt import ParsedPrompt, TextPair, check_prompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import reasoning_parser_named
 from triolet.core.tools.reasoning import REASONING_FORMATS
-from triolet.errors import InvalidParams, UnsupportedFeature
+from triolet.errors import InvalidParams, InvalidPrompt, UnsupportedFeature
 
 MAX_PROMPT_ENTRIES = 2**22
 """Log-probabilities kept of one prompt, some 200 bytes each; at 20 per token they suffice for 200,000 tokens."""
@@ -229,6 +229,8 @@ class RequestBuilder:
         Raises:
             InvalidRequest: the model cannot serve it.
         """
+        if isinstance(prompt.content, TextPair):
+            raise InvalidPrompt("text_pair must be left out: an answer continues one text", field="text_pair")
         if prompt.token_ids is not None and not params.bad_words:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:

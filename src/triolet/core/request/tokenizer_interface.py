@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from triolet.core.output.detokenizer import Piece
-from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.prompt import ChatPrompt, TextPair
 
 
 class TokenizerInterface(Protocol):
@@ -49,8 +49,8 @@ class SerializableTokenizer(Protocol):
 class Tokenize:
     """Message to the tokenizer; a reply channel is sent with it."""
 
-    # A text, or chat messages; None where the ids are known already.
-    prompt: str | Sequence[Mapping[str, Any]] | ChatPrompt | None
+    # A text, two texts, or chat messages; None where the ids are known already.
+    prompt: str | Sequence[Mapping[str, Any]] | ChatPrompt | TextPair | None
     bad_words: tuple[str, ...] = ()  # texts to encode in the forms that a bad word may take
     marks: tuple[str, ...] = ()  # texts to encode as they stand in an answer
 

@@ -26,7 +26,7 @@ import tokenizers
 
 from triolet.core.chat_template import ChatTemplate
 from triolet.core.output.detokenizer import BROKEN, Piece, no_piece
-from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 
@@ -162,6 +162,8 @@ class TextTokenizer:
             case str(text):
                 _check_unicode("prompt", text)
                 token_ids = self.encode(text, add_special_tokens=True)
+            case TextPair():
+                text, token_ids = self._joined(message.prompt)
             case messages:
                 text = self.render(messages)
                 _check_unicode("prompt", text)
@@ -169,6 +171,14 @@ class TextTokenizer:
                 token_ids = self.encode(text, add_special_tokens=adds)
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
         return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words), marks)
+
+    def _joined(self, pair: TextPair) -> tuple[str, list[int]]:
+        """Encode two texts to one prompt, with the special tokens that the model wants around them."""
+        for field, text in (("prompt", pair.text), ("text_pair", pair.text_pair)):
+            _check_unicode(field, text)
+        # the batch call lets other threads run meanwhile
+        [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
+        return f"{pair.text} {pair.text_pair}", encoding.ids
 
     @property
     def template_source(self) -> str:

@@ -20,7 +20,8 @@ from triolet.server.routes.errors import answer_error, answer_http_error
 from triolet.server.routes.guard import AccessMiddleware
 from triolet.server.routes.operations import health, metrics, model, models, ready, requests, version
 from triolet.server.routes.page import page, static
-from triolet.server.routes.pooling.embeddings import classify, embeddings
+from triolet.server.routes.pooling.embeddings import classify, embeddings, pooling
+from triolet.server.routes.pooling.scoring import rerank, score
 from triolet.server.routes.responses import (
     cancel_response,
     delete_response,
@@ -80,6 +81,12 @@ def create_app(
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/classify", classify, methods=["POST"]),
+            Route("/pooling", pooling, methods=["POST"]),
+            Route("/score", score, methods=["POST"]),
+            Route("/v1/score", score, methods=["POST"]),
+            Route("/rerank", rerank, methods=["POST"]),
+            Route("/v1/rerank", rerank, methods=["POST"]),
+            Route("/v2/rerank", rerank, methods=["POST"]),
         ],
         middleware=[Middleware(AccessMiddleware, context=context)],
         exception_handlers={TrioletError: answer_error, HTTPException: answer_http_error},

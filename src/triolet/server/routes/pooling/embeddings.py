@@ -1,6 +1,9 @@
-"""`POST /v1/embeddings` and `/classify`."""
+"""`POST /v1/embeddings`, `/classify` and `/pooling`."""
 
 from __future__ import annotations
+
+import time
+import uuid
 
 import trio
 from starlette.requests import Request
@@ -10,7 +13,7 @@ from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOut
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.errors import InvalidRequest, RequestFailed
 from triolet.protocol.errors import WireError
-from triolet.protocol.pooling import ClassifyRequest, EmbeddingsRequest, PooledRequest
+from triolet.protocol.pooling import ClassifyRequest, EmbeddingsRequest, PooledRequest, PoolingRequest
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import cancel_on_disconnect, read_json
 
@@ -32,6 +35,15 @@ async def classify(request: Request) -> Response:
     info = context.engine.model_info.pooling
     assert info is not None, "the engine has classified"
     return JSONResponse(body.answer(outputs, info.labels))
+
+
+async def pooling(request: Request) -> Response:
+    """Answer the result of a task for each input."""
+    context = context_of(request)
+    body = await read_json(request, PoolingRequest.of)
+    context.check_model(body.model)
+    outputs = await pooled(request, context, body, body.params(), body.prompts)
+    return JSONResponse(body.answer(uuid.uuid4().hex, int(time.time()), outputs))
 
 
 async def pooled(
