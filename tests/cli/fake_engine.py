@@ -56,6 +56,7 @@ class FakeEngine:
     asked: list[Prompt] = attrs.field(factory=list)
     params: list[SamplingParams] = attrs.field(factory=list)
     max_model_len: int = 1024
+    reasoning_parser: str | None = None
 
     @property
     def model_name(self) -> str:

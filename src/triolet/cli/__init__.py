@@ -15,6 +15,7 @@ import click
 
 from triolet import __version__
 from triolet.cli import failures, options
+from triolet.cli.client.address import ServerAddress
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 
@@ -85,36 +86,50 @@ def generate(prompt: str, as_json: bool, sampling: Mapping[str, Any], config: En
     default=None,
     help="After each reply, one line of timings. By default only in a conversation; with -q it goes to stderr.",
 )
+@click.option(
+    "--json-events",
+    is_flag=True,
+    help="With --url: print the events of the server, one JSON object per line, instead of the replies.",
+)
+@options.server_address_options
 @options.sampling_options
 @options.engine_options
 def chat(
     question: str | None,
     system: str | None,
     stats: bool | None,
+    json_events: bool,
+    address: ServerAddress | None,
     sampling: Mapping[str, Any],
     config: EngineConfig,
 ) -> None:
     """Talk with a model.
 
-    At a terminal this is a conversation: Ctrl-C stops a reply, Ctrl-D leaves, /help shows more. With -q, or with
-    something other than a terminal on stdin, one question is answered.
+    The model runs in this process, or with --url in a server, where MODEL names one of its models. At a terminal this
+    is a conversation: Ctrl-C stops a reply, Ctrl-D leaves, /help shows more. With -q, or with something other than a
+    terminal on stdin, one question is answered.
     """
     system = options.text_or_file(system, "--system")
+    if json_events and address is None:
+        raise click.UsageError("--json-events prints the events of a server; --url names one")
     if question is None and not options.at_a_terminal():
         question = "-"
     if question is not None:
         question = options.text_or_stdin(question, "--question").strip()
         if not question:
             raise click.UsageError("the question must not be empty")
+    from triolet.cli.chat import ChatOptions, answer, converse, local, remote
+
+    # Strict readers of the events know OpenAI's only.
+    model = options.named_model()
+    opener = local(config) if address is None else remote(address, model, vendor_events=not json_events)
+    # Without a flag a conversation shows timings, and a single answer does not.
+    shows_stats = stats is not False if question is None else stats is True
+    chosen = ChatOptions(system=system, sampling=sampling, stats=shows_stats, json_events=json_events)
     if question is None:
-        from triolet.cli.chat import converse
-
-        # Without a flag a conversation shows timings, and a single answer does not.
-        converse(system, sampling, config, stats=stats is not False)
+        converse(opener, chosen)
     else:
-        from triolet.cli.chat import answer
-
-        answer(question, system, sampling, config, stats=stats is True)
+        answer(question, opener, chosen)
 
 
 @main.command(cls=options.SectionedCommand)

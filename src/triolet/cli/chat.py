@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
 
 from triolet.cli import slash
+from triolet.cli.backends.base import ChatBackend, ReplyRequest, ReplySink
+from triolet.cli.backends.events import RefusedByServer
+from triolet.cli.backends.local import LocalBackend
+from triolet.cli.backends.remote import RemoteBackend
+from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.conversation import ChatHistory
 from triolet.cli.failures import INTERRUPTED, one_line
 from triolet.cli.interrupts import Interrupts
-from triolet.cli.loading import opened
 from triolet.cli.prompt import Key, Prompt, history_in, without_mark
-from triolet.cli.reply import Reply, receive_on
+from triolet.cli.reply import EventLines, Reply, ReplyScreen
 from triolet.cli.screen import Screen
 from triolet.cli.slash import ChatState, Next
 from triolet.cli.terminal import quiet_keyboard
@@ -24,51 +28,85 @@ from triolet.config.engine import EngineConfig
 from triolet.core.request.request import FinishReason
 from triolet.errors import InvalidRequest, Overloaded, PromptTooLong, RequestFailed, TrioletError
 
-if TYPE_CHECKING:
-    from triolet.engine.engine import Engine
+FORGIVEN = (InvalidRequest, Overloaded, RequestFailed, RefusedByServer, ServerError)
+"""Failures of one request, after which the model and the conversation go on."""
 
-FORGIVEN = (InvalidRequest, Overloaded, RequestFailed)
-"""Failures of one request, after which the engine and the conversation go on."""
+OpenBackend = Callable[[AsyncExitStack], Awaitable[ChatBackend]]
 
 
-def answer(
-    question: str, system: str | None, sampling: Mapping[str, Any], config: EngineConfig, *, stats: bool
-) -> None:
+def local(config: EngineConfig) -> OpenBackend:
+    """Return the opener of an engine in this process."""
+
+    async def opened(stack: AsyncExitStack) -> ChatBackend:
+        return await LocalBackend.open(stack, config)
+
+    return opened
+
+
+def remote(address: ServerAddress, model: str | None, *, vendor_events: bool) -> OpenBackend:
+    """Return the opener of a server, and of one of its models."""
+
+    async def opened(stack: AsyncExitStack) -> ChatBackend:
+        backend = await RemoteBackend.open(address, model)
+        backend.wants_vendor_events = vendor_events
+        return backend
+
+    return opened
+
+
+@attrs.frozen(kw_only=True)
+class ChatOptions:
+    """Flags of `triolet chat` beside those of the engine."""
+
+    system: str | None = None  # the system prompt; None for none
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)  # values of the user, by field
+    stats: bool = True  # True shows a line of timings after each reply
+    json_events: bool = False  # True writes the events of the server in place of replies
+
+
+def answer(question: str, open_backend: OpenBackend, options: ChatOptions) -> None:
     """Print the reply to one question as it comes; the timings, if wanted, go to stderr."""
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:
-            engine = await opened(stack, config)
+            backend = await open_backend(stack)
             nursery = await stack.enter_async_context(trio.open_nursery())
-            conversation = ChatHistory(system)
+            conversation = ChatHistory(options.system)
             conversation.ask(question)
-            params = attrs.evolve(engine.default_sampling_params(), **sampling)
+            request = ReplyRequest(messages=conversation.messages(), sampling=options.sampling)
             screen, reply = Screen.of(sys.stdout), Reply(asked_s=trio.current_time())
-            await receive_on(screen, nursery, engine, conversation.messages(), params, reply)
-            if stats:
+            if options.json_events:
+                await backend.reply(request, reply, EventLines(screen, Screen.of(sys.stderr)))
+            else:
+                # A program that reads the answer gets nothing else.
+                with ReplyScreen(screen, nursery, shows_reasoning=screen.live) as shown:
+                    await backend.reply(request, reply, shown)
+            if options.stats:
                 Screen.of(sys.stderr).remark(reply.stats_line())
 
     Interrupts().run(body)
 
 
-def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConfig, *, stats: bool) -> None:
+def converse(open_backend: OpenBackend, options: ChatOptions) -> None:
     """Run a conversation until the user leaves."""
 
     async def body(interrupts: Interrupts) -> None:
         async with AsyncExitStack() as stack:
             # Before the engine loads: what is typed meanwhile is read by the first prompt.
             stack.enter_context(quiet_keyboard())
-            engine = await opened(stack, config)
+            backend = await open_backend(stack)
             nursery = await stack.enter_async_context(trio.open_nursery())
             state = ChatState(
-                conversation=ChatHistory(system),
-                defaults=engine.default_sampling_params(),
-                sampling=dict(sampling),
-                stats=stats,
+                conversation=ChatHistory(options.system),
+                defaults=backend.defaults,
+                knows_defaults=backend.knows_defaults,
+                sampling=dict(options.sampling),
+                stats=options.stats,
             )
             screen = Screen.of(sys.stdout)
             prompt = Prompt(colour=screen.colour, commands=tuple(slash.COMMANDS), history=history_in())
-            await Chat(engine, state, screen, prompt, interrupts, nursery).run()
+            chat = Chat(backend, state, screen, prompt, interrupts, nursery, json_events=options.json_events)
+            await chat.run()
 
     Interrupts().run(body)
 
@@ -77,12 +115,13 @@ def converse(system: str | None, sampling: Mapping[str, Any], config: EngineConf
 class Chat:
     """Conversation at the terminal."""
 
-    engine: Engine
+    backend: ChatBackend
     state: ChatState
     screen: Screen
     prompt: Prompt
     interrupts: Interrupts
     nursery: trio.Nursery  # for the spinner
+    json_events: bool = False
 
     async def run(self) -> None:
         """Read messages and stream replies until the user leaves."""
@@ -100,15 +139,7 @@ class Chat:
                 await self._reply()
 
     def _greet(self) -> None:
-        info = self.engine.model_info
-        parts = (
-            self.engine.model_name,
-            info.backend,
-            info.dtype,
-            info.device,
-            f"{self.engine.max_model_len} tokens",
-        )
-        self.screen.remark(" · ".join(parts))
+        self.screen.remark(" · ".join(self.backend.facts))
         self.screen.remark("/help shows the commands · Ctrl-C stops a reply · Ctrl-D leaves")
         self.screen.say("")
 
@@ -151,10 +182,18 @@ class Chat:
 
     async def _stream(self, reply: Reply) -> bool:
         """Show the reply as it comes; return True if Ctrl-C stopped it."""
-        messages, params, scope = self.state.conversation.messages(), self.state.params(), trio.CancelScope()
+        scope = trio.CancelScope()
         with self.interrupts.stopping(scope), scope:
-            await receive_on(self.screen, self.nursery, self.engine, messages, params, reply)
+            if self.json_events:
+                await self._receive(reply, EventLines(self.screen, self.screen))
+            else:
+                with ReplyScreen(self.screen, self.nursery) as shown:
+                    await self._receive(reply, shown)
         return scope.cancelled_caught
+
+    async def _receive(self, reply: Reply, sink: ReplySink) -> None:
+        request = ReplyRequest(messages=self.state.conversation.messages(), sampling=self.state.sampling)
+        await self.backend.reply(request, reply, sink)
 
     def _comment(self, reply: Reply, *, stopped: bool) -> None:
         if stopped and reply.text:
@@ -166,14 +205,16 @@ class Chat:
             self.screen.remark("(an empty reply)")
         if reply.finish_reason is FinishReason.LENGTH:
             self.screen.remark(self._why_cut_off(reply))
-        if self.state.stats and reply.token_ids:
+        if self.state.stats and reply.num_output_tokens:
             self.screen.remark(reply.stats_line())
 
     def _why_cut_off(self, reply: Reply) -> str:
         limit = self.state.params().max_tokens
-        if limit is not None and len(reply.token_ids) >= limit:
+        if limit is not None and reply.num_output_tokens >= limit:
             return f"Cut off at max_tokens = {limit}; /set max_tokens none lifts it."
-        return f"Cut off: the context of {self.engine.max_model_len} tokens is full; /clear begins a new conversation."
+        length = self.backend.max_model_len
+        context = "the context" if length is None else f"the context of {length} tokens"
+        return f"Cut off: {context} is full; /clear begins a new conversation."
 
     def _take_back_if_unanswered(self) -> None:
         exchanges = self.state.conversation.exchanges

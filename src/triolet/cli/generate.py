@@ -13,7 +13,7 @@ import trio
 
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.loading import opened
-from triolet.cli.reply import Reply, receive, receive_on
+from triolet.cli.reply import Reply, ReplyScreen, explain_waiting, receive
 from triolet.cli.screen import Screen
 from triolet.config.engine import EngineConfig
 
@@ -31,6 +31,8 @@ def run(prompt: str, sampling: Mapping[str, Any], config: EngineConfig, *, as_js
                 await receive(engine, prompt, params, reply, lambda text: None)
                 print(json.dumps(reply.as_json(engine.model_name), ensure_ascii=False), flush=True)
             else:
-                await receive_on(Screen.of(sys.stdout), nursery, engine, prompt, params, reply)
+                with ReplyScreen(Screen.of(sys.stdout), nursery) as shown:
+                    explain = explain_waiting(engine, shown.waits_for)
+                    await receive(engine, prompt, params, reply, shown.text, explain)
 
     Interrupts().run(body)

@@ -15,7 +15,9 @@ from typing import Any, Final, TypeVar, cast
 
 import attrs
 import click
+from click.core import ParameterSource
 
+from triolet.cli.client.address import ServerAddress
 from triolet.config.engine import EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
@@ -159,6 +161,52 @@ def server_options(command: Command) -> Command:
     command = _model_argument(_config_options(command, "config", fields, ENGINE_SECTION, structured))
     gateway_fields = [field for field in attrs.fields(GatewayConfig) if field.name not in SHARED_FIELDS]
     return _config_options(command, "gateway", gateway_fields, GATEWAY_SECTION, gateway_config)
+
+
+def server_address_options(command: Command) -> Command:
+    """Add --url and --api-key; the command gets the address of a server, or None, as `address`.
+
+    Flags of the engine beside a server are an error: they would have no effect.
+    """
+
+    @functools.wraps(command)
+    def with_address(url: str | None, api_key: str | None, **values: Any) -> Any:
+        return command(address=_address(url, api_key), **values)
+
+    decorated: Callable[..., Any] = with_address
+    for flag, metavar, sentence in (
+        ("--api-key", "KEY", "API key of that server"),
+        ("--url", "URL", "Use the server at this address, such as ws://127.0.0.1:8000"),
+    ):
+        variable = variable_name(flag[2:].replace("-", "_"))
+        text = f"{sentence} (or {variable} in the environment)."
+        decorated = click.option(flag, envvar=variable, metavar=metavar, help=text)(decorated)
+    return cast(Command, decorated)
+
+
+def named_model() -> str | None:
+    """Return the MODEL or --model of the command line; None without one, whatever the environment says."""
+    params = click.get_current_context().params
+    named: str | None = params.get("positional") or params.get("model")
+    return named
+
+
+def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
+    """Return the address of the server; None without a URL, or with an empty one."""
+    context = click.get_current_context()
+    if not url:
+        if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--api-key is for a server; --url names one")
+        return None
+    fields = {field.name for field in _engine_fields()} - {"model"}
+    given = [name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        flags = ", ".join(sorted(map(_flag, given)))
+        raise click.UsageError(f"{flags} is for a model in this process; with --url it has no effect")
+    try:
+        return ServerAddress.of(url, api_key)
+    except ValueError as error:
+        raise click.UsageError(f"--url must be {error}; got {shown(url)}") from error
 
 
 def _config_options(

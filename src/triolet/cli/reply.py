@@ -1,25 +1,27 @@
-"""Reply of the engine as it streams: text so far, counts and times, and their output as a line or as JSON."""
+"""Reply of a model as it streams: text so far, counts and times, and their output on a screen, as a line or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import trio
 
-from triolet.cli.screen import Screen
+from triolet.cli.screen import DIM, Screen, Spinner
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
-from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.request import FinishReason, RequestStatus
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine
     from triolet.engine.token_stream import TokenStream
 
 Show = Callable[[str], None]
+Reason = Callable[[], str]
 
 
 @attrs.define(kw_only=True)
@@ -28,6 +30,8 @@ class Reply:
 
     asked_s: float  # time of the request; seconds, `trio.current_time()`
     text: str = ""
+    reasoning: str = ""  # apart from the text
+    num_output_tokens: int = 0  # of text and reasoning
     token_ids: list[int] = attrs.field(factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -36,7 +40,7 @@ class Reply:
     total_s: float = 0.0
     num_prompt_tokens: int = 0  # of the prompt, after the chat template
     num_cached_tokens: int = 0  # tokens of the prompt that came from the prefix cache
-    metrics: RequestMetrics = attrs.field(factory=RequestMetrics)
+    decode_s: float | None = None  # from the first token to the last; None where it is not known
 
     def add(self, output: RequestOutput, now: float) -> None:
         """Append the next output of a stream.
@@ -45,30 +49,43 @@ class Reply:
             output: of kind `RequestOutputKind.DELTA`.
             now: time of the output, on the clock of `asked_s`.
         """
+        self.count(output, now)
+        self.text += output.outputs[0].text
+
+    def count(self, output: RequestOutput, now: float) -> None:
+        """Note everything of an output but its text."""
         answer = output.outputs[0]
-        self.text += answer.text
         self.token_ids += answer.token_ids
+        self.num_output_tokens = len(self.token_ids)
         self.finish_reason, self.stop_reason = answer.finish_reason, answer.stop_reason
-        # The first output comes with the first token.
-        if self.ttft_s is None:
-            self.ttft_s = now - self.asked_s
-        self.total_s = now - self.asked_s
+        self.arrived(now)  # the first output comes with the first token
         self.num_prompt_tokens, self.num_cached_tokens = (
             len(output.prompt_token_ids),
             output.num_cached_tokens,
         )
-        self.metrics = output.metrics
+        self.decode_s = output.metrics.last_token_ts - output.metrics.first_token_ts
+
+    def arrived(self, now: float) -> None:
+        """Note the time of a piece of the reply."""
+        if self.ttft_s is None:
+            self.ttft_s = now - self.asked_s
+        self.total_s = now - self.asked_s
+
+    def start_over(self) -> None:
+        """Forget the text: the same question was asked again."""
+        self.text = self.reasoning = ""
 
     @property
     def tokens_per_s(self) -> float | None:
         """Speed of generation after the first token; None with fewer than two tokens."""
-        elapsed_s = self.metrics.last_token_ts - self.metrics.first_token_ts
-        return (len(self.token_ids) - 1) / elapsed_s if len(self.token_ids) > 1 and elapsed_s > 0 else None
+        if not self.decode_s or self.decode_s < 0 or self.num_output_tokens < 2:
+            return None
+        return (self.num_output_tokens - 1) / self.decode_s
 
     def stats_line(self) -> str:
         """Return a line such as `TTFT 41 ms · 128 tok · 92.3 tok/s · prompt 57 (48 cached)`."""
         parts = [f"TTFT {_duration(self.ttft_s)}"] if self.ttft_s is not None else []
-        parts.append(f"{len(self.token_ids)} tok")
+        parts.append(f"{self.num_output_tokens} tok")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.1f} tok/s")
         cached = f" ({self.num_cached_tokens} cached)" if self.num_cached_tokens else ""
@@ -85,7 +102,7 @@ class Reply:
             "stop_reason": self.stop_reason,
             "usage": {
                 "prompt_tokens": self.num_prompt_tokens,
-                "completion_tokens": len(self.token_ids),
+                "completion_tokens": self.num_output_tokens,
                 "cached_tokens": self.num_cached_tokens,
             },
             "metrics": {
@@ -114,30 +131,112 @@ async def receive(
             show(output.text)
 
 
-async def receive_on(
-    screen: Screen,
-    nursery: trio.Nursery,
-    engine: Engine,
-    prompt: Prompt,
-    params: SamplingParams,
-    reply: Reply,
-) -> None:
-    """Stream an answer onto a screen, with a spinner, run in `nursery`, until the first text."""
-    spinner = screen.spinner(nursery)
+@attrs.define(eq=False)
+class ReplyScreen:
+    """Reply on a screen: a spinner until its first text, reasoning in dim letters, and the answer.
 
-    def show(text: str) -> None:
-        if text:
-            spinner.stop()
-            screen.reply(text)
+    The spinner runs while the screen is entered and nothing has come, and again after a notice.
+    """
+
+    screen: Screen
+    nursery: trio.Nursery  # for the spinner
+    shows_reasoning: bool = True  # False tells only that the model reasons, in the spinner
+    _spinner: Spinner | None = attrs.field(default=None, init=False)
+    _reason: Reason = attrs.field(default=lambda: "", init=False)
+    _num_reasoning_chars: int = attrs.field(default=0, init=False)
+    _is_reasoning: bool = attrs.field(default=False, init=False)  # the last line on the screen is reasoning
+
+    def __enter__(self) -> Self:
+        self._spin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self.screen.end_reply()
+
+    def text(self, text: str) -> None:
+        if not text:
+            return
+        self._stop()
+        if self._is_reasoning:
+            self._is_reasoning = False
+            self.screen.end_reply()
+            self.screen.say("")
+            text = text.lstrip("\n")
+        self.screen.reply(text)
+
+    def reasoning(self, text: str) -> None:
+        self._num_reasoning_chars += len(text)
+        if not self.shows_reasoning:
+            self.waits_for(lambda: f"thinking, {self._num_reasoning_chars} characters")
+            return
+        self._stop()
+        if not self._is_reasoning:
+            self._is_reasoning = True
+            self.screen.remark("Thinking:")
+            text = text.lstrip("\n")
+        self.screen.reply(text, style=DIM)
+
+    def waits_for(self, reason: Reason) -> None:
+        self._reason = reason
+        if self._spinner is not None:
+            self._spinner.reason = reason
+
+    def notice(self, sentence: str) -> None:
+        self._stop()
+        self.screen.end_reply()
+        self.screen.remark(sentence)
+        self._spin()
+
+    def starts_over(self) -> None:
+        self._is_reasoning, self._num_reasoning_chars = False, 0
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Ignore an event: what it says has come as text, reasoning or a reason to wait."""
+
+    def _spin(self) -> None:
+        self._spinner = self.screen.spinner(self.nursery)
+        self._spinner.reason = self._reason
+
+    def _stop(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+
+@attrs.frozen
+class EventLines:
+    """Reply as lines of JSON, one for each event of the server; notices go to another screen."""
+
+    screen: Screen
+    notices: Screen
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self.screen.say(json.dumps(event, ensure_ascii=False))
+
+    def notice(self, sentence: str) -> None:
+        self.notices.remark(sentence)
+
+    def text(self, text: str) -> None:
+        """Ignore text: its event is written."""
+
+    def reasoning(self, text: str) -> None:
+        """Ignore reasoning: its event is written."""
+
+    def waits_for(self, reason: Reason) -> None:
+        """Ignore the reason to wait: there is no spinner."""
+
+    def starts_over(self) -> None:
+        """Ignore the new beginning: its events are written."""
+
+
+def explain_waiting(engine: Engine, waits_for: Callable[[Reason], None]) -> Callable[[TokenStream], None]:
+    """Return the function that, called with an admitted stream, tells `waits_for` what its first text waits for."""
 
     def explain(stream: TokenStream) -> None:
-        spinner.reason = lambda: reason_to_wait(stream.progress, engine.statistics().restarting)
+        waits_for(lambda: reason_to_wait(stream.progress, engine.statistics().restarting))
 
-    try:
-        await receive(engine, prompt, params, reply, show, explain)
-    finally:
-        spinner.stop()
-        screen.end_reply()
+    return explain
 
 
 def reason_to_wait(progress: RequestProgress, restarting: tuple[str, ...]) -> str:

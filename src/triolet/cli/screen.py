@@ -95,12 +95,13 @@ class Screen:
         live = out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         return cls(out, live=live, colour=live and not os.environ.get("NO_COLOR"))
 
-    def reply(self, text: str) -> None:
-        """Write the next piece of a reply."""
+    def reply(self, text: str, *, style: str | None = None) -> None:
+        """Write the next piece of a reply, plain or in a style such as `DIM`."""
         if not text:
             return
         self._at_line_start = text.endswith("\n")
-        self._write(self._wrapped(text, self._wrapping))
+        written = self._wrapped(text, self._wrapping)
+        self._write(self._painted(written, style) if style else written)
 
     def end_reply(self) -> None:
         """Finish the reply's last line."""

@@ -49,6 +49,7 @@ class ChatState:
 
     conversation: ChatHistory  # history so far
     defaults: SamplingParams  # sampling parameters of the model
+    knows_defaults: bool = True  # False if a server has defaults of its own
     sampling: dict[str, Any] = attrs.field(factory=dict)  # values of the user that replace them, by field
     stats: bool = True  # True if the line of timings is shown
 
@@ -200,6 +201,8 @@ def _texts(name: str, text: str) -> tuple[str, ...]:
 
 
 def _setting(state: ChatState, name: str) -> str:
+    if name not in state.sampling and not state.knows_defaults:
+        return f"  {name:<18}  (the server's default)"
     value = getattr(state.params(), name)
     shown = (
         "none"

@@ -1,0 +1,1 @@
+"""Backends of the chat: an engine in this process, or a server."""

@@ -1,0 +1,146 @@
+"""Backend of the chat with an engine in this process."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
+from triolet.cli.loading import opened
+from triolet.cli.reply import Reply, explain_waiting
+from triolet.config.engine import EngineConfig
+from triolet.core.request.params import RequestOutputKind, SamplingParams
+from triolet.core.tools import AnswerEvent, AnswerParser, ReasoningPiece, TextPiece, plan_tools
+from triolet.errors import TrioletError
+
+if TYPE_CHECKING:
+    from triolet.engine.engine import Engine
+
+NANO: Final = "triolet-nano"
+
+
+@attrs.define(eq=False)
+class LocalBackend:
+    """Engine in this process, which is closed with the backend."""
+
+    _stack: AsyncExitStack
+    _engine: Engine
+    _config: EngineConfig
+
+    @classmethod
+    async def open(cls, stack: AsyncExitStack, config: EngineConfig) -> LocalBackend:
+        """Load the model; the backend closes with `stack`."""
+        own = AsyncExitStack()
+        engine = await opened(own, config)
+        backend = cls(own, engine, config)
+        stack.push_async_callback(backend.aclose)
+        return backend
+
+    async def aclose(self) -> None:
+        """Close the engine."""
+        await self._stack.aclose()
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        info = self._engine.model_info
+        return (self.model, info.backend, info.dtype, info.device, f"{self.max_model_len} tokens")
+
+    @property
+    def model(self) -> str:
+        return self._engine.model_name
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self._engine.max_model_len
+
+    @property
+    def defaults(self) -> SamplingParams:
+        return self._engine.default_sampling_params()
+
+    @property
+    def knows_defaults(self) -> bool:
+        return True
+
+    async def reply(self, request: ReplyRequest, reply: Reply, sink: ReplySink) -> None:
+        engine = self._engine
+        plan = plan_tools(reasoning_parser=engine.reasoning_parser)
+        changes: dict[str, Any] = dict(request.sampling)
+        if request.form is not None:
+            changes["structured_outputs"] = request.form
+        if not plan.skip_special_tokens:
+            changes["skip_special_tokens"] = False
+        params = attrs.evolve(self.defaults, **changes, output_kind=RequestOutputKind.DELTA)
+        parser: AnswerParser | None = None
+
+        async with engine.generate(self._prompt(request), params) as stream:
+            explain_waiting(engine, sink.waits_for)(stream)
+            async for output in stream:
+                reply.count(output, trio.current_time())
+                # Made late: the reasoning may begin in the prompt, whose text comes with the first output.
+                parser = parser or plan.parser(output.prompt)
+                _deliver(parser.feed(output.outputs[0].text), reply, sink)
+                if output.finished:
+                    _deliver(parser.finish(), reply, sink)
+
+    def _prompt(self, request: ReplyRequest) -> Any:
+        if request.thinks is None:
+            return request.messages
+        # The variable of most templates that can switch reasoning off; others ignore it.
+        values = {"enable_thinking": request.thinks}
+        return {"messages": request.messages, "tools": None, "chat_template_kwargs": values}
+
+    async def models(self) -> list[ModelEntry]:
+        found = [ModelEntry(NANO, "ships with triolet")]
+        found += await trio.to_thread.run_sync(_cached_models)
+        if all(entry.name not in (self.model, self._config.model) for entry in found):
+            found.insert(0, ModelEntry(self._config.model or self.model))
+        return found
+
+    async def switch(self, model: str) -> None:
+        config = attrs.evolve(self._config, model=None if model == NANO else model, served_model_name=None)
+        # Closed first: two models may not fit into memory together.
+        await self._stack.aclose()
+        try:
+            await self._load(config)
+        except TrioletError:
+            await self._load(self._config)
+            raise
+
+    async def _load(self, config: EngineConfig) -> None:
+        self._stack = AsyncExitStack()
+        self._engine, self._config = await opened(self._stack, config), config
+
+
+def _deliver(events: tuple[AnswerEvent, ...], reply: Reply, sink: ReplySink) -> None:
+    for event in events:
+        match event:
+            case TextPiece(text=text):
+                reply.text += text
+                sink.text(text)
+            case ReasoningPiece(text=text):
+                reply.reasoning += text
+                sink.reasoning(text)
+
+
+def _cached_models() -> list[ModelEntry]:
+    """Return the models of the hub's cache on this machine."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except (CacheNotFound, OSError):
+        return []
+    return [
+        ModelEntry(one.repo_id, f"{one.size_on_disk / 1e9:.1f} GB in the cache")
+        for one in sorted(repositories, key=lambda one: one.repo_id)
+        if one.repo_type == "model" and _has_weights(one.repo_path)
+    ]
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(path.suffix in (".safetensors", ".gguf") for path in folder.glob("snapshots/*/*"))

@@ -1,0 +1,1 @@
+"""Client of an OpenAI-compatible server: its address, HTTP and WebSocket."""

@@ -1,0 +1,181 @@
+"""HTTP/1.1 client on h11: one request on a connection of its own, and its answer whole or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import attrs
+import h11
+import trio
+
+import triolet
+from triolet.cli.client.address import ServerAddress, ServerError
+
+RECEIVE_BYTES: Final = 65_536
+CONNECT_TIMEOUT_S: Final = 10.0
+MAX_ERROR_CHARS: Final = 300  # of a body that is no JSON error
+
+
+class HttpError(ServerError):
+    """Answer of a server with a status other than 200."""
+
+    def __init__(self, address: ServerAddress, status: int, sentence: str) -> None:
+        super().__init__(f"{address} answers {status}: {sentence}")
+        self.status = status
+
+
+@attrs.define(eq=False)
+class HttpAnswer:
+    """Answer that is being received."""
+
+    _stream: trio.abc.Stream
+    _protocol: h11.Connection
+    status: int = 0
+    headers: Mapping[bytes, bytes] = attrs.field(factory=dict)
+
+    async def body(self) -> bytes:
+        """Return the rest of the body."""
+        return b"".join([data async for data in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body in the pieces in which it arrives."""
+        while isinstance(event := await self.next_event(), h11.Data):
+            yield bytes(event.data)
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the data of server-sent events, without the final `[DONE]`."""
+        # The lines of one event are joined; events without data are comments that keep a connection alive.
+        lines: list[str] = []
+        async for line in self._lines():
+            if line.startswith(b"data:"):
+                lines.append(line[5:].removeprefix(b" ").decode())
+            elif not line and lines:
+                if lines == ["[DONE]"]:
+                    return
+                yield "\n".join(lines)
+                lines = []
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        rest = b""
+        async for data in self.pieces():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line.removesuffix(b"\r")
+
+    async def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+        """Return the next event of the protocol; a connection that ends amid an answer is a broken one."""
+        while (event := self._protocol.next_event()) is h11.NEED_DATA:
+            self._protocol.receive_data(bytes(await self._stream.receive_some(RECEIVE_BYTES)))
+        return event
+
+
+@asynccontextmanager
+async def request(
+    address: ServerAddress, path: str, body: Mapping[str, Any] | None = None
+) -> AsyncIterator[HttpAnswer]:
+    """Send a request, GET or with a body POST; the connection is closed with the scope.
+
+    Args:
+        address: of the server.
+        path: behind its base path, such as `/models`.
+        body: sent as JSON.
+    Raises:
+        ServerError: the server cannot be reached, or its answer is no HTTP.
+        HttpError: it answers with an error.
+    """
+    try:
+        stream = await connect(address)
+    except OSError as error:
+        raise ServerError(f"cannot connect to {address}: {reason_of(error)}") from error
+    async with stream:
+        try:
+            answer = HttpAnswer(stream, h11.Connection(h11.CLIENT))
+            await _send(answer, stream, address, path, body)
+            head = await answer.next_event()
+            while isinstance(head, h11.InformationalResponse):
+                head = await answer.next_event()
+            assert isinstance(head, h11.Response)
+            answer.status, answer.headers = head.status_code, dict(head.headers)
+            if answer.status != 200:
+                raise HttpError(address, answer.status, _sentence(await answer.body()))
+            yield answer
+        except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+            raise ServerError(f"the connection to {address} broke: {reason_of(error)}") from error
+
+
+async def get_json(address: ServerAddress, path: str) -> Any:
+    """Return the JSON of a route.
+
+    Raises:
+        ServerError: the server cannot be reached or its answer is no JSON.
+    """
+    async with request(address, path) as answer:
+        try:
+            return json.loads(await answer.body())
+        except ValueError as error:
+            raise ServerError(f"{address}{path} must answer JSON; {error}") from error
+
+
+async def connect(address: ServerAddress) -> trio.abc.Stream:
+    """Return a stream to a server, with TLS where its URL asks for it.
+
+    Raises:
+        OSError: there is no way to it.
+    """
+    with trio.move_on_after(CONNECT_TIMEOUT_S):
+        if (tls := address.tls()) is None:
+            return await trio.open_tcp_stream(address.host, address.port)
+        stream = await trio.open_ssl_over_tcp_stream(
+            address.host, address.port, ssl_context=tls, https_compatible=True
+        )
+        try:
+            await stream.do_handshake()
+        except trio.BrokenResourceError as error:
+            raise OSError(reason_of(error.__cause__ or error)) from error
+        return stream
+    raise OSError(f"no answer within {CONNECT_TIMEOUT_S:g} s")
+
+
+async def _send(
+    answer: HttpAnswer,
+    stream: trio.abc.Stream,
+    address: ServerAddress,
+    path: str,
+    body: Mapping[str, Any] | None,
+) -> None:
+    content = b"" if body is None else json.dumps(body).encode()
+    headers = [
+        (b"Host", address.authority.encode()),
+        (b"User-Agent", f"triolet/{triolet.__version__}".encode()),
+        (b"Accept", b"application/json, text/event-stream"),
+        (b"Connection", b"close"),
+        *address.headers,
+    ]
+    if body is not None:
+        headers += [(b"Content-Type", b"application/json"), (b"Content-Length", str(len(content)).encode())]
+    head = h11.Request(
+        method="GET" if body is None else "POST", target=address.base_path + path, headers=headers
+    )
+    protocol = answer._protocol
+    # One segment: the server need not wait for a second one.
+    data = [protocol.send(head), protocol.send(h11.Data(data=content)), protocol.send(h11.EndOfMessage())]
+    await stream.send_all(b"".join(part for part in data if part))
+
+
+def _sentence(body: bytes) -> str:
+    """Return the message of an error's body."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return " ".join(body.decode(errors="replace").split())[:MAX_ERROR_CHARS] or "no message"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the words of a failed connection."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,158 @@
+"""WebSocket client on wsproto, without tasks of its own: the task that waits for a message reads the socket.
+
+So a cancelled wait loses nothing, and the same task can say goodbye afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+import wsproto
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.utilities import ProtocolError
+
+from triolet.cli.client.address import ServerAddress, ServerError
+from triolet.cli.client.http import RECEIVE_BYTES, connect, reason_of
+
+HANDSHAKE_WITHIN_S: Final = 10.0
+CLOSE_WITHIN_S: Final = 1.0
+# A server that has vanished without closing anything is found by a ping that is not answered.
+SILENCE_S: Final = 20.0
+TRANSIENT_STATUSES: Final = (408, 425, 429, 500, 502, 503, 504)  # of a handshake
+
+
+class ConnectionLost(ServerError):
+    """Connection that could not be made or has ended; another one may do better."""
+
+
+@attrs.define(eq=False)
+class ClientWebSocket:
+    """Client's end of a WebSocket."""
+
+    _stream: trio.abc.Stream
+    _protocol: wsproto.WSConnection = attrs.field(
+        factory=lambda: wsproto.WSConnection(wsproto.ConnectionType.CLIENT), init=False
+    )
+    _parts: list[str | bytes | bytearray] = attrs.field(factory=list, init=False)  # of an incomplete message
+    _has_pinged: bool = attrs.field(default=False, init=False)
+
+    async def send(self, text: str) -> None:
+        """Send a text message.
+
+        Raises:
+            ConnectionLost: the connection has ended.
+        """
+        await self._send(TextMessage(data=text))
+
+    async def receive(self) -> str:
+        """Return the next message.
+
+        Raises:
+            ConnectionLost: the connection has ended, or the server is silent and answers no ping.
+        """
+        while True:
+            for event in self._protocol.events():
+                if isinstance(event, TextMessage | BytesMessage):
+                    self._parts.append(event.data)
+                    if event.message_finished:
+                        return self._message()
+                elif isinstance(event, Ping):
+                    await self._send(event.response())
+                elif isinstance(event, CloseConnection):
+                    raise ConnectionLost(f"close code {int(event.code)}")
+            await self._read()
+
+    async def shake_hands(self, address: ServerAddress, path: str) -> None:
+        """Open the WebSocket at a path.
+
+        Raises:
+            ConnectionLost: the server does not answer, or not now.
+            ServerError: it refuses this client.
+        """
+        await self._send(Request(host=address.authority, target=path, extra_headers=address.headers))
+        while True:
+            for event in self._protocol.events():
+                if isinstance(event, AcceptConnection):
+                    return
+                if isinstance(event, RejectConnection):
+                    sentence = f"{address.websocket_url} answers {event.status_code}"
+                    kind = ConnectionLost if event.status_code in TRANSIENT_STATUSES else ServerError
+                    raise kind(sentence)
+            await self._read()
+
+    async def close(self) -> None:
+        """Say goodbye, if the server still listens."""
+        with trio.move_on_after(CLOSE_WITHIN_S):
+            try:
+                await self._send(CloseConnection(code=1000))
+            except (ConnectionLost, ProtocolError):
+                return
+
+    def _message(self) -> str:
+        parts, self._parts = self._parts, []
+        return "".join(
+            part if isinstance(part, str) else bytes(part).decode("utf-8", "replace") for part in parts
+        )
+
+    async def _read(self) -> None:
+        data: bytes | bytearray | None = None
+        with trio.move_on_after(SILENCE_S):
+            try:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+            except trio.BrokenResourceError as error:
+                raise ConnectionLost("the connection broke") from error
+        if data is None:
+            if self._has_pinged:
+                raise ConnectionLost("the server has stopped answering")
+            self._has_pinged = True
+            await self._send(Ping())
+            return
+        self._has_pinged = False
+        if not data:
+            raise ConnectionLost("the server has hung up")
+        try:
+            self._protocol.receive_data(bytes(data))
+        except ProtocolError as error:
+            raise ConnectionLost(f"the server broke the protocol: {error}") from error
+
+    async def _send(self, event: wsproto.events.Event) -> None:
+        try:
+            await self._stream.send_all(self._protocol.send(event))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as error:
+            raise ConnectionLost("the connection broke") from error
+
+
+@asynccontextmanager
+async def open_responses_socket(address: ServerAddress) -> AsyncIterator[ClientWebSocket]:
+    """Open a WebSocket of the Responses protocol; it is closed with the scope.
+
+    Raises:
+        ConnectionLost: the server cannot be reached, or not now.
+        ServerError: it refuses this client.
+    """
+    try:
+        stream = await connect(address)
+    except OSError as error:
+        raise ConnectionLost(reason_of(error)) from error
+    async with stream:
+        socket = ClientWebSocket(stream)
+        with trio.move_on_after(HANDSHAKE_WITHIN_S) as scope:
+            await socket.shake_hands(address, f"{address.base_path}/responses")
+        if scope.cancelled_caught:
+            raise ConnectionLost("the server does not answer the handshake")
+        try:
+            yield socket
+        finally:
+            await socket.close()
