@@ -15,6 +15,7 @@ import pytest
 
 from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.tiny import make_model
+from tests.scale import num_cases
 from triolet.errors import ModelError, ModelFileError, UnsupportedModel
 from triolet.model.gguf.config import (
     ARCHITECTURES,
@@ -324,7 +325,7 @@ def test_no_mutation_of_a_file_does_more_than_a_typed_error(family: str, count: 
 def test_no_one_of_very_many_mutations_does_more_than_a_typed_error(
     family: str, count: int, tmp_path: Path
 ) -> None:
-    fuzz(family, tmp_path, count, seed=1)
+    fuzz(family, tmp_path, num_cases(count), seed=1)
 
 
 def test_opening_a_hostile_file_takes_no_more_memory_than_the_file_has_bytes(tmp_path: Path) -> None:

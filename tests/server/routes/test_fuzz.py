@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.actors.harness import STEP_S, assert_all_blocks_back
+from tests.scale import num_cases
 from tests.server.routes.harness import MODEL, serving
 from tests.server.routes.memory import connected
 
@@ -181,8 +182,8 @@ async def test_a_thousand_bodies_of_nonsense_are_answered(autojump_clock: trio.t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 11))
-async def test_a_hundred_thousand_bodies_of_nonsense_are_answered(
+@pytest.mark.parametrize("seed", range(1, 1 + num_cases(10)))
+async def test_ten_thousand_bodies_of_nonsense_are_answered(
     seed: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     statuses = await bodies_are_answered(seed, count=10_000)
