@@ -83,17 +83,13 @@ class Mutant:
 
     def apply(self, tree: ast.Module) -> ast.Module:
         """Return a copy of `tree` with the change in it."""
-        changed = copy.deepcopy(tree)
+        # Only the nodes on the way to the change are copied: a copy of the whole tree takes longer than most tests.
+        changed = copy.copy(tree)
         node: ast.AST = changed
         for field, index in self.steps[:-1]:
-            child = getattr(node, field)
-            node = child if index is None else child[index]
-        field, index = self.steps[-1]
-        if index is None:
-            setattr(node, field, self.replacement)
-        else:
-            getattr(node, field)[index] = self.replacement
-        return ast.fix_missing_locations(changed)
+            node = _replace_child(node, field, index, copy.copy(_child(node, field, index)))
+        _replace_child(node, *self.steps[-1], ast.fix_missing_locations(self.replacement))
+        return changed
 
 
 @attrs.frozen
@@ -116,6 +112,23 @@ class _Place:
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             return attrs.evolve(place, function=self.prefix + node.name, first_line=first)
         return place
+
+
+def _child(node: ast.AST, field: str, index: int | None) -> ast.AST:
+    child = getattr(node, field)
+    found: ast.AST = child if index is None else child[index]
+    return found
+
+
+def _replace_child(node: ast.AST, field: str, index: int | None, child: ast.AST) -> ast.AST:
+    """Put `child` into a node whose lists may still be those of another tree."""
+    if index is None:
+        setattr(node, field, child)
+    else:
+        children = list(getattr(node, field))
+        children[index] = child
+        setattr(node, field, children)
+    return child
 
 
 def mutants_of(tree: ast.Module, file: str) -> list[Mutant]:
@@ -176,6 +189,8 @@ def _is_no_code(node: ast.AST) -> bool:
         or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         # Members of a type that is written as an expression: `int | None`, `Literal[1]`.
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Literal", "ClassVar", "Final"))
+        # Which arguments a class of attrs takes is part of its type, and what its repr shows is a text.
+        or (isinstance(node, ast.keyword) and node.arg in ("init", "kw_only", "repr"))
     )
 
 

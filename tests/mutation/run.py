@@ -121,6 +121,7 @@ class _Server:
         self._tell({"libraries": _libraries(), "tests": len(seconds)})
         functions = _functions(files)
         trees = {file: load(ROOT / file) for file in files.values()}
+        gc.freeze()  # a collection in a fork would copy every page of its parent
         for number, mutant in enumerate(self._mutants):
             asked = baseline.tests_of(mutant)
             killed_by = self._try(

@@ -37,6 +37,7 @@ def changes(source: str) -> set[tuple[str, str]]:
         ("if a:\n    pass", {("if a:", "if not a:")}),
         ("def f(a=True): return a", {("True", "False"), ("return a", "return None")}),
         ("x: Literal[1] = a", set()),
+        ("x = attrs.field(init=False)", set()),
         ("'''a text'''", set()),
     ],
 )

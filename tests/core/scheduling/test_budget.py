@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any, cast
 
+import attrs
 import pytest
 
 from tests.core.stage import Stage, make_config
-from triolet.core.scheduling.budget import MEMORY_STEPS, MIN_CHUNK, CostModel, TokenBudget, _Point
-from triolet.core.scheduling.policies.fair import LINGER_S, MANY, ActiveClients
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.scheduling.budget import (
+    MEMORY_STEPS,
+    CostModel,
+    SchedulerConfig,
+    SchedulerCounters,
+    TokenBudget,
+    _Point,
+)
+from triolet.core.step_plan import StepPlan
 
 
 def taught(fixed_s: float = 2.0, row_s: float = 0.25, token_s: float = 0.125) -> CostModel:
@@ -40,10 +51,60 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
     assert costs.token_s == 0
 
 
-def test_a_step_of_unknown_length_teaches_nothing() -> None:
+def test_a_step_is_forgotten_after_1024_others() -> None:
     costs = CostModel()
-    costs.observe(4, 40, 0.0)
+    for _ in range(7):
+        costs.observe(1, 1, 1.0)
+    costs.observe(1, 33, 900.0)
+    for _ in range(1023):
+        costs.observe(1, 1, 1.0)
+    assert costs.token_s > 0
+    costs.observe(1, 1, 1.0)
+    assert costs.token_s == 0
+
+
+@pytest.mark.parametrize(("num_rows", "elapsed_s"), [(4, 0.0), (4, -1.0), (0, 1.0)])
+def test_a_step_of_unknown_length_or_without_rows_teaches_nothing(num_rows: int, elapsed_s: float) -> None:
+    costs = CostModel()
+    costs.observe(num_rows, 10 * num_rows, elapsed_s)
     assert costs == CostModel()
+    assert (costs.fixed_s, costs.row_s, costs.token_s) == (0, 0, 0)
+
+
+def test_steps_of_one_kind_move_what_is_known_of_it() -> None:
+    costs = CostModel()
+    for elapsed_s in (2.0, *[1.0] * 7):
+        costs.observe(1, 1, elapsed_s)
+    assert costs.row_s == 1 + 1 / 2**7  # half of the way seven times, and fitted at the eighth step
+
+
+def test_a_measurement_counts_as_at_most_twice_what_was_known() -> None:
+    point = _Point(1, 0, 10.0, 1)
+    point.move(1, 0, 100.0, 2)
+    assert point.elapsed_s == pytest.approx(10 + 0.1 * (2 * 10 - 10))
+
+
+def test_a_time_that_is_as_before_moves_rows_and_tokens_a_tenth_of_the_way() -> None:
+    point = _Point(10, 20, 1.0, 1)
+    point.move(20, 30, 1.0, 2)
+    assert point == _Point(11, 21, 1.0, 2)
+
+
+def test_decodes_of_one_size_cost_by_the_row_however_their_numbers_round() -> None:
+    for milliseconds in range(1, 40):
+        costs = CostModel()
+        costs.observe(3, 3, 0.001 * milliseconds)
+        assert costs.fixed_s == 0
+        assert costs.row_s == pytest.approx(0.001 * milliseconds / 3)
+
+
+def test_where_a_line_would_begin_below_zero_all_of_the_time_is_for_the_rows() -> None:
+    costs = CostModel()
+    costs.observe(1, 1, 1.0)
+    costs.observe(8, 8, 16.0)
+    # Least squares of relative errors through the origin: (1/1 + 8/16) / (1/1 + 64/256).
+    assert costs.fixed_s == 0
+    assert costs.row_s == pytest.approx(1.2)
 
 
 def test_a_point_goes_half_way_down_and_a_tenth_of_the_way_up_with_all_that_it_holds() -> None:
@@ -79,6 +140,13 @@ def pace(**config: object) -> TokenBudget:
     return TokenBudget(make_config(**config), taught())
 
 
+def taken(budget: TokenBudget, num_tokens: int) -> int:
+    """Give a row as many of its tokens as fit."""
+    fitting = budget.chunk(num_tokens)
+    budget.take(fitting)
+    return fitting
+
+
 def long_steps(**config: object) -> dict[str, object]:
     return {"max_num_batched_tokens": 400, "num_sure_tokens": 16, "max_prefill_delay_s": 5.0} | config
 
@@ -102,39 +170,61 @@ def test_without_a_number_of_sure_tokens_all_are() -> None:
 def test_prompts_beside_decodes_are_cut_to_the_bound_together() -> None:
     limited = pace(max_prefill_delay_s=5.0)
     limited.begin_step(has_decodes=True)
-    assert [limited.chunk(number) for number in (1, 30, 30, 30, 1)] == [1, 30, 10, 0, 1]
+    assert [taken(limited, number) for number in (1, 30, 30, 30, 1)] == [1, 30, 10, 0, 1]
     assert not limited.has_room
 
 
-def test_a_prompt_goes_on_however_small_the_bound_is() -> None:
-    limited = pace(max_prefill_delay_s=0.001)
+@pytest.mark.parametrize("delay_s", [0.0, 0.001])
+def test_a_prompt_goes_on_by_16_tokens_in_every_step_however_small_the_bound_is(delay_s: float) -> None:
+    limited = pace(max_prefill_delay_s=delay_s)
+    for _ in range(2):
+        limited.begin_step(has_decodes=True)
+        assert [taken(limited, 100), taken(limited, 100)] == [16, 0]
+
+
+def test_two_tokens_of_a_prompt_take_time_and_one_is_as_a_decode() -> None:
+    limited = pace(max_prefill_delay_s=0.25)
     limited.begin_step(has_decodes=True)
-    assert [limited.chunk(100), limited.chunk(100)] == [MIN_CHUNK, 0]
+    assert [taken(limited, 1), taken(limited, 2), taken(limited, 2)] == [1, 2, 0]
+
+
+def test_tokens_that_fit_and_are_not_taken_are_left_for_other_prompts() -> None:
+    limited = pace(max_prefill_delay_s=5.0)
+    limited.begin_step(has_decodes=True)
+    limited.take(0)
+    assert limited.chunk(100) == 40
+    limited.take(10)
+    assert limited.chunk(100) == 30
 
 
 def test_prompts_that_delay_nobody_are_not_cut() -> None:
     limited = pace(max_prefill_delay_s=0.001)
     limited.begin_step(has_decodes=False)
-    assert limited.chunk(100) == 100
+    assert [taken(limited, 100), taken(limited, 100)] == [100, 100]
 
 
 def test_before_anything_is_known_nothing_is_cut() -> None:
-    limited = TokenBudget(make_config(max_prefill_delay_s=0.001, fair_ttft_factor=2.0))
+    limited = TokenBudget(make_config(max_prefill_delay_s=0.0, fair_ttft_factor=2.0))
     limited.begin_step(has_decodes=True)
-    assert limited.chunk(100) == 100
+    assert [taken(limited, 100), taken(limited, 100)] == [100, 100]
+    assert limited.has_room
     assert limited.many_s == math.inf
 
 
 def test_two_pending_tokens_are_a_prompt_and_find_no_room_after_the_bound() -> None:
     limited = pace(max_prefill_delay_s=0.001)
     limited.begin_step(has_decodes=True)
-    assert [limited.chunk(100), limited.chunk(2), limited.chunk(1)] == [MIN_CHUNK, 0, 1]
+    assert [taken(limited, 100), taken(limited, 2), taken(limited, 1)] == [16, 0, 1]
 
 
 def test_time_left_for_less_than_a_token_is_used_for_one() -> None:
     limited = pace(max_prefill_delay_s=5.0625)  # 40 tokens of 0.125 seconds and a half
     limited.begin_step(has_decodes=True)
-    assert [limited.chunk(40), limited.chunk(5), limited.chunk(5)] == [40, 1, 0]
+    assert [taken(limited, 40), taken(limited, 5), taken(limited, 2)] == [
+        40,
+        1,
+        1,
+    ]  # one token is as a decode
 
 
 def test_rows_of_clients_with_many_requests_have_the_time_that_the_factor_leaves_beside_a_first_step() -> (
@@ -148,43 +238,91 @@ def test_rows_of_clients_with_many_requests_have_the_time_that_the_factor_leaves
     assert budget.many_s == math.inf  # a step of unknown length is no measurement
     budget.step_done(first_step, 5.0)
     assert budget.many_s == pytest.approx((3 - 1) * 5.0 - 2.0)
+    budget.step_done(first_step, 9.0)
+    assert budget.many_s == pytest.approx((3 - 1) * 5.0 - budget.costs.fixed_s)  # the shortest counts
 
 
-# --------------------------------------------------------------------------------------- company
+def first_step(num_tokens: int = 1) -> StepPlan:
+    stage = Stage()
+    stage.add("a", num_tokens)
+    return stage.in_flight()
 
 
-def company(**requests: int) -> ActiveClients:
-    there = ActiveClients()
-    for client, number in requests.items():
-        there.set_num_requests(client, number)
-    return there
+def test_the_shortest_of_the_last_8_first_steps_counts_and_no_step_with_a_decode() -> None:
+    budget = TokenBudget(make_config(fair_ttft_factor=2.0))
+    budget.step_done(first_step(), 0.25)
+    budget.step_done(attrs.evolve(first_step(), starts=()), 0.125)
+    for _ in range(7):
+        budget.step_done(first_step(), 0.5)
+    budget.costs = CostModel(fixed_s=2.0, row_s=1.0)
+    assert budget.many_s == 2.0  # and never less than the fixed cost of a step
+    budget.costs.fixed_s = 0.0
+    assert budget.many_s == 0.25
+    budget.step_done(first_step(), 0.5)
+    budget.costs = CostModel(row_s=1.0)
+    assert budget.many_s == 0.5
 
 
-def test_a_client_has_many_requests_only_beside_one_with_few() -> None:
-    assert company(a=100).with_many() == []
-    assert company(a=100, b=100 // MANY + 1).with_many() == []
-    assert company(a=100, b=1, c=2 * MANY).with_many() == ["a", "c"]
+def test_without_a_factor_or_while_the_cost_of_a_row_is_unknown_there_is_no_bound() -> None:
+    for config, num_tokens in ((make_config(), 1), (make_config(fair_ttft_factor=2.0), 8)):
+        budget = TokenBudget(config)
+        budget.step_done(first_step(num_tokens), 1.0)
+        assert budget.many_s == math.inf
 
 
-def test_who_had_many_requests_together_is_not_light_with_its_last_one() -> None:
-    there = company(a=100, b=80)
-    there.set_num_requests("b", 1)
-    assert there.with_many() == []
+def test_the_time_of_a_step_teaches_its_cost() -> None:
+    budget = TokenBudget(make_config())
+    budget.step_done(first_step(), 0.75)
+    assert (budget.costs.row_s, budget.costs.token_s) == (0.75, 0)
 
 
-def test_who_had_many_requests_and_comes_back_with_one_is_light() -> None:
-    there = company(a=100, b=80)
-    there.set_num_requests("b", 0)
-    assert there.with_many() == []
-    there.set_num_requests("b", 1)
-    assert there.with_many() == ["a"]
+# ---------------------------------------------------------------------------------------- limits
 
 
-def test_who_has_left_counts_for_a_while() -> None:
-    there = company(a=100, b=1)
-    there.advance_clock(10.0)
-    there.set_num_requests("b", 0)
-    there.advance_clock(10.0 + LINGER_S - 0.1)
-    assert (there.with_many(), there.has_lingering) == (["a"], True)
-    there.advance_clock(10.0 + LINGER_S)
-    assert (there.with_many(), there.has_lingering) == ([], False)
+def engine_limits(**fields: Any) -> SimpleNamespace:
+    defaults: dict[str, Any] = {
+        "max_num_seqs": 5, "max_num_batched_tokens": None, "policy": "fair", "priority_aging": 1.5,
+        "fair_ttft_factor": 2.5, "max_prefill_delay": 3.5, "enable_prefix_caching": False, "num_scheduler_steps": 6,
+        "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8,
+    }  # fmt: skip
+    return SimpleNamespace(**(defaults | fields))
+
+
+def limits_of(device: str = "cuda:1", **fields: Any) -> SchedulerConfig:
+    info = SimpleNamespace(device=device, num_kv_blocks=100, block_size=16, max_model_len=1000)
+    return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key")
+
+
+def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() -> None:
+    assert attrs.asdict(limits_of()) == {
+        "num_blocks": 100, "block_size": 16, "max_num_seqs": 5, "max_num_batched_tokens": 2048, "max_model_len": 1000,
+        "num_sure_tokens": 2048, "policy": "fair", "priority_aging_s": 1.5, "fair_ttft_factor": 2.5,
+        "max_prefill_delay_s": 3.5, "enable_prefix_caching": False, "cache_key": b"key", "num_scheduler_steps": 6,
+        "num_speculative_tokens": 7, "prompt_lookup_min": 8,
+    }  # fmt: skip
+    assert limits_of(speculative="none").num_speculative_tokens == 0
+    unbounded = limits_of(priority_aging=None, fair_ttft_factor=None, max_prefill_delay=None)
+    bounds = (unbounded.priority_aging_s, unbounded.fair_ttft_factor, unbounded.max_prefill_delay_s)
+    assert bounds == (math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "batched", "sure"),
+    [("cpu", None, 2048, 512), ("cuda:0", 64, 64, 64), ("cpu", 4096, 4096, 4096)],
+)
+def test_a_step_of_a_cpu_is_sure_to_have_512_tokens_unless_the_engine_is_told_a_number(
+    device: str, asked: int | None, batched: int, sure: int
+) -> None:
+    limits = limits_of(device, max_num_batched_tokens=asked)
+    assert (limits.max_num_batched_tokens, limits.num_sure_tokens) == (batched, sure)
+
+
+def test_limits_that_nothing_sets_leave_plain_steps_with_a_prefix_cache() -> None:
+    plain = make_config()
+    assert (plain.enable_prefix_caching, plain.num_scheduler_steps, plain.num_speculative_tokens) == (
+        True,
+        1,
+        0,
+    )
+    assert (plain.policy, plain.prompt_lookup_min) == ("fcfs", 3)
+    assert not any(attrs.asdict(SchedulerCounters()).values())

@@ -304,15 +304,18 @@ class TokenBudget:
         Args:
             num_tokens: pending tokens; a decode has one.
         """
-        if num_tokens <= 1 or self._chunks_s == float("inf") or not self.costs.token_s:
+        if num_tokens <= 1 or not self.costs.token_s:
             return num_tokens
         if not self.has_room:
             return 0
         fitting = max(1, self.tokens_within(self._chunks_s))
-        num_tokens = min(num_tokens, fitting if self._has_chunk else max(fitting, MIN_CHUNK))
-        self._chunks_s -= num_tokens * self.costs.token_s
-        self._has_chunk = True
-        return num_tokens
+        return min(num_tokens, fitting if self._has_chunk else max(fitting, MIN_CHUNK))
+
+    def take(self, num_tokens: int) -> None:
+        """Take the tokens that a row gets out of the step being planned; those of a decode are free."""
+        if num_tokens > 1 and self.costs.token_s:
+            self._chunks_s -= num_tokens * self.costs.token_s
+            self._has_chunk = True
 
     def tokens_within(self, seconds: float) -> int:
         """Return how many tokens beyond a row's first can be computed in that time."""
@@ -325,7 +328,7 @@ class TokenBudget:
         is no bound, or no step was measured.
         """
         factor, costs = self.config.fair_ttft_factor, self.costs
-        if factor == float("inf") or not self._first_steps_s or not costs.row_s:
+        if not self._first_steps_s or not costs.row_s:
             return float("inf")
         return max((factor - 1) * min(self._first_steps_s) - costs.fixed_s, costs.fixed_s)
 

@@ -369,7 +369,11 @@ class StepPlanner:
 
     def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
         """Return how many of its pending tokens a request gets in the step being planned."""
-        return self.queues.waiting.portion(sequence, self.budget.chunk(min(num_pending, budget)))
+        if not (num_tokens := self.budget.chunk(min(num_pending, budget))):
+            return 0  # before the policy takes the time of a row that the step does not have
+        num_tokens = self.queues.waiting.portion(sequence, num_tokens)
+        self.budget.take(num_tokens)
+        return num_tokens
 
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:

@@ -79,12 +79,17 @@ class ActiveClients:
         while self._left and next(iter(self._left.values()))[0] + LINGER_S <= now_s:
             self._left.popitem(last=False)
 
-    def set_num_requests(self, client: Client, num_requests: int) -> None:
-        """Set how many requests a client has; with none it has left."""
+    def set_num_requests(self, client: Client, num_requests: int, *, moves: bool = False) -> None:
+        """Set how many requests a client has; with none it has left.
+
+        Args:
+            moves: a request of it changed its queue, so that the client may seem to have left in between.
+        """
         if num_requests:
-            self._left.pop(client, None)  # what it had before it left says nothing about what it wants now
+            _, most = self._left.pop(client, (0.0, 0))
+            # What it had before it left says nothing about what it wants now.
+            self._most[client] = max(self._most.get(client, most if moves else 0), num_requests)
             self._present[client] = num_requests
-            self._most[client] = max(self._most.get(client, 0), num_requests)
         elif client in self._present:
             del self._present[client]
             self._left[client] = (self._now_s, self._most.pop(client))
@@ -153,7 +158,8 @@ class FairQueue(WaitingQueue):
             self._served.move_to_end(client)
             self._queues[client] = []
         insort(self._queues[client], sequence, key=by_order)
-        self._active.set_num_requests(client, self._num_requests(client))
+        was_preempted = sequence.last_step > 0
+        self._active.set_num_requests(client, self._num_requests(client), moves=was_preempted)
 
     def remove(self, sequence: Sequence) -> None:
         client = client_of(sequence)
@@ -204,7 +210,7 @@ class FairQueue(WaitingQueue):
         """Leave out the rows of throttled clients that do not fit into a step of the allowed length."""
         throttled: dict[Client, list[Sequence]] = {client: [] for client in self._throttled}
         for other in running:
-            if client_of(other) in throttled and other.is_unserved and not other.entry.awaits_mask:
+            if client_of(other) in throttled and not other.entry.awaits_mask:
                 throttled[client_of(other)].append(other)
         turns = []
         for client, rows in throttled.items():
@@ -260,7 +266,7 @@ class FairQueue(WaitingQueue):
             if other.is_unserved:
                 unserved[client_of(other)] = other
         for poor in sorted(self._queues.keys() - self._throttled, key=self._rank):
-            rich = [client for client in unserved if client != poor and self._makes_way(client, poor)]
+            rich = [client for client in unserved if self._makes_way(client, poor)]
             first = next(filter(may_run, self._queues[poor]), None)
             if rich and first is not None:
                 richest = max(rich, key=lambda client: (self._num_rows[client], self.served(client)))
@@ -274,7 +280,7 @@ class FairQueue(WaitingQueue):
     def started(self, sequence: Sequence) -> None:
         client = client_of(sequence)
         self._num_rows[client] += 1
-        self._active.set_num_requests(client, self._num_requests(client))
+        self._active.set_num_requests(client, self._num_requests(client), moves=True)
         # Tokens found in the prefix cache are free.
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
 
