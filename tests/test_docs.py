@@ -30,7 +30,9 @@ from tests.documentation import (
 from tests.source_tree import ROOT, package_modules
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
+from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS
 from triolet.model.architectures.families import _FAMILIES
+from triolet.model.gguf.ggml_types import TYPES
 
 PYTHON = list(blocks("python"))
 TESTS = [block for block in PYTHON if "async def test_" in block.text]
@@ -128,6 +130,16 @@ def test_a_peer_is_compared_only_within_its_run() -> None:
 def test_every_family_of_the_native_decoder_is_named() -> None:
     text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert [architecture for architecture in _FAMILIES if f"`{architecture}`" not in text] == []
+
+
+def test_the_table_of_gguf_types_says_which_are_kept() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|$", text, re.MULTILINE)
+    told = {name: what for names, what in rows for name in re.findall(r"`(\w+)`", names)}
+    kept = {name for name, what in told.items() if what.startswith("kept by the CPU kernels")}
+    converted = {name for name, what in told.items() if what == "converted to `dtype`"}
+    assert kept == GGUF_FORMATS.keys()
+    assert kept | converted | {"F32", "F16", "BF16"} == {kind.name for kind in TYPES.values()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

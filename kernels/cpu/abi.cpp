@@ -13,14 +13,16 @@
 
 namespace {
 
-#define LINEAR(_) _(weights), _(bias), _(scales), _(zero_point_offsets), _(num_out), _(num_in), _(bits), _(gated)
+#define BLOCK_PANEL(_) _(blocks), _(format), _(inputs)
+#define LINEAR(_) \
+  _(weights), _(bias), _(scales), _(zero_point_offsets), _(panels), _(num_out), _(num_in), _(bits), _(gated)
 #define ARGMAX_FILTER(_) _(int8), _(bounds)
 #define LAYER(_)                                                                                                  \
   _(qkv), _(attention_out), _(gate_up), _(down), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
       _(cos_sin), _(rotary_dim), _(sliding_window), _(scale)
 #define MODEL(_)                                                                                                  \
   _(layers), _(embedding), _(final_norm), _(head), _(argmax_filter), _(num_layers), _(hidden), _(intermediate),   \
-      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(eps), _(attention_soft_cap)
+      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(eps), _(attention_soft_cap)
 #define STEP(_)                                                                                                   \
   _(token_ids), _(positions), _(slots), _(logits_indices), _(cu_query_lens), _(seq_lens), _(block_tables),        \
       _(keys), _(values), _(hidden), _(logits), _(max_logits), _(argmax), _(block_tables_stride), _(num_tokens),  \
@@ -55,6 +57,7 @@ void add_layout(std::string& text, const std::string& name, size_t size, std::in
 
 std::string all_layouts() {
   std::string text;
+  ADD(BlockPanel, BLOCK_PANEL);
   ADD(Linear, LINEAR);
   ADD(ArgmaxFilter, ARGMAX_FILTER);
   ADD(Layer, LAYER);

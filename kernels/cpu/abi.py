@@ -21,11 +21,17 @@ Field = tuple[str, int, int]
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
 
+class BlockPanelStruct(ctypes.Structure):
+    """`BlockPanel` in gemm/linear.h."""
+
+    _fields_ = (("blocks", _P), ("format", _I), ("inputs", _I))
+
+
 class LinearStruct(ctypes.Structure):
     """`Linear` in gemm/linear.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("weights", "bias", "scales", "zero_point_offsets")),
+        *((name, _P) for name in ("weights", "bias", "scales", "zero_point_offsets", "panels")),
         *((name, _I) for name in ("num_out", "num_in", "bits", "gated")),
     )
 
@@ -55,7 +61,7 @@ class ModelStruct(ctypes.Structure):
         ("head", LinearStruct),
         ("argmax_filter", ArgmaxFilterStruct),
         *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
-        *((name, _I) for name in ("head_dim", "dtype", "gelu")),
+        *((name, _I) for name in ("head_dim", "dtype", "gelu", "embedding_format")),
         *((name, _F) for name in ("eps", "attention_soft_cap")),
     )
 
@@ -105,6 +111,7 @@ class DrawStruct(ctypes.Structure):
 
 
 MIRRORS: dict[str, type[ctypes.Structure]] = {
+    "BlockPanel": BlockPanelStruct,
     "Linear": LinearStruct,
     "ArgmaxFilter": ArgmaxFilterStruct,
     "Layer": LayerStruct,

@@ -9,6 +9,7 @@
 
 #include "attention/work_items.h"
 #include "gemm/bf16x3.h"
+#include "gemm/blocks.h"
 #include "gemm/int4.h"
 #include "row.h"
 #include "sampling/argmax.h"
@@ -42,6 +43,7 @@ struct Workspace {
   Int8Rows int8_rows;                             // quantised inputs of int8 and int4 layers
   float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
   Bf16x3Rows bf16x3_rows;                           // split inputs of BF16x3 layers
+  float* wide;                                // widened inputs of layers with quantised blocks
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -73,6 +75,14 @@ struct Workspace {
   // Return whether only the logits that can be the largest are computed.
   bool uses_argmax_filter() const { return !step.logits && model.argmax_filter.int8.weights; }
 
+  // Return whether any layer has quantised blocks.
+  bool uses_blocks() const {
+    auto has_blocks = [](const Layer& layer) {
+      return layer.qkv.panels || layer.attention_out.panels || layer.gate_up.panels || layer.down.panels;
+    };
+    return model.head.panels || std::any_of(model.layers, model.layers + model.num_layers, has_blocks);
+  }
+
   int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int query_width() const { return model.num_heads * model.head_dim; }
 
@@ -80,14 +90,15 @@ struct Workspace {
   void reserve() {
     static thread_local Scratch scratch;
     const size_t rows = std::max(step.num_tokens, step.num_logits);
-    const size_t wide = model.hidden + qkv_width();
+    const size_t wide_numbers = model.hidden + qkv_width();
     const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
     const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
     const size_t scales = Int8Rows::num_scales(static_cast<int>(widest));
     const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // two int8 rows each
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
-    float* next = scratch.floats(rows * (wide + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
-                                num_estimated * (model.hidden / 2 + 3) + split + 11 * 16);
+    const size_t widened = sizeof(T) < sizeof(float) && uses_blocks() ? rows * widest : 0;
+    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
+                                num_estimated * (model.hidden / 2 + 3) + split + widened + 12 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -104,6 +115,7 @@ struct Workspace {
     lengths = take(num_estimated * sizeof(float));
     int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
+    wide = take(widened * sizeof(float));
   }
 };
 
@@ -143,6 +155,7 @@ class Worker {
   // stays in a core's cache for all panels, and stays with the thread that normalised it.
   template <class Use>
   void multiply(const Linear& linear, const T* x, int num_rows, Use use) {
+    if (linear.panels) return multiply_blocks(linear, x, num_rows, use);
     if (linear.bits == 32) return multiply_bf16x3(linear, x, num_rows, use);
     const Int8Rows int8_rows = linear.bits ? as_int8(linear, x, num_rows) : Int8Rows{};
     panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
@@ -154,6 +167,20 @@ class Worker {
                                       rows, use_here);
       }
     });
+  }
+
+  template <class Use>
+  void multiply_blocks(const Linear& linear, const T* x, int num_rows, Use use) {
+    const float* wide = as_floats(linear, x, num_rows);
+    auto multiply_panels = [&](int panel, int count, int first, int rows) {
+      multiply_block_panels(linear, panel, count, wide + static_cast<ptrdiff_t>(first) * linear.num_in, rows,
+                            [&](int mine, int row, const float* sums) { use(first + row, mine, sums); });
+    };
+    if (num_rows > 1)
+      return panel_stage(linear, num_rows,
+                         [&](int panel, int first, int rows) { multiply_panels(panel, 1, first, rows); });
+    const int panels = num_rows ? linear.num_panels() : 0;
+    stage((panels + 1) / 2, [&](int item) { multiply_panels(2 * item, std::min(2, panels - 2 * item), 0, 1); });
   }
 
   template <class Use>
@@ -197,6 +224,23 @@ class Worker {
     const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 2 * scales), own, reinterpret_cast<int32_t*>(own + scales)};
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
     return rows;
+  }
+
+  // Widen rows to float32; few rows in every thread, which saves a stage.
+  const float* as_floats(const Linear&, const float* x, int) { return x; }
+
+  const float* as_floats(const Linear& linear, const BFloat16* x, int num_rows) {
+    static thread_local Scratch scratch;
+    const ptrdiff_t width = linear.num_in;
+    if (num_rows > FEW_TOKENS) {
+      stage(num_rows, [&](int row) {
+        for (int i = 0; i < width; ++i) shared_.wide[row * width + i] = widen(x[row * width + i]);
+      });
+      return shared_.wide;
+    }
+    float* own = scratch.floats(FEW_TOKENS * width);
+    for (int i = 0; i < num_rows * width; ++i) own[i] = widen(x[i]);
+    return own;
   }
 
   // Split rows into three bfloat16 parts; few rows in every thread, which saves a stage.
@@ -318,6 +362,10 @@ class Worker {
   void embed(int token) {
     const int id = static_cast<int>(step_.token_ids[token]);
     float* to = shared_.residual + token * hidden_;
+    if (!model_.embedding && model_.head.panels) return unpack_block_row(model_.head, id, to);
+    if (model_.embedding_format)
+      return decode_file_row(model_.embedding_format, static_cast<const uint8_t*>(model_.embedding), id, model_.hidden,
+                             to);
     if (!model_.embedding && model_.head.bits) return unpack_int8_row(model_.head, id, to);
     if (!model_.embedding) return unpack_row(static_cast<const T*>(model_.head.weights), model_.hidden, id, to);
     const T* from = static_cast<const T*>(model_.embedding) + id * hidden_;

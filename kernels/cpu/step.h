@@ -14,11 +14,12 @@ struct Layer {
 
 struct Model {
   const Layer* layers;
-  const void* embedding;  // [vocab_size, hidden]; null = the head's weights, packed
+  const void* embedding;  // [vocab_size, hidden], or rows of a file's blocks; null = the head's weights, packed
   const float* final_norm;
   Linear head;
   ArgmaxFilter argmax_filter;  // for the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
+  int32_t embedding_format;  // a BlockFormat of GGUF; 0 = the model's dtype
   float eps, attention_soft_cap;
 };
 

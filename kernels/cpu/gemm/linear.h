@@ -1,5 +1,5 @@
 // Linear layers with weights packed once: y = x @ weight.T + bias. Weights are in the model's dtype, or
-// int8 (gemm/int8.h), or int4 (gemm/int4.h).
+// int8 (gemm/int8.h), or int4 (gemm/int4.h), or the blocks of a quantised checkpoint (gemm/blocks.h).
 //
 // A weight [num_out, num_in] is packed in panels of TILE_COLUMNS outputs, each in the order in which the microkernel
 // reads it, so that a step streams the weights through the cache once. A float32 panel is [num_in, TILE_COLUMNS]. A
@@ -15,14 +15,22 @@
 #include "gemm/byte_dot.h"
 #include "threading/parallel_for.h"
 
+// A panel of quantised blocks (gemm/blocks.h). Mirrored in abi.py.
+struct BlockPanel {
+  const uint8_t* blocks;
+  int32_t format;  // a BlockFormat
+  int32_t inputs;  // inputs of a block
+};
+
 // Mirrored in abi.py.
 struct Linear {
   const void* weights;     // panels
   const float* bias;       // bias, scales and offsets are in the order of the packed outputs; null = none
   const float* scales;     // per output, of int8 weights
   const int32_t* zero_point_offsets;  // 128 * sum of an output's weights: activations are stored with 128 added
+  const BlockPanel* panels;           // of quantised blocks, one for each panel, instead of `weights`; else null
   int32_t num_out, num_in;
-  int32_t bits;   // 0: the model's dtype; 32: float32 in blocks (gemm/bf16x3.h); 8: int8; 4: int4, packed with scales
+  int32_t bits;   // 0: the model's dtype, or blocks; 32: float32 in blocks (gemm/bf16x3.h); 8: int8; 4: int4, packed with scales
   int32_t gated;  // a panel's first half are gates of its second half
 
   // Return how many halves of a panel hold outputs; the second half of the last panel may be padding.

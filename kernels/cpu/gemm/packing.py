@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import KernelShapeError
-from triolet.kernels.cpu.abi import ArgmaxFilterStruct, LinearStruct
+from triolet.kernels.cpu.abi import ArgmaxFilterStruct, BlockPanelStruct, LinearStruct
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
@@ -39,6 +39,7 @@ class CppLinear:
     zero_point_offsets: Tensor | None = None
     bits: int = 0  # of a weight; 0 = those of the model's dtype; 32 = float32 in blocks
     gated: bool = False  # the first half of the outputs are gates of the second half
+    panels: ctypes.Array[BlockPanelStruct] | None = None  # of quantised blocks, which lie in `weights`
 
     @property
     def num_bytes(self) -> int:
@@ -53,6 +54,7 @@ class CppLinear:
             pointer(self.bias),
             pointer(self.scales),
             pointer(self.zero_point_offsets),
+            None if self.panels is None else ctypes.addressof(self.panels),
             self.num_out,
             self.num_in,
             self.bits,
@@ -96,7 +98,7 @@ def pack_linear(
     if weight.dtype == torch.bfloat16 and num_in % 2:
         raise KernelShapeError("pairs of inputs", weight=tuple(weight.shape))
     packed = _pack(library, weight, gated=gated)
-    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, gated=gated)
+    return CppLinear(packed, pack_column(library, bias, gated=gated), num_out, num_in, gated=gated)
 
 
 def pack_bf16x3(
@@ -121,13 +123,13 @@ def pack_bf16x3(
     columns = library.triolet_panel_columns()
     padded = -(-num_out // columns) * columns * -(-num_in // inputs) * inputs
     spare = inputs * columns  # a step splits one block more than it uses
-    packed = _huge_page_tensor(padded + spare, torch.float32)
+    packed = huge_page_tensor(padded + spare, torch.float32)
     library.triolet_pack_bf16x3_blocks(
         ctypes.c_void_p(weight.data_ptr()),
         *_sizes(num_out, num_in, gated=gated),
         ctypes.c_void_p(packed.data_ptr()),
     )
-    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=32, gated=gated)
+    return CppLinear(packed, pack_column(library, bias, gated=gated), num_out, num_in, bits=32, gated=gated)
 
 
 def pack_int8(
@@ -156,10 +158,10 @@ def _pack_rounded_int8(
     num_out, num_in = rounded.shape
     return CppLinear(
         _pack(library, rounded, gated=gated),
-        _pack_column(library, bias, gated=gated),
+        pack_column(library, bias, gated=gated),
         num_out,
         num_in,
-        _pack_column(library, scales, gated=gated),
+        pack_column(library, scales, gated=gated),
         # packing only moves 4-byte elements, so int32 is packed as float32
         _pack(
             library, (128 * rounded.sum(dim=1, dtype=torch.int32)).view(torch.float32)[:, None], gated=gated
@@ -242,7 +244,7 @@ def pack_int4(
         steps, scales[part] = round_groups(weight[part].float())
         rounded[part] = steps + 8
     columns = library.triolet_panel_columns()
-    packed = _huge_page_tensor(
+    packed = huge_page_tensor(
         -(-num_out // columns) * columns * (num_in // 2 + num_in // GROUP * 2), torch.uint8
     )
     library.triolet_pack_int4(
@@ -251,7 +253,7 @@ def pack_int4(
         *_sizes(num_out, num_in, gated=gated),
         ctypes.c_void_p(packed.data_ptr()),
     )
-    return CppLinear(packed, _pack_column(library, bias, gated=gated), num_out, num_in, bits=4, gated=gated)
+    return CppLinear(packed, pack_column(library, bias, gated=gated), num_out, num_in, bits=4, gated=gated)
 
 
 GROUP = 32
@@ -300,8 +302,9 @@ def _check_weight(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
         raise KernelShapeError("num_out", weight=tuple(weight.shape), bias=tuple(bias.shape))
 
 
-def _pack_column(library: ctypes.CDLL, column: Tensor | None, *, gated: bool) -> Tensor | None:
-    # one float32 per output, packed like a weight with one input
+def pack_column(library: ctypes.CDLL, column: Tensor | None, *, gated: bool) -> Tensor | None:
+    """Pack one number per output, as float32, in the order of the packed outputs."""
+    # like a weight with one input
     return None if column is None else _pack(library, column.float().contiguous()[:, None], gated=gated)
 
 
@@ -309,7 +312,7 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
     num_out, num_in = weight.shape
     columns = library.triolet_panel_columns()
     padded_out = -(-num_out // columns) * columns
-    packed = _huge_page_tensor(padded_out * num_in, weight.dtype)
+    packed = huge_page_tensor(padded_out * num_in, weight.dtype)
     library.triolet_pack(
         ctypes.c_int32(_PACKED_DTYPES[weight.dtype]),
         ctypes.c_void_p(weight.data_ptr()),
@@ -324,7 +327,8 @@ def _sizes(num_out: int, num_in: int, *, gated: bool) -> tuple[ctypes.c_int32, .
     return tuple(map(ctypes.c_int32, (num_out, num_in, gated, torch.get_num_threads())))
 
 
-def _huge_page_tensor(count: int, dtype: torch.dtype) -> Tensor:
+def huge_page_tensor(count: int, dtype: torch.dtype) -> Tensor:
+    """Allocate an uninitialised tensor of `count` elements."""
     # large pages: a step reads every weight once, so with pages of 4 KiB most accesses would miss the TLB
     pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

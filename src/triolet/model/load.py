@@ -208,11 +208,14 @@ def _load_gguf(
     checkpoint = open_checkpoint(file, parsed, torch_dtype)
     model = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
     _logger.info(
-        "%s runs on the native backend on %s; its weights, %s, are converted to %s",
+        "%s runs on the native backend on %s; its weights, %s",
         parsed.architecture,
         device,
-        describe_types(file),
-        torch_dtype if quantization is None else f"{torch_dtype} and then {quantization}",
+        describe_types(
+            file,
+            checkpoint.kept,
+            str(torch_dtype) if quantization is None else f"{torch_dtype} and then {quantization}",
+        ),
     )
     pooler = None
     if convert == "embed":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import gguf
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import ConfigError, ModelFileError, UnsupportedModel, WeightsMismatch
+from triolet.kernels.cpu.gemm.packing import pack_linear
 from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.load import load_model
 
 NUM_GREEDY = 64
@@ -234,13 +237,35 @@ def test_auto_is_the_dtype_of_the_matrices_and_bfloat16_for_quantised_ones(tmp_p
     }  # fmt: skip
 
 
-def test_the_log_says_what_the_weights_are_converted_to(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_what_becomes_of_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    compiled()
+    mixed = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "mixed.gguf", "Q8_0", other_kind="Q5_0")
     path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", "Q8_0")
     with caplog.at_level("INFO", "triolet.model.load"):
         load_model(str(path))
-    assert "its weights, Q8_0, are converted to torch.bfloat16" in caplog.text
+        assert "its weights, Q8_0, are kept" in caplog.text
+        load_model(str(mixed))
+        assert "its weights, Q8_0, are kept; Q5_0, Q8_0, are converted to torch.bfloat16" in caplog.text
+        load_model(str(path), quantization="int8")
+        assert "its weights, Q8_0, are converted to torch.bfloat16 and then int8" in caplog.text
+
+
+@pytest.mark.parametrize("family", ["llama-plain", "qwen3"])
+def test_a_model_with_kept_weights_has_the_bits_of_the_converted_one(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled()
+    folder = model_of(family, tmp_path, **WIDE)
+    other = "Q6_K" if family == "qwen3" else "Q8_0"
+    path = write_gguf(folder, tmp_path / "model.gguf", "Q4_K", other_kind=other, metadata=more_keys(family))
+    kept = load_model(str(path), dtype="float32").model
+    converting = attrs.evolve(UNQUANTIZED, keeps_blocks=False, pack=pack_linear)
+    monkeypatch.setitem(QUANT_METHODS, None, converting)
+    whole = load_model(str(path), dtype="float32").model
+    assert isinstance(kept, CpuDecoder) and isinstance(whole, CpuDecoder)
+    assert kept.num_bytes < whole.num_bytes / 2
+    assert PagedDriver(kept).once(PROMPT).equal(PagedDriver(whole).once(PROMPT))
+    assert PagedDriver(kept).greedy(PROMPT, 8) == PagedDriver(whole).greedy(PROMPT, 8)
 
 
 def test_progress_ends_with_the_bytes_of_the_files_tensors(tmp_path: Path) -> None:

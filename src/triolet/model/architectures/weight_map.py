@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import WeightsMismatch
+from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, TensorNames
 
 Shape = tuple[int, ...]
@@ -43,6 +44,14 @@ class WeightSource(Protocol):
 
     def read(self, name: str, out: Tensor | None = None) -> Tensor:
         """Read one tensor to the CPU, into `out` (of its shape and dtype) if that is given."""
+        ...
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        """Return how a tensor's blocks are stored if the kernels can multiply with them as they are, or None."""
+        ...
+
+    def read_blocks(self, name: str) -> BlockRows:
+        """Read a tensor that has a `block_format` as it is stored."""
         ...
 
 
@@ -206,14 +215,40 @@ class WeightReader:
         """Return the tensor, or None if this model has none of that name."""
         return self[name] if name in self._plans else None
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._plans
+
     def __getitem__(self, name: str) -> Tensor:
         plan = self._plans[name]
         joined = self._read_transposed(plan) if plan.transposed else self._read(plan)
         tensor = joined.to(self.device, self.dtype)
+        self._add_done(plan)
+        return tensor
+
+    def block_formats(self, name: str) -> list[tuple[BlockFormat, int]] | None:
+        """Return format and rows of each source of a tensor, or None if one of them has no blocks."""
+        plan = self._plans[name]
+        formats = [(self._checkpoint.block_format(source), shape[0]) for source, shape in plan.sources]
+        if plan.transposed:
+            return None
+        known = [(kind, rows) for kind, rows in formats if kind is not None]
+        return known if len(known) == len(formats) else None
+
+    def num_in(self, name: str) -> int:
+        """Return the columns of a matrix that is not transposed."""
+        return self._plans[name].sources[0][1][-1]
+
+    def read_blocks(self, name: str) -> list[BlockRows]:
+        """Read the sources of a tensor that has `block_formats`, as they are stored."""
+        plan = self._plans[name]
+        blocks = [self._checkpoint.read_blocks(source) for source, _ in plan.sources]
+        self._add_done(plan)
+        return blocks
+
+    def _add_done(self, plan: TensorPlan) -> None:
         self._done_bytes += self._bytes_of(plan)
         if self._on_bytes is not None:
             self._on_bytes(self._done_bytes, self._total_bytes)
-        return tensor
 
     def _read(self, plan: TensorPlan) -> Tensor:
         """Return the sources stacked along rows, each read directly into its place."""

@@ -340,20 +340,21 @@ class _Planner:
 
     def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | None]:
         """Return the output head, its argmax filter, and the embedding if its weights are not the head's."""
-        embedding = self.weights["embedding.weight"]
-        weight = self.weights.get("head.weight")
-        is_tied = weight is None
-        if weight is None:
-            weight = embedding
-        head = self.method.pack_head(self.cpp, weight)
-        argmax_filter = pack_argmax_filter(self.cpp, weight) if head.bits == 0 else None
+        is_tied = "head.weight" not in self.weights
+        name = "embedding" if is_tied else "head"
+        head, argmax_filter = self.method.pack_kept(self.cpp, self.weights, name), None
+        if head is None:
+            weight = self.weights[f"{name}.weight"]
+            head = self.method.pack_head(self.cpp, weight)
+            argmax_filter = pack_argmax_filter(self.cpp, weight) if head.bits == 0 else None
+            # Packed by now: its memory goes back before the layers are read.
+            del weight
         self.kept += (head, argmax_filter)
-        if not is_tied:
+        embedding = None if is_tied else self.weights["embedding.weight"]
+        if embedding is not None:
             self.kept.append(embedding)
-        # Packed by now: the memory of an untied head goes back before the layers are read.
-        del weight
         trim_heap()
-        return head, argmax_filter, None if is_tied else embedding
+        return head, argmax_filter, embedding
 
     def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
         assert layer.rope is not None  # can_plan has seen to it
@@ -375,9 +376,11 @@ class _Planner:
         )
 
     def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
-        read = self.method.read(self.weights, name)
-        linear = self.method.pack(self.cpp, read.weight, read.bias, gated=gated)
-        del read
+        linear = self.method.pack_kept(self.cpp, self.weights, name, gated=gated)
+        if linear is None:
+            read = self.method.read(self.weights, name)
+            linear = self.method.pack(self.cpp, read.weight, read.bias, gated=gated)
+            del read
         trim_heap()
         self.kept.append(linear)
         return linear

@@ -8,6 +8,7 @@ from typing import Protocol
 import attrs
 from torch import Tensor
 
+from triolet.kernels.cpu.gemm.blocks import fits_panels, pack_blocks
 from triolet.kernels.cpu.gemm.packing import (
     GROUP,
     CppLinear,
@@ -42,10 +43,24 @@ class QuantMethod:
     inputs_multiple: int  # `num_in` of every layer must be a multiple of it
     pack: Pack  # packs a layer of the decoder
     pack_head: Pack  # packs the head
+    keeps_blocks: bool = (
+        False  # layers of a quantised checkpoint stay in its blocks where the kernels know them
+    )
 
     def read(self, weights: WeightReader, name: str) -> LinearWeights:
         """Read the tensors of the layer `name`, such as `layers.0.qkv`."""
         return LinearWeights(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def pack_kept(
+        self, library: ctypes.CDLL, weights: WeightReader, name: str, *, gated: bool = False
+    ) -> CppLinear | None:
+        """Pack the blocks of the layer `name` as they are; None if it has none, or the kernels do not know them."""
+        if not self.keeps_blocks or (formats := weights.block_formats(f"{name}.weight")) is None:
+            return None
+        if not fits_panels(library, formats, weights.num_in(f"{name}.weight"), gated=gated):
+            return None
+        blocks = weights.read_blocks(f"{name}.weight")
+        return pack_blocks(library, blocks, weights.get(f"{name}.bias"), gated=gated)
 
     def accepts(self, *widths: int) -> bool:
         """Tell whether layers with these numbers of inputs can be packed."""
@@ -56,6 +71,7 @@ UNQUANTIZED = QuantMethod(
     inputs_multiple=2,  # bfloat16 is multiplied in pairs
     pack=pack_bf16x3,
     pack_head=pack_linear,
+    keeps_blocks=True,
 )
 
 QUANT_METHODS: dict[str | None, QuantMethod] = {

@@ -6,14 +6,14 @@ import ctypes
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from triolet.errors import ModelFileError, UnsupportedModel
+from triolet.errors import InvariantViolated, ModelFileError, UnsupportedModel
 from triolet.model.folder.json_fields import Fields, read_json_object
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -115,6 +115,13 @@ class Checkpoint:
         except OSError as error:
             raise _unreadable(stored.path, error) from error
         return tensor
+
+    def block_format(self, name: str) -> None:
+        """Return None: a plain tensor has no blocks."""
+        return
+
+    def read_blocks(self, name: str) -> NoReturn:
+        raise InvariantViolated(f"tensor {name!r} has no blocks")
 
 
 def _files_of(folder: Path) -> dict[Path, set[str]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import ModelFileError
+from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockFormat, BlockRows
 from triolet.model.gguf.dequantize import Floats, dequantize
 from triolet.model.gguf.file import GgufTensor
 from triolet.model.gguf.ggml_types import GgmlType
@@ -50,9 +51,29 @@ class GgufCheckpoint:
 
     tensors: dict[str, GgufSource]
     dtype: torch.dtype
+    kept: set[str] = attrs.field(factory=set, init=False)  # tensors that were read as they are stored
 
     def dtype_of(self, name: str) -> torch.dtype:
         return self.dtype
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        source = self.tensors[name]
+        return None if source.offset else GGUF_FORMATS.get(source.tensor.type.name)
+
+    def read_blocks(self, name: str) -> BlockRows:
+        """Read the blocks of one tensor; errors are those of `read`."""
+        source, kind = self.tensors[name], GGUF_FORMATS[self.tensors[name].tensor.type.name]
+        try:
+            with source.tensor.path.open("rb", buffering=0) as file:
+                file.seek(source.begin)
+                data = _read_exactly(file, source.num_bytes, source.tensor)
+        except OSError as error:
+            raise ModelFileError(source.tensor.path, f"cannot be read: {error.strerror or error}") from error
+        rows = torch.frombuffer(data, dtype=torch.uint8).view(source.shape[0], -1)
+        if heads := source.num_permuted_heads:  # as in `read`, with whole rows of blocks
+            rows = rows.view(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
+        self.kept.add(name)
+        return BlockRows(kind, rows)
 
     def read(self, name: str, out: Tensor | None = None) -> Tensor:
         """Read and dequantise one tensor, on the CPU.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import attrs
@@ -382,13 +382,24 @@ def stored_dtype(file: GgufFile) -> torch.dtype:
     return torch.float16 if kinds == {"F16"} else torch.bfloat16
 
 
-def describe_types(file: GgufFile) -> str:
-    """Name the types of a model's matrices, the one with the most values first."""
-    values: Counter[str] = Counter()
-    for tensor in file.tensors.values():
+def describe_types(file: GgufFile, kept: Container[str], dtype: str) -> str:
+    """Say what became of a model's matrices, the type with the most values first.
+
+    Args:
+        file: the model.
+        kept: names of the tensors that stay in their blocks.
+        dtype: what the others were converted to.
+    """
+    values: Counter[tuple[bool, str]] = Counter()
+    for name, tensor in file.tensors.items():
         if len(tensor.shape) > 1:
-            values[tensor.type.name] += math.prod(tensor.shape)
-    return ", ".join(name for name, _ in values.most_common())
+            values[name in kept, tensor.type.name] += math.prod(tensor.shape)
+    kept_types, converted = (
+        ", ".join(name for (is_kept, name), _ in values.most_common() if is_kept == wanted)
+        for wanted in (True, False)
+    )
+    said = [f"{kept_types}, are kept"] if kept_types else []
+    return "; ".join([*said, f"{converted}, are converted to {dtype}"] if converted else said)
 
 
 def open_checkpoint(file: GgufFile, config: DecoderConfig, dtype: torch.dtype) -> GgufCheckpoint:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import torch
 from torch import Tensor
 
-from triolet.errors import UnsupportedModel
+from triolet.errors import InvariantViolated, UnsupportedModel
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized.formats import FORMATS, Module, QuantizedFormat, QuantizedLayer
@@ -49,6 +49,12 @@ class QuantizedCheckpoint:
         weight = layer.dequantize(parts)
         # Into its place among joined weights, where there is one.
         return weight if out is None else out.copy_(weight)
+
+    def block_format(self, name: str) -> None:
+        return None
+
+    def read_blocks(self, name: str) -> NoReturn:
+        raise InvariantViolated(f"tensor {name!r} has no blocks")
 
 
 def open_quantized(checkpoint: Checkpoint, config: Mapping[str, Any], folder: Path) -> QuantizedCheckpoint:

@@ -1,0 +1,86 @@
+"""Products with the blocks of quantised checkpoints have the bits of those with the float32 weights that they are."""
+
+from __future__ import annotations
+
+import ctypes
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from torch import Tensor
+
+from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
+from triolet.errors import KernelShapeError
+from triolet.kernels.cpu.abi import LayerStruct, ModelStruct, StepStruct
+from triolet.kernels.cpu.attention.paged_attention import DTYPES
+from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockRows, pack_blocks
+from triolet.kernels.cpu.gemm.packing import CppLinear, pack_linear
+
+SCALES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
+"""Where the float16 scales of a block begin: all other bit patterns are valid."""
+
+
+def random_rows(name: str, num_out: int, num_in: int, seed: int = 0) -> tuple[BlockRows, Tensor]:
+    """Random blocks, and gguf-py's float32 values of them."""
+    kind, generator = GGUF_FORMATS[name], np.random.default_rng(seed)
+    blocks = generator.integers(0, 256, (num_out * num_in // kind.inputs, kind.num_bytes), dtype=np.uint8)
+    for at in SCALES[name]:
+        scale = generator.normal(0, 0.01, (len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = scale.view(np.uint8)
+    rows = blocks.reshape(num_out, -1)
+    values = gguf.dequantize(rows, Type[name]).reshape(num_out, num_in)
+    return BlockRows(kind, torch.from_numpy(rows.copy())), torch.from_numpy(values.copy())
+
+
+def product(cpp: ctypes.CDLL, linear: CppLinear, x: Tensor) -> Tensor:
+    """The layer's outputs, computed as those of an output head."""
+    out = torch.full((len(x), linear.num_out), float("nan"), dtype=x.dtype)
+    model = ModelStruct(
+        layers=ctypes.addressof(layers := (LayerStruct * 1)()),
+        head=linear.struct(),
+        hidden=linear.num_in,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=DTYPES[x.dtype],
+    )
+    step = StepStruct(hidden=x.data_ptr(), logits=out.data_ptr(), num_logits=len(x), num_threads=2)
+    cpp.triolet_head(ctypes.byref(model), ctypes.byref(step))
+    del layers
+    return out
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("name", GGUF_FORMATS)
+def test_the_product_has_the_bits_of_the_float32_weights(name: str, variant: str) -> None:
+    cpp = compiled(variant)
+    rows, weight = random_rows(name, 210, 768)
+    bias = torch.randn(210, generator=torch.manual_seed(1))
+    kept, whole = pack_blocks(cpp, [rows], bias), pack_linear(cpp, weight, bias)
+    for num_rows in (1, 2, 7, 130):
+        x = torch.randn(num_rows, 768, generator=torch.manual_seed(num_rows))
+        assert product(cpp, kept, x).equal(product(cpp, whole, x))
+        # of bfloat16 activations, results alone are rounded
+        short = x.bfloat16()
+        assert product(cpp, kept, short).equal(product(cpp, whole, short.float()).bfloat16())
+
+
+@on_every_cpu_variant
+def test_joined_projections_may_differ_in_format_from_panel_to_panel(variant: str) -> None:
+    cpp = compiled(variant)
+    parts = [random_rows(name, 128, 512, seed) for seed, name in enumerate(("Q4_K", "Q4_K", "Q6_K"))]
+    kept = pack_blocks(cpp, [rows for rows, _ in parts])
+    whole = pack_linear(cpp, torch.cat([weight for _, weight in parts]))
+    for num_rows in (1, 3):
+        x = torch.randn(num_rows, 512, generator=torch.manual_seed(num_rows))
+        assert product(cpp, kept, x).equal(product(cpp, whole, x))
+
+
+def test_formats_that_change_within_a_panel_are_refused() -> None:
+    cpp = compiled()
+    parts = [random_rows(name, 130, 256)[0] for name in ("Q4_K", "Q6_K")]
+    for gated in (False, True):
+        with pytest.raises(KernelShapeError):
+            pack_blocks(cpp, parts, gated=gated)
