@@ -5,7 +5,8 @@ limits (`triolet.workers.grammar`), every question has a timeout, and a process 
 a copy that is asked once more. If the second copy dies, too, the grammar is at fault, and its requests fail alone.
 
 Processes are kept for the next request with the same grammar; when there are too many, the one that was not used for
-longest goes. If all are in use, a new grammar waits.
+longest goes. If all are in use, a new grammar waits. A grammar that only one request has wanted will hardly be wanted
+again: its process goes after some seconds, so that a client with ever new grammars holds no memory for long.
 
 Few grammars are compiled at one time. The owners of those that wait take turns, so that a hundred hostile grammars of
 one key delay those of another one by a single compilation, and a request that waits too long gets an error.
@@ -62,6 +63,8 @@ SPLIT_S = 5.0  # for a process to copy itself, likewise
 NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from the model
 
 
+IDLE_S = 15.0  # without use, after which the process of a grammar that was wanted once is ended
+IDLE_CHECK_S = 5.0
 MAX_WAIT = 30  # for a compiler, in units of the time that one grammar may take
 
 
@@ -133,6 +136,8 @@ class GrammarProcess:
 
     stream: trio.SocketStream
     process_id: int = 0
+    num_requests: int = 0  # that wanted its grammar
+    used_s: float = -math.inf  # last, by Trio's clock
     known: dict[int, int] = attrs.field(factory=dict)
     ended: set[int] = attrs.field(factory=set)
     turn: trio.Lock = attrs.field(factory=trio.Lock)
@@ -239,16 +244,28 @@ class GrammarProcesses:
 
     async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         try:
-            async with self._at_hand(params, owner, MAX_WAIT * self._timeout_s):
-                pass
+            async with self._at_hand(params, owner, MAX_WAIT * self._timeout_s) as process:
+                process.num_requests += 1
         except (GrammarFailed, GrammarRefused) as error:
             raise wrong_grammar(params, str(error)) from None
 
     async def watch(self) -> None:
         # The original sends nothing any more, so that a read returns only when it has ended.
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await self._original.stream.receive_some(1)
+        is_alive = True
+        while is_alive:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                with trio.move_on_after(IDLE_CHECK_S) as wait:
+                    await self._original.stream.receive_some(1)
+            is_alive = wait.cancelled_caught
+            self._end_idle()
         raise GrammarsDied
+
+    def _end_idle(self) -> None:
+        """End the processes of grammars that a single request has wanted, and that were not used for IDLE_S."""
+        unused_since_s = trio.current_time() - IDLE_S
+        for params, process in tuple(self._processes.items()):
+            if params not in self._users and process.num_requests < 2 and process.used_s <= unused_since_s:
+                self._processes.pop(params).kill()
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
@@ -298,7 +315,11 @@ class GrammarProcesses:
         """Yield the process of a grammar, and keep it running within the scope."""
         self._users[params] = self._users.get(params, 0) + 1
         try:
-            yield await self._find(params, owner, max_wait_s)
+            process = await self._find(params, owner, max_wait_s)
+            try:
+                yield process
+            finally:
+                process.used_s = trio.current_time()
         finally:
             self._users[params] -= 1
             if not self._users[params]:

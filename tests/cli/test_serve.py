@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 from typing import cast
 
 import attrs
@@ -11,15 +13,17 @@ import pytest
 import trio
 import trio.testing
 from click.testing import CliRunner
+from trio.testing import MockClock
 
 from tests.actors.harness import fake_engine
 from tests.server.responses.websocket_client import ChatTokenizer, Client
 from triolet.cli import main, options
-from triolet.cli.serve import Server, warn_of_open_access
+from triolet.cli.serve import TRIM_INTERVAL_S, Server, return_memory, run, warn_of_open_access
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SamplingParams
 from triolet.server.responses.service import ResponsesService, open_gateway
+from triolet.server.transport.client_stream import FREE_BYTES, InputBudget
 from triolet.server.transport.listener import Listener
 
 
@@ -174,3 +178,35 @@ def test_a_server_that_other_machines_reach_without_a_key_warns_at_its_start(
 ) -> None:
     warn_of_open_access(GatewayConfig(host=host, api_keys=keys), EngineConfig())
     assert ("without API keys" in caplog.text) is warns
+
+
+def test_a_server_that_ends_does_not_have_all_its_objects_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(self: Server) -> None:
+        await trio.lowlevel.checkpoint()
+
+    frozen_before = gc.get_freeze_count()
+    interval_s = sys.getswitchinterval()
+    monkeypatch.setattr(Server, "run", ended)
+    try:
+        run(GatewayConfig(port=0), EngineConfig())
+        assert gc.get_freeze_count() > frozen_before + 1000
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(interval_s)
+
+
+async def test_memory_is_returned_after_long_bodies_and_not_for_nothing(autojump_clock: MockClock) -> None:
+    budget, trims = InputBudget(max_bytes=10**6, max_bytes_per_client=10**6), list[float]()
+
+    async def trim() -> None:
+        await trio.lowlevel.checkpoint()
+        trims.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(return_memory, budget, trim)
+        for num_bodies in range(3):
+            await trio.sleep(5.5 * TRIM_INTERVAL_S)
+            assert len(trims) == num_bodies
+            with budget.reservation("a") as reservation:
+                reservation.grow_to(FREE_BYTES + 1)
+        nursery.cancel_scope.cancel()

@@ -13,6 +13,8 @@ second signal ends the server at once. Neither waits for a client that does not 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import resource
@@ -38,9 +40,11 @@ from triolet.protocol.access import Access
 from triolet.server import create_app
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
+from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.listener import Listener
 
 CHECK_INTERVAL_S = 1.0
+TRIM_INTERVAL_S = 10.0
 # Every read and write of a socket lets go of the interpreter lock, and gets it back from a thread that parses a long
 # body only after this time. With Python's 5 ms, a pass of the loop over 40 sockets takes 200 ms.
 SWITCH_INTERVAL_S = 0.0001
@@ -61,7 +65,11 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
     check_directory(gateway.snapshot)
     warn_of_open_access(gateway, config)
     server = Server(gateway, config)
-    trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
+    try:
+        trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
+    finally:
+        # The interpreter visits every object as it ends, which takes most of a second of the grace period.
+        gc.freeze()
     if server.signal == signal.SIGINT:
         raise SystemExit(INTERRUPTED)
 
@@ -96,6 +104,7 @@ class Server:
                 restore_responses(Path(self.gateway.snapshot), gateway)
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
+            nursery.start_soon(return_memory, gateway.input_budget, trim_allocator)
             freeze_gc()
             print(self._url, flush=True)
             await signalled.wait()
@@ -179,6 +188,29 @@ async def _watch_engine(engine: Engine) -> None:
         await trio.sleep(CHECK_INTERVAL_S)
         with contextlib.suppress(EngineUnhealthy):
             engine.check_health()
+
+
+async def return_memory(budget: InputBudget, trim: Callable[[], Awaitable[None]]) -> None:
+    """Give the memory of long bodies and messages back to the system, some seconds after they were read.
+
+    Args:
+        budget: from which they take their memory.
+        trim: returns the memory that is free.
+    """
+    num_returned = 0
+    while True:
+        await trio.sleep(TRIM_INTERVAL_S)
+        if budget.num_taken != num_returned:
+            num_returned = budget.num_taken
+            await trim()
+
+
+async def trim_allocator() -> None:
+    """Have the C allocator return the memory that is free, if it can be asked to."""
+    # glibc keeps what lies between blocks that live on: some 50 MiB after an attack with long bodies.
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        with contextlib.suppress(RuntimeError):  # no thread can be started now
+            await trio.to_thread.run_sync(trim, 0)
 
 
 def warn_of_open_access(gateway: GatewayConfig, config: EngineConfig) -> None:

@@ -25,7 +25,13 @@ from tests.model.tiny import make_model
 from tests.source_tree import ROOT, SRC
 from triolet import Engine, RequestOutputKind
 from triolet.actors.executors import grammar_process
-from triolet.actors.executors.grammar_process import CompilerTurns
+from triolet.actors.executors.grammar_process import (
+    IDLE_CHECK_S,
+    IDLE_S,
+    CompilerTurns,
+    GrammarProcess,
+    GrammarProcesses,
+)
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ResourceShortage
 
@@ -436,6 +442,43 @@ async def test_an_answer_amid_its_grammar_fails_with_the_shortage_that_lasts(
         monkeypatch.undo()
         check_json((await engine.complete([1], params(JSON))).text)
         assert engine.statistics().num_requests_live == 0
+
+
+# ------------------------------------------------------------------------- processes that nothing uses
+
+
+async def test_a_grammar_that_one_request_wanted_is_dropped_soon_and_one_that_two_wanted_is_kept(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+
+    def connected() -> GrammarProcess:
+        ours, theirs = trio.socket.socketpair()
+        ends.append(theirs)
+        return GrammarProcess(trio.SocketStream(ours))
+
+    async def compiled(self: GrammarProcesses, params: StructuredOutputsParams) -> GrammarProcess:
+        await trio.lowlevel.checkpoint()
+        return connected()
+
+    monkeypatch.setattr(GrammarProcesses, "_compiled", compiled)
+    grammars = GrammarProcesses(connected(), max_grammars=8, timeout_s=1.0, memory_bytes=1)
+    once, twice, in_use = (StructuredOutputsParams(regex=name) for name in ("once", "twice", "in use"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(grammars.watch)
+        for form in (once, twice, twice):
+            await grammars.open(form)
+        async with grammars._at_hand(in_use):
+            await trio.sleep(IDLE_S - 1.0)
+            assert set(grammars._processes) == {once, twice, in_use}
+            await trio.sleep(1.0 + IDLE_CHECK_S)
+            assert set(grammars._processes) == {twice, in_use}
+        await grammars.open(once)  # compiled once more
+        assert once in grammars._processes
+        nursery.cancel_scope.cancel()
+    grammars.close()
+    for end in ends:
+        end.close()
 
 
 # ------------------------------------------------------------------------------ turns of what is compiled

@@ -166,6 +166,7 @@ class InputBudget:
     max_bytes: int  # of all clients together
     max_bytes_per_client: int  # of one API key, or, without keys, of one address
     num_bytes: int = attrs.field(default=0, init=False)
+    num_taken: int = attrs.field(default=0, init=False)  # bytes so far
     _by_client: Counter[str] = attrs.field(factory=Counter, init=False)
 
     def reservation(self, client: str) -> InputReservation:
@@ -195,6 +196,7 @@ class InputBudget:
                 retry_after_s=1.0,
             )
         self.num_bytes += num_bytes
+        self.num_taken += num_bytes
         self._by_client[client] += num_bytes
 
     def remove(self, client: str, num_bytes: int) -> None:
