@@ -15,16 +15,23 @@ from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from triolet.errors import KernelShapeError
 from triolet.kernels.cpu.abi import LayerStruct, ModelStruct, StepStruct
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
-from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockRows, pack_blocks
+from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockRows, i8_rows, pack_blocks, u4_rows
 from triolet.kernels.cpu.gemm.packing import CppLinear, pack_linear
 
 SCALES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
 """Where the float16 scales of a block begin: all other bit patterns are valid."""
 
 
+INTEGERS = {"U4": 96, "I8": 768}
+"""Inputs that share a scale, of integers that are put into blocks here."""
+
+
 def random_rows(name: str, num_out: int, num_in: int, seed: int = 0) -> tuple[BlockRows, Tensor]:
-    """Random blocks, and gguf-py's float32 values of them."""
-    kind, generator = GGUF_FORMATS[name], np.random.default_rng(seed)
+    """Random blocks, and their float32 values: gguf-py's, or by the format's formula."""
+    generator = np.random.default_rng(seed)
+    if name in INTEGERS:
+        return random_integers(name, num_out, num_in, generator)
+    kind = GGUF_FORMATS[name]
     blocks = generator.integers(0, 256, (num_out * num_in // kind.inputs, kind.num_bytes), dtype=np.uint8)
     for at in SCALES[name]:
         scale = generator.normal(0, 0.01, (len(blocks), 1)).astype(np.float16)
@@ -32,6 +39,21 @@ def random_rows(name: str, num_out: int, num_in: int, seed: int = 0) -> tuple[Bl
     rows = blocks.reshape(num_out, -1)
     values = gguf.dequantize(rows, Type[name]).reshape(num_out, num_in)
     return BlockRows(kind, torch.from_numpy(rows.copy())), torch.from_numpy(values.copy())
+
+
+def random_integers(
+    name: str, num_out: int, num_in: int, dice: np.random.Generator
+) -> tuple[BlockRows, Tensor]:
+    scales = dice.normal(0, 0.01, (num_out, num_in // INTEGERS[name])).astype(np.float32)
+    if name == "U4":
+        weight = dice.integers(0, 16, (num_out, num_in), dtype=np.int32)
+        zeros = dice.integers(0, 17, scales.shape, dtype=np.int32)
+        rows = u4_rows(*map(torch.from_numpy, (weight, zeros, scales)))
+        weight = weight - zeros.repeat(INTEGERS[name], axis=1)
+    else:
+        weight = dice.integers(-128, 128, (num_out, num_in), dtype=np.int32)
+        rows = i8_rows(*map(torch.from_numpy, (weight, scales)))
+    return rows, torch.from_numpy(weight.astype(np.float32) * scales.repeat(INTEGERS[name], axis=1))
 
 
 def product(cpp: ctypes.CDLL, linear: CppLinear, x: Tensor) -> Tensor:
@@ -53,7 +75,7 @@ def product(cpp: ctypes.CDLL, linear: CppLinear, x: Tensor) -> Tensor:
 
 
 @on_every_cpu_variant
-@pytest.mark.parametrize("name", GGUF_FORMATS)
+@pytest.mark.parametrize("name", [*GGUF_FORMATS, *INTEGERS])
 def test_the_product_has_the_bits_of_the_float32_weights(name: str, variant: str) -> None:
     cpp = compiled(variant)
     rows, weight = random_rows(name, 210, 768)

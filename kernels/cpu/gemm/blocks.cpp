@@ -180,7 +180,7 @@ struct Q6KBlocks {
   }
 };
 
-// A file's block, made by quantised_blocks.py: float32 scale, zero point (a byte), nibbles in pairs of adjacent inputs.
+// A file's block, as blocks.py makes it: float32 scale, zero point (a byte), nibbles in pairs of adjacent inputs.
 struct U4Blocks {
   static constexpr int RUN = 32;
   struct Scales {
@@ -210,7 +210,35 @@ struct U4Blocks {
   int inputs_;
 };
 
-// Call use(format) with the format's struct; `inputs` matters to U4 only.
+// A file's block, as blocks.py makes it: float32 scale, then bytes.
+struct I8Blocks {
+  static constexpr int RUN = 32;
+  struct Scales {
+    Floats scale;
+  };
+  explicit I8Blocks(int inputs) : inputs_(inputs) {}
+  int inputs() const { return inputs_; }
+  int file_bytes() const { return 4 + inputs_; }
+  int panel_bytes() const { return (4 + inputs_) * TILE_COLUMNS; }
+
+  void put(const uint8_t* from, int column, uint8_t* to) const {
+    std::memcpy(to + 4 * column, from, 4);
+    for (int byte = 4; byte < file_bytes(); ++byte) to[byte * TILE_COLUMNS + column] = from[byte];
+  }
+  MEMBER Scales scales(const uint8_t* block, int, int at) const {
+    return {load(reinterpret_cast<const float*>(block + 4 * at))};
+  }
+  MEMBER void decode(const uint8_t* block, int first, int at, const Scales& run, Floats* weights) const {
+    const uint8_t* from = block + (4 + first) * TILE_COLUMNS + at;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) weights[i] = to_floats(load_signed(from + i * TILE_COLUMNS)) * run.scale;
+  }
+
+ private:
+  int inputs_;
+};
+
+// Call use(format) with the format's struct; `inputs` matters to U4 and I8 only.
 template <class Use>
 INLINE void with_format(int32_t format, int inputs, Use use) {
   switch (format) {
@@ -219,6 +247,7 @@ INLINE void with_format(int32_t format, int inputs, Use use) {
     case Q4_K: return use(Q4KBlocks(inputs));
     case Q6_K: return use(Q6KBlocks(inputs));
     case U4: return use(U4Blocks(inputs));
+    case I8: return use(I8Blocks(inputs));
   }
 }
 

@@ -20,6 +20,7 @@ enum BlockFormat : int32_t {
   Q4_K = 12,
   Q6_K = 14,
   U4 = 256,  // unsigned four bits with a float32 scale and a zero point: GPTQ, AWQ, W4A16
+  I8 = 257,  // bytes with a float32 scale: W8A16, W8A8
 };
 
 // sums = one row times a panel, or (`is_pair`) times two panels of the same format.

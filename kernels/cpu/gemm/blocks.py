@@ -37,6 +37,62 @@ GGUF_FORMATS = {
 """Types of GGUF tensors that the kernels multiply with as they are, by name."""
 
 
+def u4_format(inputs: int) -> BlockFormat:
+    """Return the format of unsigned integers of four bits, with scale and zero point for `inputs` of them."""
+    return BlockFormat("U4", 256, inputs, 5 + inputs // 2)
+
+
+def i8_format(inputs: int) -> BlockFormat:
+    """Return the format of signed bytes, with a scale for `inputs` of them."""
+    return BlockFormat("I8", 257, inputs, 4 + inputs)
+
+
+def u4_rows(weight: Tensor, zeros: Tensor, scales: Tensor) -> BlockRows:
+    """Make blocks that stand for scale * (weight - zero).
+
+    Args:
+        weight: integers [num_out, num_in] from 0 to 15.
+        zeros: integers [num_out, num_groups] from 0 to 255.
+        scales: [num_out, num_groups], of a dtype that float32 has all values of.
+    """
+    num_out, num_groups = scales.shape
+    kind = u4_format(weight.shape[1] // num_groups)
+    rows = torch.empty(num_out, num_groups, kind.num_bytes, dtype=torch.uint8)
+    rows[:, :, :4] = _scale_bytes(scales)
+    rows[:, :, 4] = zeros
+    even, odd = weight.reshape(num_out, num_groups, -1, 2).unbind(3)
+    rows[:, :, 5:] = even | odd << 4
+    return BlockRows(kind, rows.flatten(1))
+
+
+def i8_rows(weight: Tensor, scales: Tensor) -> BlockRows:
+    """Make blocks that stand for scale * weight.
+
+    Args:
+        weight: integers [num_out, num_in] from -128 to 127.
+        scales: [num_out, num_groups], of a dtype that float32 has all values of.
+    """
+    num_out, num_groups = scales.shape
+    kind = i8_format(weight.shape[1] // num_groups)
+    rows = torch.empty(num_out, num_groups, kind.num_bytes, dtype=torch.uint8)
+    rows[:, :, :4] = _scale_bytes(scales)
+    rows[:, :, 4:] = weight.to(torch.int8).contiguous().view(torch.uint8).view(num_out, num_groups, -1)
+    return BlockRows(kind, rows.flatten(1))
+
+
+def _scale_bytes(scales: Tensor) -> Tensor:
+    return scales.float().contiguous().view(torch.uint8).view(*scales.shape, 4)
+
+
+@attrs.frozen(eq=False)
+class MappedRows:
+    """Rows of blocks in a mapped file, for an embedding: only rows that are looked up take memory."""
+
+    format: BlockFormat
+    address: int
+    owner: object  # the mapping, which must live as long as the address is used
+
+
 @attrs.frozen(eq=False)
 class BlockRows:
     """Rows of blocks, in a file's order."""
@@ -66,7 +122,7 @@ def fits_panels(
     changes = [
         begin for (one, _), (other, _), begin in zip(parts, parts[1:], begins, strict=False) if one != other
     ]
-    is_whole = all(num_in % (kind.inputs if kind.inputs % 32 == 0 else 32) == 0 for kind, _ in parts)
+    is_whole = all(kind.inputs % 32 == 0 and num_in % kind.inputs == 0 for kind, _ in parts)
     return is_whole and not (gated and changes) and not any(begin % columns for begin in changes)
 
 

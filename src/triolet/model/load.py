@@ -41,7 +41,7 @@ from triolet.model.gguf.config import (
 from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
 from triolet.model.pooling import Pooler, load_pooler
-from triolet.model.quantized.checkpoint import open_quantized
+from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
 
 _logger = logging.getLogger(__name__)
 
@@ -114,12 +114,20 @@ def load_model(
         _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
         stored = Checkpoint.open(folder)
         checkpoint: WeightSource = stored
+        quantized: QuantizedCheckpoint | None = None
         if config.get("quantization_config"):
-            checkpoint = open_quantized(stored, config, folder)
-            _logger.info("the quantised weights of %s are converted to %s", folder.name, torch_dtype)
+            checkpoint = quantized = open_quantized(stored, config, folder)
         if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
             parsed, generates = _without_head(parsed), False
         loaded = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
+        if quantized is not None:
+            _logger.info(
+                "of the %d quantised weights of %s, %d are kept; the others are converted to %s",
+                quantized.num_quantized,
+                folder.name,
+                len(quantized.kept),
+                torch_dtype,
+            )
     else:
         if quantization is not None:
             raise _not_quantised(quantization)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -22,11 +23,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import triolet
+from tests.kernels.cpu_variants import compiled
+from tests.model.paged import PagedDriver
 from tests.model.quantized import writers
 from tests.model.quantized.writers import Tensors, Writer, write_folders
 from tests.model.tiny import change_json, make_model
 from tests.source_tree import ROOT
 from triolet.errors import ModelError, UnsupportedModel
+from triolet.kernels.cpu.gemm.packing import pack_linear
+from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.load import load_model
 from triolet.model.quantized import formats
@@ -112,6 +117,34 @@ def transformers_tokens(folder: Path) -> list[tuple[int, ...]]:
     return answers
 
 
+KEPT = ("gptq-4", "gptq-v2", "awq", "w4a16", "w8a16", "w8a8")
+
+
+SOME = ("gptq-4", "awq", "w4a16", "w8a8", "gptq-act-order")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in SOME else [pytest.mark.slow]) for name in FORMATS],
+)
+def test_integers_that_are_kept_give_the_bits_of_the_converted_weights(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled()
+    _, quantized = make_folders(tmp_path, name)
+    ids = torch.randint(0, 200, (20,), generator=torch.manual_seed(1)).tolist()
+    with caplog.at_level("INFO", "triolet.model.load"):
+        kept = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    count = re.search(r"of the (\d+) quantised weights of quantized, (\d+) are kept", caplog.text)
+    assert count is not None
+    assert (count[2] == count[1]) if name in KEPT else (count[2] == "0" != count[1])
+    converting = attrs.evolve(UNQUANTIZED, keeps_blocks=False, pack=pack_linear)
+    monkeypatch.setitem(QUANT_METHODS, None, converting)
+    whole = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    assert name not in KEPT or kept.once(ids).equal(whole.once(ids))
+    assert name not in KEPT or kept.greedy(ids, 4) == whole.greedy(ids, 4)
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
     [
@@ -143,6 +176,14 @@ def test_bits_that_lie_across_words_are_found() -> None:
         values = dice.integers(0, 2**bits, (3, 64))
         words = writers.packed(values, bits)
         assert unpack(words, bits, 64).tolist() == values.tolist()
+
+
+def test_the_documentation_says_of_which_formats_some_are_kept() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|[^|]*\| ([^|]*) \|[^|]*\|$", text, re.MULTILINE)
+    kept = {method for method, what in rows if what != "nothing"}
+    assert {method for method, _ in rows} == formats.FORMATS.keys()
+    assert kept == {FORMATS[name][1]["quant_method"] for name in KEPT}
 
 
 def test_the_documentation_lists_the_formats_that_are_read() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import WeightsMismatch
-from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
+from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows, MappedRows
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, TensorNames
 
 Shape = tuple[int, ...]
@@ -52,6 +52,10 @@ class WeightSource(Protocol):
 
     def read_blocks(self, name: str) -> BlockRows:
         """Read a tensor that has a `block_format` as it is stored."""
+        ...
+
+    def map_blocks(self, name: str) -> MappedRows | None:
+        """Map the blocks of a tensor, if they lie in a file row after row."""
         ...
 
 
@@ -244,6 +248,14 @@ class WeightReader:
         blocks = [self._checkpoint.read_blocks(source) for source, _ in plan.sources]
         self._add_done(plan)
         return blocks
+
+    def map_blocks(self, name: str) -> MappedRows | None:
+        """Map the blocks of a tensor with a single source, if they lie in a file row after row."""
+        plan = self._plans[name]
+        mapped = self._checkpoint.map_blocks(plan.sources[0][0]) if len(plan.sources) == 1 else None
+        if mapped is not None:
+            self._add_done(plan)
+        return mapped
 
     def _add_done(self, plan: TensorPlan) -> None:
         self._done_bytes += self._bytes_of(plan)

@@ -29,6 +29,7 @@ from triolet.kernels.cpu.abi import (
     addresses,
 )
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
+from triolet.kernels.cpu.gemm.blocks import MappedRows
 from triolet.kernels.cpu.gemm.packing import (
     MODEL_DTYPES,
     CppArgmaxFilter,
@@ -322,7 +323,8 @@ class _Planner:
         self.kept.append(layers)
         return ModelStruct(
             layers=ctypes.addressof(layers),
-            embedding=pointer(embedding),
+            embedding=embedding.address if isinstance(embedding, MappedRows) else pointer(embedding),
+            embedding_format=embedding.format.number if isinstance(embedding, MappedRows) else 0,
             final_norm=self._norm("final_norm"),
             head=head.struct(),
             argmax_filter=argmax_filter.struct() if argmax_filter else ArgmaxFilterStruct(),
@@ -338,7 +340,7 @@ class _Planner:
             attention_soft_cap=config.attention_soft_cap or 0.0,
         )
 
-    def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | None]:
+    def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | MappedRows | None]:
         """Return the output head, its argmax filter, and the embedding if its weights are not the head's."""
         is_tied = "head.weight" not in self.weights
         name = "embedding" if is_tied else "head"
@@ -350,8 +352,9 @@ class _Planner:
             # Packed by now: its memory goes back before the layers are read.
             del weight
         self.kept += (head, argmax_filter)
-        embedding = None if is_tied else self.weights["embedding.weight"]
-        if embedding is not None:
+        embedding: Tensor | MappedRows | None = None
+        if not is_tied:
+            embedding = self.method.map_kept(self.weights, "embedding") or self.weights["embedding.weight"]
             self.kept.append(embedding)
         trim_heap()
         return head, argmax_filter, embedding

@@ -8,7 +8,7 @@ from typing import Protocol
 import attrs
 from torch import Tensor
 
-from triolet.kernels.cpu.gemm.blocks import fits_panels, pack_blocks
+from triolet.kernels.cpu.gemm.blocks import MappedRows, fits_panels, pack_blocks
 from triolet.kernels.cpu.gemm.packing import (
     GROUP,
     CppLinear,
@@ -61,6 +61,10 @@ class QuantMethod:
             return None
         blocks = weights.read_blocks(f"{name}.weight")
         return pack_blocks(library, blocks, weights.get(f"{name}.bias"), gated=gated)
+
+    def map_kept(self, weights: WeightReader, name: str) -> MappedRows | None:
+        """Map the blocks of the embedding `name`; None if it has none that can be used where they lie."""
+        return weights.map_blocks(f"{name}.weight") if self.keeps_blocks else None
 
     def accepts(self, *widths: int) -> bool:
         """Tell whether layers with these numbers of inputs can be packed."""

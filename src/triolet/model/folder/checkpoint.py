@@ -123,6 +123,9 @@ class Checkpoint:
     def read_blocks(self, name: str) -> NoReturn:
         raise InvariantViolated(f"tensor {name!r} has no blocks")
 
+    def map_blocks(self, name: str) -> None:
+        """Return None: a plain tensor has no blocks."""
+
 
 def _files_of(folder: Path) -> dict[Path, set[str]]:
     """Each weight file with the tensors that the index, if there is one, says it must hold."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import ModelFileError
-from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockFormat, BlockRows
+from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockFormat, BlockRows, MappedRows
 from triolet.model.gguf.dequantize import Floats, dequantize
 from triolet.model.gguf.file import GgufTensor
 from triolet.model.gguf.ggml_types import GgmlType
@@ -74,6 +74,24 @@ class GgufCheckpoint:
             rows = rows.view(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
         self.kept.add(name)
         return BlockRows(kind, rows)
+
+    def map_blocks(self, name: str) -> MappedRows | None:
+        """Map the blocks of one tensor.
+
+        Raises:
+            ModelFileError: the file has gone, or become shorter, since it was opened.
+        """
+        source, kind = self.tensors[name], self.block_format(name)
+        if kind is None or source.num_permuted_heads:
+            return None
+        try:
+            mapped = np.memmap(
+                source.tensor.path, np.uint8, "r", offset=source.begin, shape=(source.num_bytes,)
+            )
+        except (OSError, ValueError) as error:
+            raise ModelFileError(source.tensor.path, f"cannot be mapped: {error}") from error
+        self.kept.add(name)
+        return MappedRows(kind, mapped.ctypes.data, mapped)
 
     def read(self, name: str, out: Tensor | None = None) -> Tensor:
         """Read and dequantise one tensor, on the CPU.

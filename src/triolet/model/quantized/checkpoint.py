@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from triolet.errors import InvariantViolated, UnsupportedModel
+from triolet.errors import UnsupportedModel
+from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized.formats import FORMATS, Module, QuantizedFormat, QuantizedLayer
@@ -30,12 +31,13 @@ class DequantizedTensor:
 class QuantizedCheckpoint:
     """Tensors of a quantised model folder, by the names that they have without quantisation.
 
-    A quantised weight is dequantised when it is read, in float32; everything else is read as it is stored.
+    `read` dequantises a quantised weight, in float32; everything else is read as it is stored.
     """
 
     tensors: Mapping[str, StoredTensor | DequantizedTensor]
     _stored: Checkpoint
     _layers: Mapping[str, QuantizedLayer]
+    kept: set[str] = attrs.field(factory=set, init=False)  # weights that were read as they are stored
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which `read` gives a tensor."""
@@ -50,11 +52,24 @@ class QuantizedCheckpoint:
         # Into its place among joined weights, where there is one.
         return weight if out is None else out.copy_(weight)
 
-    def block_format(self, name: str) -> None:
-        return None
+    def block_format(self, name: str) -> BlockFormat | None:
+        layer = self._layers.get(name)
+        return None if layer is None or layer.blocks is None else layer.blocks.format
 
-    def read_blocks(self, name: str) -> NoReturn:
-        raise InvariantViolated(f"tensor {name!r} has no blocks")
+    def read_blocks(self, name: str) -> BlockRows:
+        """Read the integers and scales of one layer; errors are those of `read`."""
+        layer = self._layers[name]
+        assert layer.blocks is not None
+        self.kept.add(name)
+        return layer.blocks.rows({part: self._stored.read_raw(full) for part, full in layer.parts.items()})
+
+    def map_blocks(self, name: str) -> None:
+        """Return None: these files do not have an output's weights in one place."""
+
+    @property
+    def num_quantized(self) -> int:
+        """Number of quantised weights."""
+        return len(self._layers)
 
 
 def open_quantized(checkpoint: Checkpoint, config: Mapping[str, Any], folder: Path) -> QuantizedCheckpoint:

@@ -6,6 +6,7 @@ once. Integers are packed as a stream of bits, lowest first, in 32-bit words; on
 
 from __future__ import annotations
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -36,40 +37,54 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     return ((pairs >> shift) & ((1 << bits) - 1)).to(torch.int32)
 
 
+@attrs.frozen(eq=False)
+class GroupedIntegers:
+    """Weight of scale * (integer - zero), with a scale and a zero for each group of inputs."""
+
+    weight: Tensor  # int32 [out, in]
+    zeros: Tensor  # int32 [out, num_groups]
+    scales: Tensor  # [out, num_groups]
+
+    def dequantize(self, groups: Tensor | None = None) -> Tensor:
+        """Return the weight, float32; `groups` is the group of each input, None for consecutive ones."""
+        if groups is None:
+            num_in = self.weight.shape[1]
+            groups = torch.arange(num_in) // (num_in // self.scales.shape[1])
+        return _scaled(self.weight, self.zeros, self.scales, groups)
+
+
 def gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, groups: Tensor, *, bits: int, stored_minus_one: bool
-) -> Tensor:
-    """Dequantise a GPTQ layer: scale * (q - zero).
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, num_in: int, *, bits: int, stored_minus_one: bool
+) -> GroupedIntegers:
+    """Unpack a GPTQ layer.
 
     Args:
         qweight: int32 [in * bits / 32, out], packed along the input.
         qzeros: int32 [num_groups, out * bits / 32], packed along the output.
         scales: [num_groups, out].
-        groups: [in]: group of each input.
+        num_in: inputs.
         bits: 2, 3, 4 or 8.
         stored_minus_one: version 1 of the format, which stores zero - 1. A stored 15 of four bits is then 0: a zero
             of 16 does not exist.
     """
-    num_in, num_out = groups.numel(), scales.shape[1]
+    num_out = scales.shape[1]
     weight = unpack(qweight.T.contiguous(), bits, num_in)  # [out, in]
     zeros = unpack(qzeros, bits, num_out)  # [num_groups, out]
     if stored_minus_one:
         # Wraps around: there is no zero of 2 ** bits.
         zeros = (zeros + 1) & ((1 << bits) - 1)
-    return _scaled(weight, zeros.T, scales.T, groups)
+    return GroupedIntegers(weight, zeros.T, scales.T)
 
 
-def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """Dequantise an AWQ layer of the layout `gemm`: scale * (q - zero).
+def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedIntegers:
+    """Unpack an AWQ layer of the layout `gemm`.
 
     Args:
         qweight: int32 [in, out / 8].
         qzeros: int32 [num_groups, out / 8].
         scales: [num_groups, out].
-        group_size: inputs of a group.
     """
-    groups = torch.arange(qweight.shape[0]) // group_size
-    return _scaled(_unpack_awq(qweight).T, _unpack_awq(qzeros).T, scales.T, groups)
+    return GroupedIntegers(_unpack_awq(qweight).T, _unpack_awq(qzeros).T, scales.T)
 
 
 def _unpack_awq(words: Tensor) -> Tensor:
@@ -84,17 +99,15 @@ def packed_int(
     packed: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
-    groups: Tensor | None,
     shape: tuple[int, int],
     bits: int,
-) -> Tensor:
-    """Dequantise a compressed-tensors layer of the format `pack-quantized`: scale * (q - zero).
+) -> GroupedIntegers:
+    """Unpack a compressed-tensors layer of the format `pack-quantized`.
 
     Args:
         packed: int32 [out, ceil(in * bits / 32)], of q + 2 ** (bits - 1).
         scale: [out, num_groups].
         zero_point: int32 [ceil(out * bits / 32), num_groups], packed along the output; None if it is symmetric.
-        groups: [in]: group of each input, or None if they are consecutive.
         shape: [out, in].
         bits: 4 or 8.
     """
@@ -102,13 +115,11 @@ def packed_int(
     # Both have the same offset, which is lost in their difference.
     weight = unpack(packed, bits, num_in)
     num_groups = scale.shape[1]
-    if groups is None:
-        groups = torch.arange(num_in) // (num_in // num_groups)
     if zero_point is None:
         zeros = torch.full((num_out, num_groups), 1 << (bits - 1), dtype=torch.int32)
     else:
         zeros = unpack(zero_point.T.contiguous(), bits, num_out).T
-    return _scaled(weight, zeros, scale, groups)
+    return GroupedIntegers(weight, zeros, scale)
 
 
 def _scaled(weight: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> Tensor:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from triolet.errors import UnsupportedModel
+from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows, i8_format, i8_rows, u4_format, u4_rows
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized import dequantize
+from triolet.model.quantized.dequantize import GroupedIntegers
 
 Parts = Mapping[str, Tensor]
 """Tensors of one layer, by their names after the module's, such as `qweight`."""
@@ -34,6 +36,15 @@ class QuantizedLayer:
     shape: tuple[int, int]  # [out, in] of its weight
     parts: Mapping[str, str]  # names of its tensors, by the name after the module's
     dequantize: Callable[[Parts], Tensor]  # returns the weight, float32
+    blocks: BlockLayout | None = None  # how the CPU kernels can keep it
+
+
+@attrs.frozen(eq=False)
+class BlockLayout:
+    """Blocks of the CPU kernels that a layer's integers and scales fit as they are."""
+
+    format: BlockFormat
+    rows: Callable[[Parts], BlockRows]
 
 
 @attrs.frozen(eq=False)
@@ -81,12 +92,27 @@ class Module:
         return UnsupportedModel(f"tensor {self.full(part)!r} must be {rule}; got {got}")
 
     def layer(
-        self, shape: tuple[int, int], parts: tuple[str, ...], formula: Callable[[Parts], Tensor]
+        self,
+        shape: tuple[int, int],
+        parts: tuple[str, ...],
+        formula: Callable[[Parts], Tensor],
+        blocks: BlockLayout | None = None,
     ) -> QuantizedLayer:
         """Return a layer of these tensors."""
         return QuantizedLayer(
-            shape=shape, parts={part: self.full(part) for part in parts}, dequantize=formula
+            shape=shape,
+            parts={part: self.full(part) for part in parts},
+            dequantize=formula,
+            blocks=blocks,
         )
+
+    def has_ordered_groups(self, part: str, size: int) -> bool:
+        """Tell whether an index, if there is one, gives each `size` consecutive inputs a group."""
+        stored = self.find(part)
+        if stored is None:
+            return True
+        index = self.checkpoint.read_raw(self.full(part))
+        return torch.equal(index.long(), torch.arange(index.numel()) // size)
 
     def check_groups(self, part: str, num_groups: int, num_in: int, group_size: int | None = None) -> None:
         """Check that the inputs divide into so many groups.
@@ -157,20 +183,25 @@ class Gptq:
             module.need("g_idx", ("I32",), num_in)
         size = self.group_size or num_in
 
-        def formula(parts: Parts) -> Tensor:
-            groups = parts["g_idx"] if has_index else torch.arange(num_in) // size
-            _check_index(module, groups, num_groups)
+        def integers(parts: Parts) -> GroupedIntegers:
             return dequantize.gptq(
                 parts["qweight"],
                 parts["qzeros"],
                 parts["scales"],
-                groups,
+                num_in,
                 bits=self.bits,
                 stored_minus_one=self.stored_minus_one,
             )
 
+        def formula(parts: Parts) -> Tensor:
+            groups = parts["g_idx"] if has_index else torch.arange(num_in) // size
+            _check_index(module, groups, num_groups)
+            return integers(parts).dequantize(groups)
+
         names = ("qweight", "qzeros", "scales", *(("g_idx",) if has_index else ()))
-        return module.layer((num_out, num_in), names, formula)
+        is_known = self.bits == 4 and module.has_ordered_groups("g_idx", size)
+        blocks = _u4_blocks(integers, num_in, num_groups, size) if is_known else None
+        return module.layer((num_out, num_in), names, formula, blocks)
 
 
 @attrs.frozen
@@ -201,10 +232,16 @@ class Awq:
         module.check_groups("scales", num_groups, num_in, self.group_size or num_in)
         module.need("qzeros", ("I32",), num_groups, words)
         size = self.group_size or num_in
+
+        def integers(parts: Parts) -> GroupedIntegers:
+            return dequantize.awq(parts["qweight"], parts["qzeros"], parts["scales"])
+
         return module.layer(
             (num_out, num_in),
             ("qweight", "qzeros", "scales"),
-            lambda parts: dequantize.awq(parts["qweight"], parts["qzeros"], parts["scales"], size),
+            # The last group may be a shorter one.
+            lambda parts: integers(parts).dequantize(torch.arange(num_in) // size),
+            _u4_blocks(integers, num_in, num_groups, size),
         )
 
 
@@ -266,20 +303,29 @@ class CompressedTensors:
             module.need("weight_g_idx", ("I32",), num_in)
             names.append("weight_g_idx")
 
-        def formula(parts: Parts) -> Tensor:
-            groups = parts.get("weight_g_idx")
-            if groups is not None:
-                _check_index(module, groups, num_groups, "weight_g_idx")
+        def integers(parts: Parts) -> GroupedIntegers:
             return dequantize.packed_int(
                 parts["weight_packed"],
                 parts["weight_scale"],
                 parts.get("weight_zero_point"),
-                groups,
                 (num_out, num_in),
                 bits,
             )
 
-        return module.layer((num_out, num_in), tuple(names), formula)
+        def formula(parts: Parts) -> Tensor:
+            groups = parts.get("weight_g_idx")
+            if groups is not None:
+                _check_index(module, groups, num_groups, "weight_g_idx")
+            return integers(parts).dequantize(groups)
+
+        is_symmetric = module.find("weight_zero_point") is None
+        size, blocks = num_in // num_groups, None
+        if module.has_ordered_groups("weight_g_idx", size):
+            if bits == 4:
+                blocks = _u4_blocks(integers, num_in, num_groups, size)
+            elif is_symmetric:
+                blocks = BlockLayout(i8_format(size), lambda parts: _i8_rows(integers(parts)))
+        return module.layer((num_out, num_in), tuple(names), formula, blocks)
 
 
 @attrs.frozen
@@ -401,11 +447,35 @@ def scaled_layer(module: Module, scale_part: str, block: tuple[int, int] | None)
     if math.prod(scale.shape) != math.prod(sizes) or (len(scale.shape) == 2 and scale.shape != sizes):
         raise module.wrong(scale_part, f"of shape {list(sizes)}", list(scale.shape))
     chosen = block
+    stored = module.find("weight")
+    is_kept = stored is not None and stored.dtype == "I8" and block[0] == 1 and num_in % block[1] == 0
     return module.layer(
         (num_out, num_in),
         ("weight", scale_part),
         lambda parts: dequantize.scaled_blocks(parts["weight"], parts[scale_part].reshape(sizes), chosen),
+        BlockLayout(
+            i8_format(chosen[1]), lambda parts: i8_rows(parts["weight"], parts[scale_part].reshape(sizes))
+        )
+        if is_kept
+        else None,
     )
+
+
+def _u4_blocks(
+    integers: Callable[[Parts], GroupedIntegers], num_in: int, num_groups: int, size: int
+) -> BlockLayout | None:
+    """Return the layout of integers of four bits in groups of `size` inputs; None if the last group is shorter."""
+
+    def rows(parts: Parts) -> BlockRows:
+        read = integers(parts)
+        return u4_rows(read.weight, read.zeros, read.scales)
+
+    return BlockLayout(u4_format(size), rows) if num_in == num_groups * size else None
+
+
+def _i8_rows(read: GroupedIntegers) -> BlockRows:
+    # Symmetric: the zeros are all the same, in the middle.
+    return i8_rows(read.weight - read.zeros[:1, :1], read.scales)
 
 
 def _block(size: int, count: int) -> int:
