@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.request.grammar_state import Constraint, TokenMask
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import FinishReason
-from triolet.core.step_plan import SampledToken, TokenLogprobs
+from triolet.core.step_plan import PooledVectors, PromptLogprobs, SampledToken, TokenLogprobs
 from triolet.errors import InvariantViolated
 
 
@@ -184,6 +187,7 @@ def test_queued_tokens_are_those_of_prompts_never_scheduled() -> None:
     journal.close(first)
     assert journal.num_queued_tokens == 60
     journal.close(second)  # while it was waiting
+    assert journal.num_queued_tokens == 40
     journal.close(second)
     assert journal.num_queued_tokens == 40
     journal.begin_stay(third)
@@ -222,3 +226,132 @@ def test_a_count_that_is_wrong_is_found(corrupt: Callable[[JournalEntry], object
     corrupt(entry)
     with pytest.raises(InvariantViolated, match=message):
         journal.check()
+
+
+# ------------------------------------------------------------------------- what an entry says of itself
+
+
+def entry_of(**fields: object) -> JournalEntry:
+    return Journal().open(make_request((1, 2, 3), **fields))  # type: ignore[arg-type]
+
+
+def test_a_new_entry_counts_nothing_and_was_held_for_none() -> None:
+    journal = Journal()
+    first = journal.open(make_request())
+    assert (first.num_cached_tokens, first.num_cache_creation_tokens, first.num_preemptions) == (0, 0, 0)
+    assert [entry.leader_serial for entry in (first, journal.open(make_request(), after=first))] == [
+        0,
+        first.serial,
+    ]
+    journal.scheduled(first, 1.0)
+    assert first.num_cached_tokens == 0
+
+
+def test_an_answer_needs_a_place_for_its_next_token_and_a_pooled_request_none() -> None:
+    assert entry_of().num_needed_places == 4
+    assert entry_of(pooling=PoolingParams(task="embed")).num_needed_places == 3
+
+
+def test_a_mask_is_awaited_until_the_one_for_the_next_position_is_there() -> None:
+    free, bound = entry_of(), entry_of(constraint=Constraint())
+    assert (free.awaits_mask, free.mask) == (False, None)
+    assert (bound.awaits_mask, bound.mask) == (True, None)
+    bound.guidance = TokenMask(0, b"mask")
+    assert (bound.awaits_mask, bound.mask) == (False, b"mask")
+    bound.output_token_ids.append(7)
+    assert bound.awaits_mask
+
+
+def test_needs_of_masks_are_told_once_each_stay_and_each_token_and_only_of_live_requests() -> None:
+    journal = Journal()
+    bound, gone = (journal.open(make_request(constraint=Constraint())) for _ in range(2))
+    free = journal.open(make_request())
+    for entry in (bound, gone, free):
+        journal.begin_stay(entry)
+    journal.close(gone)
+    assert [journal.take_unmasked(), journal.take_unmasked()] == [(bound.serial,), ()]
+    bound.guidance = TokenMask(0, b"mask")
+    journal.begin_stay(bound)
+    assert journal.take_unmasked() == ()
+    journal.commit(bound, next_token(bound, 7), 1.0)
+    assert journal.take_unmasked() == (bound.serial,)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "reason", "is_ended"),
+    [
+        ([5, 5, 9], FinishReason.STOP, True),
+        ([9, 9, 5], FinishReason.STOP, False),  # a stop string
+        ([5, 9], FinishReason.LENGTH, False),
+        ([], FinishReason.STOP, False),
+    ],
+)
+def test_an_answer_is_ended_by_its_last_token_if_that_is_an_ending_one_and_it_stopped(
+    token_ids: list[int], reason: FinishReason, is_ended: bool
+) -> None:
+    entry = entry_of(eos_token_ids=(9,))
+    entry.output_token_ids += token_ids
+    entry.finish(reason)
+    assert entry.ended_by_token is is_ended
+
+
+def test_the_prefix_cache_is_read_unless_the_request_says_no_or_wants_what_only_computing_gives() -> None:
+    assert entry_of().reads_prefix_cache
+    assert not entry_of(params=SamplingParams(skip_reading_prefix_cache=True)).reads_prefix_cache
+    entry = entry_of(params=SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False))
+    assert not entry.reads_prefix_cache
+    one = TokenLogprobs((1,), (-1.0,), 1)
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (one,)))
+    assert entry.wants_prompt_logprobs
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (one, one)))  # again from the beginning
+    assert (len(entry.prompt_logprobs), entry.wants_prompt_logprobs, entry.reads_prefix_cache) == (
+        2,
+        False,
+        True,
+    )
+
+
+def test_the_parts_of_a_pooled_result_are_kept_once_and_begin_anew_at_the_first_token() -> None:
+    journal = Journal()
+    entry = journal.open(make_request((1, 2, 3), pooling=PoolingParams(task="embed")))
+
+    def part(start: int, *, is_last: bool = False, epoch: int = entry.epoch) -> PooledVectors:
+        return PooledVectors(epoch, start, 1, b"", is_last)
+
+    assert not journal.commit_pooled(entry, part(0, epoch=entry.epoch + 1))
+    assert [journal.commit_pooled(entry, part(start)) for start in (0, 1, 0, 2)] == [True] * 4
+    assert [one.start for one in entry.pooled] == [0, 2]
+    is_complete = [entry.is_pooled]
+    assert [journal.commit_pooled(entry, part(3, is_last=True)) for _ in range(2)] == [True, False]
+    assert [*is_complete, entry.is_pooled] == [False, True]
+    other = journal.open(make_request((1, 2, 3), pooling=PoolingParams(task="embed")))
+    other.finish(FinishReason.ABORT)
+    assert journal.commit_pooled(other, part(0, epoch=other.epoch)) is False
+
+
+def test_times_between_tokens_are_counted_from_the_arrival_and_from_the_token_before() -> None:
+    journal = Journal()
+    entry = journal.open(make_request((1, 2, 3), arrival_s=2.0))
+    journal.scheduled(entry, 3.0, num_cached_tokens=1)
+    for now_s in (5.0, 9.0):
+        journal.commit(entry, next_token(entry, 7), now_s)
+    journal.stats.step(1)
+    stats = journal.stats.take()
+    assert stats is not None
+    assert (stats.times_to_first_token, stats.inter_token_latencies) == ((3.0,), (4.0,))
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (3, 1)
+
+
+def test_an_answer_of_its_greatest_length_is_in_order() -> None:
+    entry = (journal := Journal()).open(make_request(max_tokens=2))
+    entry.output_token_ids += [7, 7]
+    journal.check()
+
+
+def test_requests_that_are_held_end_with_the_first_one_or_as_aborted() -> None:
+    journal = Journal()
+    first = journal.open(make_request())
+    held = journal.open(make_request(), after=first)
+    assert [journal.is_held(entry) for entry in (first, held)] == [False, True]
+    journal.close(first)
+    assert held.finish_reason is FinishReason.ABORT

@@ -15,7 +15,7 @@ from triolet.core.output.output_processor import OutputCollector
 from triolet.core.output.outputs import CompletionOutput, Logprob
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, RequestMetrics
-from triolet.core.step_plan import TokenLogprobs
+from triolet.core.step_plan import PromptLogprobs, TokenLogprobs
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 
@@ -397,3 +397,66 @@ def test_deltas_can_be_put_together_again() -> None:
     assert outputs[0].text == "a"
     replaced = outputs[0].add(outputs[1], aggregate=False)
     assert (replaced.text, replaced.outputs[0].token_ids) == ("b", (1,))
+
+
+def test_a_token_is_described_after_the_four_before_it() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def decode(token_id: int, before: Sequence[int]) -> str:
+        seen.append(tuple(before))
+        return ""
+
+    story = answer(CUMULATIVE, logprobs=0)
+    story.collector.decode_token = decode
+    for token_id in range(10, 16):
+        story.give("", token_id, logprobs=TokenLogprobs((token_id,), (-1.0,), 1))
+    story.take()
+    assert seen == [(), (10,), (10, 11), (10, 11, 12), (10, 11, 12, 13), (11, 12, 13, 14)]
+
+
+def prompted(kind: RequestOutputKind = DELTA, length: int = 7, **asked: Any) -> OutputCollector:
+    params = SamplingParams(output_kind=kind, prompt_logprobs=0, **asked)
+    entry = Journal().open(make_request(range(length), params=params))
+    return OutputCollector(entry, lambda token_id, before: str(list(before)))
+
+
+def tell_prompt(collector: OutputCollector) -> None:
+    entry = collector.entry
+    every = [TokenLogprobs((token_id,), (-1.0,), 1) for token_id in entry.request.prompt_token_ids[1:]]
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, tuple(every)))
+
+
+def test_a_token_of_the_prompt_is_described_after_the_four_before_it_without_the_first_of_all() -> None:
+    collector = prompted()
+    tell_prompt(collector)
+    told = collector.prompt_logprobs()
+    assert told is not None
+    befores = [position[place].decoded_token for place, position in enumerate(told) if position]
+    assert befores == ["[]", "[1]", "[1, 2]", "[1, 2, 3]", "[1, 2, 3, 4]", "[2, 3, 4, 5]"]
+
+
+def test_columns_of_a_prompt_have_an_empty_first_position() -> None:
+    collector = prompted(length=3, flat_logprobs=True)
+    tell_prompt(collector)
+    flat = collector.prompt_logprobs()
+    assert isinstance(flat, FlatLogprobs)
+    assert (tuple(flat.start_indices), tuple(flat.token_ids)) == ((0, 0, 1), (1, 2))
+
+
+def test_log_probabilities_of_a_prompt_are_told_when_all_are_known_and_in_a_delta_stream_in_one_output() -> (
+    None
+):
+    collector = prompted()
+    collector.put("", 0)
+    assert [collector.take().prompt_logprobs, collector.take().prompt_logprobs] == [None, None]
+    assert answer().collector.prompt_logprobs() is None
+    collector = prompted()
+    tell_prompt(collector)
+    assert [len(collector.take().prompt_logprobs or ()) for _ in range(2)] == [7, 0]
+    collector = prompted(CUMULATIVE)
+    tell_prompt(collector)
+    assert [len(collector.take().prompt_logprobs or ()) for _ in range(2)] == [7, 7]
+
+
+def test_without_a_wall_clock_the_arrival_time_is_zero() -> None:
+    assert prompted().metrics().arrival_time == 0.0

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.core.make import make_request, next_token
 from triolet.core.journal import Journal
+from triolet.core.metrics.iteration_stats import FinishedRequest
 from triolet.core.output.detokenizer import Piece
 from triolet.core.output.logprobs import Logprob
-from triolet.core.output.output_processor import OutputProcessor
+from triolet.core.output.output_processor import OutputProcessor, decoder, pieces
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.request import FinishReason
@@ -171,6 +172,7 @@ class Knowing(Letters):
     ("fields", "text"),
     [
         ({}, "ABC"),
+        ({"spaces_between_special_tokens": False}, "ABC"),  # there are none between tokens that are skipped
         ({"skip_special_tokens": False}, "ABC</s>"),
         ({"skip_special_tokens": False, "spaces_between_special_tokens": False}, "abc</s>"),
         ({"detokenize": False}, ""),
@@ -330,3 +332,57 @@ def test_a_panic_while_the_text_is_built_again_loses_nothing_and_repeats_nothing
     tale.tokenizer.panics_at = None
     tale.say("d")
     assert (tale.text(), tale.processor.collector.num_tokens) == ("abcd", 4)
+
+
+# ---------------------------------------------------------------------------- what is decoded, and how
+
+
+def test_what_was_delivered_is_not_decoded_again() -> None:
+    tale = story()
+    tale.say("abcdefghijklmnop")
+    assert tale.tokenizer is not None
+    tale.tokenizer.panics_at = 0
+    tale.say("q")
+    assert tale.text() == "abcdefghijklmnopq"
+
+
+def test_the_end_of_an_answer_is_no_token() -> None:
+    tale = story()
+    tale.say("ab", end=FinishReason.LENGTH)
+    assert tale.processor.collector.num_tokens == 2
+
+
+def test_log_probabilities_show_special_tokens_that_the_text_skips() -> None:
+    tale = story(logprobs=0)
+    tale.say(".")
+    completion = tale.read()
+    assert completion.logprobs is not None
+    assert completion.logprobs[0][EOS].decoded_token == "</s>"
+
+
+def test_special_tokens_are_apart_unless_spaces_between_them_are_not_wanted() -> None:
+    spaced = decoder(Spaced(), skip_special_tokens=False)
+    unspaced = decoder(Spaced(), skip_special_tokens=False, is_spaced=False)
+    assert (spaced([0, EOS, EOS, 1]), unspaced([0, EOS, EOS, 1])) == ("a </s> </s> b", "a </s></s> b")
+    assert pieces(Knowing(), skip_special_tokens=False)(0) == "A"
+
+
+def test_the_statistics_of_a_request_at_its_end_are_its_own_and_name_it_as_its_caller_does() -> None:
+    journal = Journal()
+    request = make_request(
+        (1, 2, 3), request_id="r", max_tokens=9, num_answers=2, arrival_s=2.0, trace_headers=(("a", "b"),),
+        params=SamplingParams(temperature=0.5, top_p=0.25),
+    )  # fmt: skip
+    entry = journal.open(request)
+    entry.num_cached_tokens = 1
+    processor = OutputProcessor.open(entry, None, arrival_time=7.0)
+    finished = processor.finished_request(FinishReason.LENGTH, 5.0)
+    assert finished == FinishedRequest(
+        finish_reason=FinishReason.LENGTH, metrics=processor.collector.metrics(), num_prompt_tokens=3,
+        num_cached_tokens=1, max_tokens=9, n=2, e2e_latency=3.0, request_id="r", temperature=0.5, top_p=0.25,
+        trace_headers=(("a", "b"),),
+    )  # fmt: skip
+    assert finished.metrics.arrival_time == 7.0
+    child = journal.open(make_request(request_id="1_r", parent_id="r"))
+    of_child = OutputProcessor.open(child, None, arrival_time=7.0).finished_request(FinishReason.STOP, 5.0)
+    assert of_child.request_id == "r"

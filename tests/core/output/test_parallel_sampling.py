@@ -10,7 +10,7 @@ import pytest
 from tests.core.make import make_request, next_token
 from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.journal import Journal
-from triolet.core.output.output_processor import OutputCollector, ParallelCollector
+from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import RequestOutputKind, SamplingParams
@@ -240,3 +240,22 @@ def test_an_answer_that_failed_is_known_to_the_reader() -> None:
     assert trio.answers.failed is None
     trio.end(1, FinishReason.ERROR)
     assert trio.answers.failed is trio.entries[1]
+
+
+def test_turns_begin_with_the_first_answer_and_go_on_behind_the_last_one_taken() -> None:
+    trio = Trio(DELTA)
+    for index in (0, 1, 2):
+        trio.say(index, "a")
+    order = [trio.answers.take().outputs[0].index]
+    trio.say(0, "b")
+    order += [trio.answers.take().outputs[0].index for _ in range(3)]
+    assert order == [0, 1, 2, 0]
+
+
+def test_the_text_of_several_answers_is_that_of_the_first_and_one_answer_is_read_as_it_is() -> None:
+    trio = Trio(DELTA)
+    trio.say(0, "ab")
+    trio.say(1, "c")
+    assert trio.answers.text == "ab"
+    assert collector_of(trio.collectors[1:2]) is trio.collectors[1]
+    assert isinstance(collector_of(trio.collectors), ParallelCollector)

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from triolet.core.recovery.recovery_state import (
-    FACTOR,
-    MEMORY_STEPS,
-    MIN_LIMIT_S,
-    MIN_STEPS,
-    HangLimit,
-    StepKind,
-    step_kind,
-)
+from triolet.core.recovery.recovery_state import HangLimit, StepKind, step_kind
 from triolet.core.step_plan import PlanRow, StepPlan
+
+FACTOR, MIN_LIMIT_S, MIN_STEPS, MEMORY_STEPS = 3.0, 2.0, 32, 4096  # as documented
 
 DECODE, PROMPT = (1, 1, 5), (1, 9, 9)
 
@@ -86,3 +80,33 @@ def test_kinds_differ_in_rows_in_tokens_and_in_what_these_attend_to() -> None:
     kinds = [step_kind(plan_of(*rows)) for rows in ([(7, 1)], [(70, 1)], [(0, 8)], [(3, 1), (3, 1)])]
     assert len(set(kinds)) == 4
     assert step_kind(plan_of((4, 1))) == step_kind(plan_of((6, 1)))
+
+
+def observe(limit: HangLimit, elapsed_s: float, num_steps: int) -> float | None:
+    for _ in range(num_steps):
+        limit.observe(DECODE, elapsed_s)
+    return limit.limit_s(DECODE)
+
+
+def test_at_4096_steps_of_a_kind_every_count_is_halved_and_single_ones_are_dropped() -> None:
+    limit = HangLimit(60.0)
+    observe(limit, 8.0, 5)
+    assert [observe(limit, 1.0, 4090), observe(limit, 1.0, 1)] == [24.0, 3.0]  # 5 of 4095, then 2 of 2047
+    limit = HangLimit(60.0)
+    observe(limit, 8.0, 7)
+    assert [observe(limit, 1.0, 4089), observe(limit, 1.0, 700)] == [24.0, 24.0]  # 3 of 2748
+    limit = HangLimit(60.0)
+    observe(limit, 8.0, 2)
+    observe(limit, 1.0, 4094)
+    assert observe(limit, 8.0, 2) == 24.0  # 3 of 2049
+
+
+def test_two_late_steps_of_2500_do_not_raise_the_limit() -> None:
+    limit = HangLimit(60.0)
+    observe(limit, 8.0, 2)
+    assert observe(limit, 1.0, 2498) == 3.0
+
+
+def test_a_time_is_rounded_up_to_an_eighth_of_an_octave() -> None:
+    limit = HangLimit(60.0)
+    assert observe(limit, 2.0 ** (9.5 / 8), MIN_STEPS) == pytest.approx(3 * 2 ** (10 / 8))

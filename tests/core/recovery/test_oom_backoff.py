@@ -136,3 +136,40 @@ def test_a_smaller_step_computes_the_same(num_rows: int) -> None:
         walk.end()
         walk.check()
     assert all(entry.finish_reason is FinishReason.LENGTH for entry in walk.entries)
+
+
+def calm(limit: OomBackoff, num_steps: int, most_rows: int = 8, most_tokens: int = 64) -> tuple[int, int]:
+    for _ in range(num_steps):
+        limit.step_done(most_rows, most_tokens)
+    return limit.max_rows(100), limit.max_tokens(100)
+
+
+def test_limits_are_doubled_after_64_steps_that_fit_until_rows_and_tokens_are_both_unlimited() -> None:
+    limit = OomBackoff()
+    limit.step_did_not_fit([40, 2, 2])
+    assert [calm(limit, number) for number in (63, 1, 63, 1)] == [(2, 4), (4, 8), (4, 8), (8, 16)]
+    assert [calm(limit, 64), calm(limit, 64)] == [(16, 32), (100, 100)]  # rows alone lift nothing
+    limit = OomBackoff()
+    limit.step_did_not_fit([40, 30, 30])
+    assert [calm(limit, 64), calm(limit, 64)] == [(4, 100), (100, 100)]  # nor do tokens
+    limit = OomBackoff()
+    limit.step_did_not_fit([20, 20])
+    assert calm(limit, 64, most_rows=2, most_tokens=40) == (100, 100)
+
+
+def test_each_misfit_doubles_the_number_of_steps_and_counts_them_anew_up_to_4096() -> None:
+    limit = OomBackoff()
+    limit.step_did_not_fit([2, 2])
+    calm(limit, 63)
+    limit.step_did_not_fit([2, 2])
+    assert [calm(limit, 127), calm(limit, 1)] == [(1, 2), (2, 4)]
+    for _ in range(20):
+        limit.step_did_not_fit([2, 2])
+    assert [calm(limit, 4095), calm(limit, 1)] == [(1, 2), (2, 4)]
+
+
+def test_after_a_step_that_fitted_one_row_leaves_again() -> None:
+    limit = OomBackoff()
+    assert [limit.step_did_not_fit([1] * 9), limit.step_did_not_fit([1] * 8)] == [1, 2]
+    limit.step_done(9, 9)
+    assert limit.step_did_not_fit([1] * 6) == 1

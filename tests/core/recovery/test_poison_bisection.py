@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.recovery.recovery_state import CrashOutcome, PoisonBisection
+from triolet.core.recovery.recovery_state import CrashOutcome, PoisonBisection, RecoveryState
 
 MARK = 10
 
@@ -140,3 +140,43 @@ def test_a_crash_of_the_company_and_not_of_one_convicts_nobody_and_counts() -> N
         trial.step()
     assert trial.convicted == []
     assert trial.num_counted > 10
+
+
+def test_requests_of_a_crash_are_remembered_until_they_end() -> None:
+    poison_bisection = PoisonBisection()
+    poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
+    poison_bisection.step_done({1: 8, 2: 8, 3: 8})
+    assert poison_bisection.crashed == {1, 2}
+    poison_bisection.ended(1)
+    assert poison_bisection.crashed == {2}
+
+
+def test_requests_that_were_in_no_crash_change_nothing_of_a_bisection() -> None:
+    poison_bisection = PoisonBisection()
+    for _ in range(2):
+        poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
+    poison_bisection.step_done({99: 100})
+    assert [poison_bisection.may_run(serial) for serial in (1, 2)] == [True, False]
+
+
+def test_a_request_that_left_is_not_in_the_next_half() -> None:
+    poison_bisection = PoisonBisection()
+    for _ in range(2):
+        poison_bisection.step_failed(dict.fromkeys((1, 2, 3, 4), 8), num_rows=4)
+    poison_bisection.ended(3)
+    poison_bisection.step_done({1: 8, 2: 8})
+    assert poison_bisection.may_run(4)
+
+
+def test_crashes_that_several_culprits_were_in_are_taken_off_the_restart_limit_once() -> None:
+    poison_bisection = PoisonBisection()
+    for _ in range(2):
+        poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
+    assert poison_bisection.step_failed({1: 8}, num_rows=1) == CrashOutcome(1, 3)
+    assert poison_bisection.step_failed({2: 8}, num_rows=1) == CrashOutcome(None, 0)
+    assert poison_bisection.step_failed({2: 8}, num_rows=1) == CrashOutcome(2, 2)
+
+
+def test_a_recovery_state_begins_with_nothing_learned() -> None:
+    state = RecoveryState()
+    assert (state.num_uncounted, state.has_runner_failed, state.poison_bisection.crashed) == (0, False, set())

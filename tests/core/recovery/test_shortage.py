@@ -68,3 +68,27 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
     assert [backoff.next_s() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     backoff.reset()
     assert backoff.next_s() == 0.1
+
+
+def test_a_typed_shortage_is_itself_and_gets_no_other_cause() -> None:
+    shortage = ResourceShortage("memory", "loading the model")
+    assert shortage_of(shortage, "anything") is shortage
+    with pytest.raises(ResourceShortage) as raised, typed_shortages("anything"):
+        raise shortage
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(("num_above", "is_found"), [(7, True), (8, False)])
+def test_the_first_eight_of_a_chain_of_causes_are_looked_at(num_above: int, is_found: bool) -> None:
+    error: Exception = MemoryError()
+    for _ in range(num_above):
+        above = ValueError()
+        above.__cause__ = error
+        error = above
+    assert (shortage_of(error, "anything") is not None) is is_found
+
+
+def test_pauses_are_a_tenth_of_a_second_to_five_seconds() -> None:
+    backoff = Backoff()
+    pauses = [backoff.next_s() for _ in range(10)]
+    assert (pauses[0], pauses[-1]) == (0.1, 5.0)

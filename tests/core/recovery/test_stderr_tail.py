@@ -60,3 +60,32 @@ def test_old_lines_are_no_reason() -> None:
     heard.hear("later", 5.0)
     assert heard.since(4.0) == ["later"]
     assert heard.since(6.0) == []
+
+
+def test_lines_of_exactly_that_time_are_among_the_reasons() -> None:
+    assert words(["late"]).since(1.0) == ["late"]
+    assert words([FATAL, "later"]).since(1.0) == [FATAL]
+
+
+def test_frames_are_those_under_the_first_heading_of_the_thread_that_failed() -> None:
+    assert words([FATAL, *frames("loose")]).since(0.0) == [FATAL]
+    assert words([FATAL, thread(True), "Extension modules: numpy"]).since(0.0) == [FATAL]
+    assert words([FATAL, "Current thread 0x00007f5d8a3b4740 has no frames", *frames("none")]).since(0.0) == [
+        FATAL
+    ]
+    again = [FATAL, thread(True), *frames("first", 1), "", thread(True), *frames("second", 1)]
+    assert words(again).since(0.0) == [FATAL, 'File "first.py", line 0 in first']
+
+
+def test_of_two_fatal_errors_the_last_one_is_told() -> None:
+    first, second = (
+        [thread(True), *frames("first", 1)],
+        [*frames("loose"), thread(True), *frames("second", 9)],
+    )
+    heard = words([FATAL, *first, FATAL, *second]).since(0.0)
+    assert heard[-3:] == [f'File "second.py", line {line} in second' for line in range(3)]
+    assert not any("loose" in line for line in heard)
+
+
+def test_a_line_is_cut_to_200_characters() -> None:
+    assert [len(line) for line in words(["x" * 1000]).since(0.0)] == [200]

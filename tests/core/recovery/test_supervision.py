@@ -10,6 +10,7 @@ from triolet.core.recovery.supervision import (
     CrashReport,
     Restart,
     RestartIntensity,
+    RestartLog,
     Strategy,
     children_to_restart,
     must_restart,
@@ -136,3 +137,24 @@ def test_a_restart_is_remembered_until_something_was_achieved_since() -> None:
     intensity = RestartIntensity(max_restarts=2, period_s=5.0)
     achieved = ((0.0, 7), (60.0, 7), (120.0, 8), (180.0, 8), (240.0, 8))
     assert [intensity.allow(*each) for each in achieved] == [True, True, True, True, False]
+
+
+def test_restarts_that_are_explained_do_not_count() -> None:
+    intensity = RestartIntensity(max_restarts=1, period_s=5.0)
+    assert intensity.allow(0.0)
+    assert intensity.allow(1.0, num_uncounted=1)
+    assert intensity.allow(2.0, num_uncounted=2)
+    assert intensity.allow(3.0)
+    assert not intensity.allow(4.0)
+
+
+def test_the_log_tells_of_every_change_of_the_actors_that_do_not_serve_and_of_no_other() -> None:
+    changes: list[set[str]] = []
+    log = RestartLog(lambda: changes.append(set(log.restarting)))
+    log.note_end(["runner", "scheduler"])
+    assert len(changes) == 1
+    log.note_end(["runner"])
+    log.note_start("journal")
+    log.note_start("runner")
+    log.note_start("runner")
+    assert changes == [{"runner", "scheduler"}, {"scheduler"}]

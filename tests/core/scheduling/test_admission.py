@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.core.make import make_request
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.scheduling.admission import RECENT_ENDINGS, Admission
-from triolet.errors import Overloaded
+from triolet.core.scheduling.admission import RECENT_ENDINGS, Admission, Deadlines, is_overdue
+from triolet.errors import InvalidRequest, Overloaded
 
 
 def make_admission(*, running: int = 2, queued: int = 1, tokens: int = 100) -> Admission:
@@ -272,3 +275,82 @@ def test_what_was_let_in_by_another_engine_is_not_asked_for_its_share() -> None:
 def test_without_fair_one_client_may_take_every_place() -> None:
     admission = make_admission(running=8, queued=8)
     assert sum(admits(admission, "hog") for _ in range(50)) == 16
+
+
+def test_a_share_is_of_the_clients_that_are_there_the_one_that_asks_and_one_that_may_come() -> None:
+    admission = fair_admission(places=16)
+    assert admission.share("new") == 16 // 2
+    admission.reserve(0.0, 3, client="other")
+    assert admission.share("new") == 16 // 3
+    admission.give_back(3, "other")
+    assert admission.share("new") == 16 // 2
+
+
+def test_of_the_last_places_a_client_gets_its_whole_share_and_no_more() -> None:
+    admission = fair_admission(places=16)
+    assert sum(admits(admission, "hog") for _ in range(10)) == 10
+    assert [admits(admission, "light") for _ in range(6)] == [True] * 5 + [False]  # a third of 16
+
+
+def test_of_the_last_tokens_a_client_gets_less_than_its_share() -> None:
+    admission = fair_admission(places=100, tokens=80)
+    assert admits(admission, "hog", num_tokens=44)
+    assert admits(admission, "light", num_tokens=26)
+    with pytest.raises(Overloaded):
+        admission.check_tokens(0.0, "light")  # it has a third of 80, and an eighth is left
+
+
+def test_more_answers_than_there_are_places_are_refused_for_good() -> None:
+    admission = make_admission(running=2, queued=1)
+    admission.reserve(0.0, 3)
+    admission.give_back(3)
+    with pytest.raises(InvalidRequest, match=r"n must be at most 3 \(max_num_seqs \+ max_queued_requests\)"):
+        admission.reserve(0.0, 4)
+
+
+@pytest.mark.parametrize(("policy", "is_fair"), [("fair", True), ("fcfs", False)])
+def test_admission_has_the_limits_of_the_engine(policy: str, is_fair: bool) -> None:
+    journal = Journal()
+    limits = SimpleNamespace(max_num_seqs=2, max_queued_requests=3, max_queued_tokens=4, policy=policy)
+    assert Admission.of(limits, journal) == Admission(journal, 2, 3, 4, is_fair=is_fair)
+
+
+def test_the_last_64_endings_count() -> None:
+    admission = make_admission()
+    for ended_s in range(65):
+        admission.ended(float(ended_s))
+    assert admission.retry_after_s(129.0) == 2.0  # 128 s since the second of them
+
+
+# ------------------------------------------------------------------------------------- deadlines
+
+
+def test_the_next_deadline_is_the_earliest_of_a_live_request() -> None:
+    deadlines = Deadlines()
+    assert deadlines.next_s({1, 2, 3}) == math.inf
+    for serial, deadline_s in ((1, 5.0), (2, 3.0), (3, math.inf), (4, 1.0)):
+        deadlines.add(serial, deadline_s)
+    assert deadlines.next_s({1, 2, 3}) == 3.0
+    assert deadlines.pop() == 2
+    assert (deadlines.next_s({1, 3}), deadlines.next_s({3})) == (5.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_scheduled", "overdue"),
+    [
+        ({}, False, False),
+        ({"deadline_s": 5.0}, True, True),
+        ({"deadline_s": 5.1}, False, False),
+        ({"queue_deadline_s": 5.0}, False, True),
+        ({"queue_deadline_s": 5.1}, False, False),
+        ({"queue_deadline_s": 5.0}, True, False),
+    ],
+)
+def test_a_request_is_overdue_at_its_deadline_or_at_that_of_the_queue_while_it_was_never_scheduled(
+    fields: dict[str, float], is_scheduled: bool, overdue: bool
+) -> None:
+    journal = Journal()
+    entry = journal.open(make_request(**fields))  # type: ignore[arg-type]
+    if is_scheduled:
+        journal.scheduled(entry, 1.0)
+    assert is_overdue(entry, 5.0) is overdue

@@ -213,7 +213,7 @@ class PoisonBisection:
             del self._candidates[serial]
             self._next_half.discard(serial)
             self._attempt.discard(serial)
-        if not self._attempt and self._next_half:
+        if not self._attempt:
             self._attempt_half(self._next_half)
 
 
