@@ -141,6 +141,8 @@ def _answer(question: str) -> list[str]:
         return _pieces(", ".join(str(number) for number in range(1, numbers[-1] + 1)) + ".")
     if "story" in words:
         return _pieces(STORY * 40)
+    if "ponder" in words:
+        return _pieces("<think>Hmm, let me see.</think>\n\nYes.")
     if "nothing" in words:
         return []
     return _pieces(f"You said: {question}")

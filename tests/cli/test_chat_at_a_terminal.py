@@ -171,6 +171,17 @@ def test_regen_answers_the_same_conversation_again(chat: Terminal) -> None:
     chat.expect("prompt 10")
 
 
+def test_a_message_is_answered_twice_at_once_and_the_conversation_goes_on_with_one(chat: Terminal) -> None:
+    chat.type("hello" + ENTER)
+    chat.expect("prompt 10")
+    chat.type("/fork" + ENTER)
+    chat.expect("1. You said: hello")
+    chat.expect("2. You said: hello")
+    chat.expect("/pick N takes another one.")
+    chat.type("/pick 2" + ENTER)
+    chat.expect("The conversation goes on with reply 2.")
+
+
 def test_history_outlives_the_chat(start: START, tmp_path: Path) -> None:
     first = start()
     first.expect(PROMPT)

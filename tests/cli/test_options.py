@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import attrs
@@ -129,3 +130,17 @@ def test_an_at_sign_reads_a_file(tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_text("Be brief.\n")
     assert options.text_or_file(f"@{tmp_path}/system.txt", "--system") == "Be brief."
     assert options.text_or_file("Be brief.", "--system") == "Be brief."
+
+
+def test_a_form_is_json_or_a_schema_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    (tmp_path / "broken.json").write_text('{"type": ')
+    asked = options.form_of("json", "--format")
+    assert asked is not None
+    assert asked.json_object
+    read = options.form_of(f"@{tmp_path}/schema.json", "--format")
+    assert read is not None
+    assert json.loads(read.json or "") == {"type": "object"}
+    for wrong, rule in (("xml", "json, or @FILE"), (f"@{tmp_path}/broken.json", "a JSON schema")):
+        with pytest.raises(click.UsageError, match=f"--format must be {rule}"):
+            options.form_of(wrong, "--format")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import to_plain_text
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.key_binding.key_processor import KeyPress
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import DummyOutput
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.search import SearchDirection, start_search
 
 from triolet.cli.prompt import (
     CommandCompleter,
@@ -19,6 +27,7 @@ from triolet.cli.prompt import (
     Prompt,
     history_in,
     is_open,
+    merge_runs,
     message_of,
     without_mark,
 )
@@ -114,3 +123,69 @@ def test_history_is_kept_in_the_state_folder(tmp_path: Path, monkeypatch: pytest
 def test_where_no_history_can_be_kept_the_chat_has_one_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "triolet").write_text("a file where the folder should be")
     assert isinstance(history_in(tmp_path), InMemoryHistory)
+
+
+@pytest.mark.parametrize("marks", [("", ""), ("\x1b[200~", "\x1b[201~")])
+async def test_a_long_paste_is_one_key_whether_the_terminal_marks_it_or_not(
+    prompt: Prompt, keys: PipeInput, marks: tuple[str, str]
+) -> None:
+    presses = 0
+
+    def count(_: object) -> None:
+        nonlocal presses
+        presses += 1
+
+    prompt._session.app.key_processor.after_key_press += count
+    text = "word " * 800
+    async with trio.open_nursery() as nursery:
+        # The pipe is smaller than the paste, so it is filled while it is read.
+        nursery.start_soon(trio.to_thread.run_sync, keys.send_text, marks[0] + text + marks[1] + "\r")
+        assert await prompt.ask() == text.strip()
+    assert presses < 50  # one for each read, and not one for each of 4,000 characters
+
+
+def test_short_runs_and_keys_between_them_stay_as_they_are() -> None:
+    typed = [KeyPress(letter, letter) for letter in "hello"] + [KeyPress(Keys.ControlM, "\r")]
+    assert merge_runs(typed * 2) == typed * 2
+    pasted = [KeyPress("x", "x")] * 40
+    merged = merge_runs([*typed, *pasted, typed[-1]])
+    assert (merged[:6], merged[7:]) == (typed, [typed[-1]])
+    assert (merged[6].key, merged[6].data) == (Keys.BracketedPaste, "x" * 40)
+
+
+def test_a_search_in_the_history_shows_no_placeholder_behind_its_match(prompt: Prompt) -> None:
+    with set_app(prompt._session.app):
+        shown = to_plain_text(prompt._session.placeholder)
+        start_search(direction=SearchDirection.BACKWARD)
+        assert (shown, to_plain_text(prompt._session.placeholder)) == ("Type a message, or /help", "")
+
+
+async def test_ctrl_g_opens_the_line_in_an_editor_and_edit_begins_there(
+    keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nprintf '\\nadded\\n' >> $1\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(editor))
+    screen = io.StringIO()
+    prompt = Prompt(colour=False, keys=keys, output=Vt100_Output(screen, lambda: Size(rows=40, columns=100)))
+
+    async def press_enter_when_edited() -> None:
+        while "added" not in prompt._session.default_buffer.text:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+        keys.send_text("\r")
+
+    for begin, in_editor in (("", False), ("draft", True)):
+        if not in_editor:
+            keys.send_text("draft\x07")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(press_enter_when_edited)
+            assert await prompt.ask(begin, in_editor=in_editor) == "draft\nadded"
+        prompt._session.default_buffer.reset()
+
+
+def test_files_are_completed_for_commands_that_take_one(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    completer = CommandCompleter(["/read"])
+    document = Document(f"/read {tmp_path}/no")
+    assert [one.text for one in completer.get_completions(document, CompleteEvent())] == ["tes.txt"]

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import AsyncExitStack
+from typing import cast
+
 import attrs
 import pytest
+import trio
+from trio.testing import MockClock
 
-from triolet.cli.reply import Reply, reason_to_wait
+from tests.cli.fake_engine import FakeEngine
+from triolet.cli.backends.base import ReplyRequest
+from triolet.cli.backends.local import LocalBackend
+from triolet.cli.reply import Reply, ReplyScreen, Unshown, reason_to_wait
+from triolet.cli.screen import Screen
+from triolet.config.engine import EngineConfig
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.engine.engine import Engine
 
 
 def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestOutput:
@@ -78,4 +91,46 @@ def test_the_json_has_text_ids_reason_usage_and_times() -> None:
         "stop_reason": 9,
         "usage": {"prompt_tokens": 57, "completion_tokens": 3, "cached_tokens": 48},
         "metrics": {"ttft_s": 0.25, "total_s": 1.0, "tokens_per_s": None},
+    }
+
+
+@pytest.fixture
+def backend() -> LocalBackend:
+    config = EngineConfig()
+    engine = FakeEngine(config, reasoning_parser="qwen3")
+    return LocalBackend(AsyncExitStack(), cast(Engine, engine), config)
+
+
+@pytest.mark.parametrize(
+    ("shows", "written"), [(True, "Thinking:\nHmm, let me see.\n\nYes.\n"), (False, "Yes.\n")]
+)
+async def test_reasoning_is_told_apart_from_the_answer(
+    autojump_clock: MockClock, backend: LocalBackend, shows: bool, written: str
+) -> None:
+    reply, out = Reply(asked_s=0.0), io.StringIO()
+    request = ReplyRequest(messages=[{"role": "user", "content": "ponder this"}])
+    async with trio.open_nursery() as nursery:
+        with ReplyScreen(Screen.of(out), nursery, shows_reasoning=shows) as shown:
+            await backend.reply(request, reply, shown)
+    assert (reply.reasoning, reply.text.strip()) == ("Hmm, let me see.", "Yes.")
+    assert out.getvalue() == written
+
+
+async def test_an_engine_is_asked_for_reasoning_and_for_a_form(
+    autojump_clock: MockClock, backend: LocalBackend
+) -> None:
+    engine = cast(FakeEngine, backend._engine)
+    request = ReplyRequest(
+        messages=[{"role": "user", "content": "count to 2"}],
+        sampling={"max_tokens": 1},
+        form=StructuredOutputsParams(json_object=True),
+    )
+    await backend.reply(request, Reply(asked_s=0.0), Unshown())
+    assert engine.asked == [request.messages]
+    form = engine.params[0].structured_outputs
+    assert (form and form.json_object, engine.params[0].max_tokens) == (True, 1)
+    assert backend._prompt(attrs.evolve(request, thinks=False)) == {
+        "messages": request.messages,
+        "tools": None,
+        "chat_template_kwargs": {"enable_thinking": False},
     }

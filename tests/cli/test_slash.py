@@ -11,7 +11,7 @@ import pytest
 from triolet.cli import slash
 from triolet.cli.conversation import ChatHistory
 from triolet.cli.options import SAMPLING_OPTIONS
-from triolet.cli.slash import ChatState, Next
+from triolet.cli.slash import ChatState, Next, ThinkMode
 from triolet.core.request.params import SamplingParams
 
 
@@ -185,3 +185,83 @@ def test_stats_is_a_switch(state: ChatState) -> None:
 @pytest.mark.parametrize("line", ["/exit", "/bye"])
 def test_there_are_two_words_for_leaving(state: ChatState, line: str) -> None:
     assert slash.run(line, state).next is Next.LEAVE
+
+
+def test_a_saved_chat_is_loaded_with_its_settings_and_replaces_the_present_one(
+    state: ChatState, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.json"
+    state.model = "first"
+    slash.run('/set stop "###"', state)
+    assert slash.run(f"/save {path}", state).say == (f"Saved 2 exchanges to {path}.",)
+    assert path.stat().st_mode & 0o077 == 0
+    messages = state.conversation.messages(with_last_answer=True)
+    other = ChatState(conversation=ChatHistory(), defaults=state.defaults, model="second")
+    said = slash.run(f"/load {path}", other).say
+    assert said[0] == f"Loaded 2 exchanges from {path}."
+    assert "/model first" in said[1]
+    assert other.conversation.messages(with_last_answer=True) == messages
+    assert other.params() == state.params()
+    assert slash.run(f"/save {path}", other).complaint is None  # a chat may be replaced
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ("# Notes", "must be a chat that /save wrote"),
+        ("[]", "must be a chat that /save wrote"),
+        ('{"triolet_chat": 2, "messages": []}', "has version 2"),
+        ('{"triolet_chat": 1, "messages": [{"role": "user", "content": "a"}]}', "must be a chat"),
+        ('{"triolet_chat": 1, "messages": [], "sampling": {"n": 3}}', "sampling parameters only; it sets n"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_chat_is_neither_loaded_nor_overwritten(
+    state: ChatState, tmp_path: Path, content: str | None, rule: str
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+    before = state.conversation.messages(with_last_answer=True)
+    assert rule in (slash.run(f"/load {path}", state).complaint or "")
+    assert state.conversation.messages(with_last_answer=True) == before
+    if content is not None and "sampling" not in content:
+        assert slash.run(f"/save {path}", state).complaint is not None
+        assert path.read_text() == content
+
+
+def test_files_that_were_read_go_with_the_next_message_only(state: ChatState, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha\n")
+    assert "goes with the next message" in slash.run(f"/read {tmp_path}/a.txt", state).say[0]
+    state.conversation.ask("What is this?")
+    assert state.conversation.messages()[-1]["content"] == "a.txt:\n```\nalpha\n```\n\nWhat is this?"
+    state.conversation.ask("And now?")
+    assert state.conversation.messages()[-1]["content"] == "And now?"
+    assert "readable text file" in (slash.run(f"/read {tmp_path}/none", state).complaint or "")
+
+
+def test_one_of_the_forked_replies_is_picked(state: ChatState) -> None:
+    assert slash.run("/fork", state) == slash.Effect(next=Next.FORK, argument="2")
+    assert "from 2 to 4; got 9" in (slash.run("/fork 9", state).complaint or "")
+    assert "no replies to pick from" in (slash.run("/pick 1", state).complaint or "")
+    state.forks = ["left", "right"]
+    assert "from 1 to 2; got 3" in (slash.run("/pick 3", state).complaint or "")
+    slash.run("/pick 2", state)
+    assert state.conversation.exchanges[-1].answer == "right"
+    slash.run("/undo", state)
+    assert slash.run("/pick 2", state).complaint is not None
+
+
+def test_think_asks_for_reasoning_or_not_and_shows_what_was_hidden(state: ChatState) -> None:
+    for word, wish in (("on", True), ("off", False), ("hide", None), ("AUTO", None)):
+        assert slash.run(f"/think {word}", state).complaint is None
+        assert state.thinking.wish is wish
+    state.last_reasoning = "first\nsecond\n"
+    assert slash.run("/think show", state).say == ("first", "second")
+    assert state.thinking is ThinkMode.AUTO
+    assert "got perhaps" in (slash.run("/think perhaps", state).complaint or "")
+
+
+def test_a_server_with_its_own_defaults_is_not_given_others(state: ChatState) -> None:
+    state.knows_defaults = False
+    assert slash.run("/set temperature", state).say == ("  temperature         (the server's default)",)

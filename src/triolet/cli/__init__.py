@@ -87,6 +87,12 @@ def generate(prompt: str, as_json: bool, sampling: Mapping[str, Any], config: En
     help="After each reply, one line of timings. By default only in a conversation; with -q it goes to stderr.",
 )
 @click.option(
+    "--format",
+    "form",
+    metavar="json|@FILE",
+    help="Form of the answers: a JSON object, or JSON that follows the schema in FILE.",
+)
+@click.option(
     "--json-events",
     is_flag=True,
     help="With --url: print the events of the server, one JSON object per line, instead of the replies.",
@@ -98,6 +104,7 @@ def chat(
     question: str | None,
     system: str | None,
     stats: bool | None,
+    form: str | None,
     json_events: bool,
     address: ServerAddress | None,
     sampling: Mapping[str, Any],
@@ -125,7 +132,13 @@ def chat(
     opener = local(config) if address is None else remote(address, model, vendor_events=not json_events)
     # Without a flag a conversation shows timings, and a single answer does not.
     shows_stats = stats is not False if question is None else stats is True
-    chosen = ChatOptions(system=system, sampling=sampling, stats=shows_stats, json_events=json_events)
+    chosen = ChatOptions(
+        system=system,
+        sampling=sampling,
+        form=options.form_of(form, "--format"),
+        stats=shows_stats,
+        json_events=json_events,
+    )
     if question is None:
         converse(opener, chosen)
     else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import attrs
 import trio
 
 from triolet.cli import slash
-from triolet.cli.backends.base import ChatBackend, ReplyRequest, ReplySink
+from triolet.cli.backends.base import ChatBackend, ReplyRequest
 from triolet.cli.backends.events import RefusedByServer
 from triolet.cli.backends.local import LocalBackend
 from triolet.cli.backends.remote import RemoteBackend
@@ -20,13 +21,22 @@ from triolet.cli.conversation import ChatHistory
 from triolet.cli.failures import INTERRUPTED, one_line
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.prompt import Key, Prompt, history_in, without_mark
-from triolet.cli.reply import EventLines, Reply, ReplyScreen
+from triolet.cli.reply import EventLines, Reply, ReplyScreen, Unshown
 from triolet.cli.screen import Screen
-from triolet.cli.slash import ChatState, Next
+from triolet.cli.slash import ChatState, Next, ThinkMode
 from triolet.cli.terminal import quiet_keyboard
 from triolet.config.engine import EngineConfig
 from triolet.core.request.request import FinishReason
-from triolet.errors import InvalidRequest, Overloaded, PromptTooLong, RequestFailed, TrioletError
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+    TrioletError,
+)
 
 FORGIVEN = (InvalidRequest, Overloaded, RequestFailed, RefusedByServer, ServerError)
 """Failures of one request, after which the model and the conversation go on."""
@@ -60,6 +70,7 @@ class ChatOptions:
 
     system: str | None = None  # the system prompt; None for none
     sampling: Mapping[str, Any] = attrs.field(factory=dict)  # values of the user, by field
+    form: StructuredOutputsParams | None = None  # form of every answer; None for text
     stats: bool = True  # True shows a line of timings after each reply
     json_events: bool = False  # True writes the events of the server in place of replies
 
@@ -73,7 +84,9 @@ def answer(question: str, open_backend: OpenBackend, options: ChatOptions) -> No
             nursery = await stack.enter_async_context(trio.open_nursery())
             conversation = ChatHistory(options.system)
             conversation.ask(question)
-            request = ReplyRequest(messages=conversation.messages(), sampling=options.sampling)
+            request = ReplyRequest(
+                messages=conversation.messages(), sampling=options.sampling, form=options.form
+            )
             screen, reply = Screen.of(sys.stdout), Reply(asked_s=trio.current_time())
             if options.json_events:
                 await backend.reply(request, reply, EventLines(screen, Screen.of(sys.stderr)))
@@ -102,11 +115,11 @@ def converse(open_backend: OpenBackend, options: ChatOptions) -> None:
                 knows_defaults=backend.knows_defaults,
                 sampling=dict(options.sampling),
                 stats=options.stats,
+                model=backend.model,
             )
             screen = Screen.of(sys.stdout)
             prompt = Prompt(colour=screen.colour, commands=tuple(slash.COMMANDS), history=history_in())
-            chat = Chat(backend, state, screen, prompt, interrupts, nursery, json_events=options.json_events)
-            await chat.run()
+            await Chat(backend, state, screen, prompt, interrupts, nursery, options).run()
 
     Interrupts().run(body)
 
@@ -121,7 +134,7 @@ class Chat:
     prompt: Prompt
     interrupts: Interrupts
     nursery: trio.Nursery  # for the spinner
-    json_events: bool = False
+    options: ChatOptions
 
     async def run(self) -> None:
         """Read messages and stream replies until the user leaves."""
@@ -135,17 +148,21 @@ class Chat:
                 if await self._command(typed) is Next.LEAVE:
                     return
             elif typed:
-                self.state.conversation.ask(without_mark(typed))
-                await self._reply()
+                await self._answer_to(typed)
+
+    async def _answer_to(self, typed: str) -> None:
+        self.state.forks.clear()
+        self.state.conversation.ask(without_mark(typed))
+        await self._reply()
 
     def _greet(self) -> None:
         self.screen.remark(" · ".join(self.backend.facts))
         self.screen.remark("/help shows the commands · Ctrl-C stops a reply · Ctrl-D leaves")
         self.screen.say("")
 
-    async def _ask(self) -> str | Key:
+    async def _ask(self, text: str = "", *, in_editor: bool = False) -> str | Key:
         with self.interrupts.waking(self.prompt.interrupt):
-            return await self.prompt.ask()
+            return await self.prompt.ask(text, in_editor=in_editor)
 
     def _interrupted_at_the_prompt(self) -> None:
         if self.interrupts.is_second(trio.current_time()):
@@ -159,11 +176,80 @@ class Chat:
             self.screen.remark(line)
         if effect.complaint is not None:
             self.screen.complain(effect.complaint)
-        if effect.next is Next.REPLY:
-            await self._reply()
-        elif effect.next is Next.ASK:
-            self.screen.say("")
+        match effect.next:
+            case Next.REPLY:
+                await self._reply()
+            case Next.EDIT:
+                await self._edit(effect.argument)
+            case Next.FORK:
+                await self._fork(int(effect.argument))
+            case Next.LIST_MODELS:
+                await self._guarded(self._list_models)
+            case Next.SWITCH_MODEL:
+                await self._guarded(partial(self._switch_model, effect.argument))
+            case Next.ASK:
+                self.screen.say("")
         return effect.next
+
+    async def _edit(self, question: str) -> None:
+        """Open a message in an editor; if it is sent, it takes the place of the last exchange."""
+        typed = await self._ask(question, in_editor=True)
+        if isinstance(typed, Key) or not typed:
+            self.screen.remark("Nothing was sent; the conversation stays as it is.")
+            self.screen.say("")
+            return
+        self.state.conversation.take_back()
+        await self._answer_to(typed)
+
+    async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Carry something out that Ctrl-C may stop and that may fail."""
+        scope = trio.CancelScope()
+        try:
+            with self.interrupts.stopping(scope), scope:
+                await act()
+        except (*FORGIVEN, ModelError, ConfigError) as error:
+            self.screen.complain(_explained(error))
+        self.screen.say("")
+
+    async def _list_models(self) -> None:
+        for entry in await self.backend.models():
+            mark = "*" if entry.name == self.backend.model else " "
+            self.screen.remark(f"{mark} {entry.name}  {entry.remark}".rstrip())
+
+    async def _switch_model(self, name: str) -> None:
+        await self.backend.switch(name)
+        self.state.model = self.backend.model
+        self.state.defaults = self.backend.defaults
+        self.screen.remark(" · ".join(self.backend.facts))
+
+    async def _fork(self, number: int) -> None:
+        """Make several replies to the last message at once, and show them side by side."""
+        replies = [Reply(asked_s=trio.current_time()) for _ in range(number)]
+        failures: list[TrioletError] = []
+
+        async def reply_to(reply: Reply, sampling: Mapping[str, Any]) -> None:
+            try:
+                await self.backend.reply(self._request(sampling), reply, Unshown())
+            except FORGIVEN as error:
+                failures.append(error)
+
+        seed = self.state.sampling.get("seed")
+        scope, spinner = trio.CancelScope(), self.screen.spinner(self.nursery)
+        spinner.reason = lambda: " · ".join(f"{len(reply.text)} characters" for reply in replies)
+        with self.interrupts.stopping(scope), scope:
+            async with trio.open_nursery() as nursery:
+                for offset, reply in enumerate(replies):
+                    seeded = {} if seed is None else {"seed": seed + offset}
+                    nursery.start_soon(reply_to, reply, {**self.state.sampling, **seeded})
+        spinner.stop()
+        self.state.forks = [reply.text for reply in replies if reply.text]
+        self.screen.columns([f"{place}. {text}" for place, text in enumerate(self.state.forks, 1)])
+        for error in failures:
+            self.screen.complain(_explained(error))
+        if self.state.forks:
+            self.state.conversation.answer(self.state.forks[0])
+            self.screen.remark("The conversation goes on with reply 1; /pick N takes another one.")
+        self.screen.say("")
 
     async def _reply(self) -> None:
         reply = Reply(asked_s=trio.current_time())
@@ -176,7 +262,8 @@ class Chat:
         else:
             # What was stopped before its first word is no reply.
             if reply.text or not stopped:
-                self.state.conversation.answer(reply.text)
+                # Behind reasoning an answer begins with empty lines.
+                self.state.conversation.answer(reply.text.lstrip("\n") if reply.reasoning else reply.text)
             self._comment(reply, stopped=stopped)
         self.screen.say("")
 
@@ -184,16 +271,23 @@ class Chat:
         """Show the reply as it comes; return True if Ctrl-C stopped it."""
         scope = trio.CancelScope()
         with self.interrupts.stopping(scope), scope:
-            if self.json_events:
-                await self._receive(reply, EventLines(self.screen, self.screen))
+            request = self._request(self.state.sampling)
+            if self.options.json_events:
+                await self.backend.reply(request, reply, EventLines(self.screen, self.screen))
             else:
-                with ReplyScreen(self.screen, self.nursery) as shown:
-                    await self._receive(reply, shown)
+                shows = self.state.thinking is not ThinkMode.HIDE
+                with ReplyScreen(self.screen, self.nursery, shows_reasoning=shows) as shown:
+                    await self.backend.reply(request, reply, shown)
+        self.state.last_reasoning = reply.reasoning
         return scope.cancelled_caught
 
-    async def _receive(self, reply: Reply, sink: ReplySink) -> None:
-        request = ReplyRequest(messages=self.state.conversation.messages(), sampling=self.state.sampling)
-        await self.backend.reply(request, reply, sink)
+    def _request(self, sampling: Mapping[str, Any]) -> ReplyRequest:
+        return ReplyRequest(
+            messages=self.state.conversation.messages(),
+            sampling=sampling,
+            thinks=self.state.thinking.wish,
+            form=self.options.form,
+        )
 
     def _comment(self, reply: Reply, *, stopped: bool) -> None:
         if stopped and reply.text:

@@ -1,8 +1,28 @@
-"""History of a chat: a system prompt and exchanges, of which the last may still wait for its reply."""
+"""History of a chat: a system prompt and exchanges, of which the last may still wait for its reply; and its file.
+
+The file is one JSON object, with the messages in OpenAI's form:
+
+    {"triolet_chat": 1, "model": "...", "sampling": {...}, "messages": [...]}
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
 import attrs
+
+FORMAT_KEY: Final = "triolet_chat"
+FORMAT_VERSION: Final = 1
+MAX_ATTACHED_CHARS: Final = (
+    1_000_000  # of a file that goes with a message: more than any context has room for
+)
+
+
+class ChatFileError(ValueError):
+    """File that cannot be read or written as a chat; the message names the file and the rule."""
 
 
 @attrs.define
@@ -19,10 +39,12 @@ class ChatHistory:
 
     system: str | None = None  # the system prompt; None for none
     exchanges: list[Exchange] = attrs.field(factory=list)
+    attached: list[str] = attrs.field(factory=list)  # texts of files that go with the next question
 
     def ask(self, question: str) -> None:
         """Begin an exchange."""
-        self.exchanges.append(Exchange(question))
+        self.exchanges.append(Exchange("\n\n".join([*self.attached, question])))
+        self.attached.clear()
 
     def answer(self, text: str) -> None:
         """Complete the last exchange, or replace its answer."""
@@ -32,10 +54,98 @@ class ChatHistory:
         """Forget the last exchange and return it; None if there was none."""
         return self.exchanges.pop() if self.exchanges else None
 
-    def messages(self) -> list[dict[str, str]]:
-        """Return the chat messages up to the last question, for the model to answer."""
+    def messages(self, *, with_last_answer: bool = False) -> list[dict[str, str]]:
+        """Return the chat messages, up to the last question for the model to answer."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for exchange in self.exchanges:
             messages.append({"role": "user", "content": exchange.question})
             messages.append({"role": "assistant", "content": exchange.answer or ""})
-        return messages[:-1]
+        return messages if with_last_answer else messages[:-1]
+
+
+@attrs.frozen(kw_only=True)
+class SavedChat:
+    """Content of a chat file."""
+
+    history: ChatHistory
+    model: str = ""  # name of the model that answered last
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)  # values of the user, by field
+
+    def write(self, path: Path) -> None:
+        """Write the file, readable for its user only; a file that holds something else is not replaced.
+
+        Raises:
+            ChatFileError: it cannot be written.
+        """
+        messages = self.history.messages(with_last_answer=True)
+        content = {
+            FORMAT_KEY: FORMAT_VERSION,
+            "model": self.model,
+            "sampling": self.sampling,
+            "messages": messages,
+        }
+        try:
+            if path.exists() and path.stat().st_size:
+                SavedChat.read(path)
+            path.touch(mode=0o600)
+            path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ChatFileError(f"{path} cannot be written; {error.strerror}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> SavedChat:
+        """Read a file.
+
+        Raises:
+            ChatFileError: it cannot be read, or is no chat.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content[FORMAT_KEY] != FORMAT_VERSION:
+                raise ChatFileError(
+                    f"{path} has version {content[FORMAT_KEY]}; this program reads {FORMAT_VERSION}"
+                )
+            return cls(
+                history=_history_of(content["messages"]),
+                model=str(content.get("model", "")),
+                sampling=dict(content.get("sampling", {})),
+            )
+        except OSError as error:
+            raise ChatFileError(f"{path} cannot be read; {error.strerror}") from error
+        except ChatFileError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ChatFileError(f"{path} must be a chat that /save wrote; it is something else") from error
+
+
+def attached_text(path: Path) -> str:
+    """Return the content of a file as a part of a message, under its name.
+
+    Raises:
+        ChatFileError: it cannot be read, is no text, or is too long.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ChatFileError(f"{path} must be a readable text file; {error}") from error
+    if len(text) > MAX_ATTACHED_CHARS:
+        raise ChatFileError(
+            f"{path} must have at most {MAX_ATTACHED_CHARS:,} characters; it has {len(text):,}"
+        )
+    return f"{path.name}:\n```\n{text.rstrip()}\n```"
+
+
+def _history_of(messages: list[Mapping[str, str]]) -> ChatHistory:
+    """Return the history from its messages, in which questions and answers alternate.
+
+    Raises:
+        ValueError: they do not.
+    """
+    said = [(message["role"], str(message["content"])) for message in messages]
+    history = ChatHistory(said.pop(0)[1] if said and said[0][0] == "system" else None)
+    if [role for role, _ in said] != ["user", "assistant"] * (len(said) // 2):
+        raise ValueError
+    history.exchanges = [
+        Exchange(question, answer) for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)
+    ]
+    return history

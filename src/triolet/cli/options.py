@@ -24,6 +24,7 @@ from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
 from triolet.config.server import GatewayConfig
 from triolet.core.request.param_validation import SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
+from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -361,6 +362,24 @@ def text_or_stdin(text: str, flag: str) -> str:
     except UnicodeError as error:
         raise click.UsageError(f"{source} must be UTF-8; {error}") from error
     return text
+
+
+def form_of(text: str | None, flag: str) -> StructuredOutputsParams | None:
+    """Return the form of answers that a flag asks for: `json`, or `@FILE` with a JSON schema; None without one.
+
+    Raises:
+        click.UsageError: another text, or a file that is no schema.
+    """
+    if text is None:
+        return None
+    if text != "json" and not text.startswith("@"):
+        raise click.UsageError(f"{flag} must be json, or @FILE with a JSON schema; got {shown(text)}")
+    try:
+        if text == "json":
+            return StructuredOutputsParams(json_object=True)
+        return StructuredOutputsParams(json=text_or_file(text, flag))
+    except InvalidParams as error:
+        raise click.UsageError(f"{flag} must be a JSON schema; {error}") from error
 
 
 def text_or_file(text: str | None, flag: str) -> str | None:

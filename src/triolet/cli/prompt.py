@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,18 +17,25 @@ from typing import Final
 import trio
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus, is_searching
 from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress, KeyProcessor
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.styles import Style
 
 QUOTES: Final = '"""'
 _NO_COMMAND: Final = " "
+PASTE_CHARS: Final = 32
+"""Characters in one read from which on they are taken as pasted text: no hand types so fast."""
+REDRAW_INTERVAL_S: Final = 0.03  # a paste comes in many reads, each of which would draw all of it
+FILE_COMMANDS: Final = ("/load", "/read", "/save")
 STYLE: Final = Style.from_dict(
     {"prompt": "bold ansicyan", "more": "ansibrightblack", "placeholder": "ansibrightblack"}
 )
@@ -66,7 +74,8 @@ class Prompt:
             [("class:prompt", "› ")],
             multiline=True,
             prompt_continuation=_continuation,
-            placeholder=[("class:placeholder", "Type a message, or /help")],
+            placeholder=_placeholder,
+            tempfile_suffix=".md",  # for editors that colour by it
             key_bindings=_key_bindings(),
             history=history or InMemoryHistory(),
             completer=CommandCompleter(commands),
@@ -76,13 +85,22 @@ class Prompt:
             input=keys,
             output=output,
         )
+        self._session.app.min_redraw_interval = REDRAW_INTERVAL_S
+        _take_runs_as_pastes(self._session.app.key_processor)
 
-    async def ask(self) -> str | Key:
-        """Return the message that was typed, or the key that ended the line; a cancelled scope ends it as well."""
+    async def ask(self, text: str = "", *, in_editor: bool = False) -> str | Key:
+        """Return the message that was typed, or the key that ended the line; a cancelled scope ends it as well.
+
+        Args:
+            text: message to begin with.
+            in_editor: True opens it in an editor at first.
+        """
         self._waiting = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._interrupt_if_cancelled)
-            answer = await trio.to_thread.run_sync(self._ask)  # not abandoned: it holds the terminal
+            answer = await trio.to_thread.run_sync(
+                self._ask, text, in_editor
+            )  # not abandoned: it holds the terminal
             # Before the cancellation, which would be taken for one that ends the next line.
             self._waiting = self._interrupted = False
             nursery.cancel_scope.cancel()
@@ -103,9 +121,14 @@ class Prompt:
             if self._waiting:
                 self.interrupt()
 
-    def _ask(self) -> str | Key:
+    def _ask(self, text: str, in_editor: bool) -> str | Key:
+        def begin() -> None:
+            self._leave_if_interrupted()
+            if in_editor:
+                _ = self._session.default_buffer.open_in_editor()
+
         try:
-            return message_of(self._session.prompt(pre_run=self._leave_if_interrupted))
+            return message_of(self._session.prompt(default=text, pre_run=begin))
         except KeyboardInterrupt:
             return Key.INTERRUPT
         except EOFError:
@@ -118,10 +141,11 @@ class Prompt:
 
 
 class CommandCompleter(Completer):
-    """Completer of the first word of a line that begins with a `/`."""
+    """Completer of the first word of a line that begins with a `/`, and of the file that some commands take."""
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._commands = commands
+        self._files = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         typed = document.text_before_cursor
@@ -129,6 +153,9 @@ class CommandCompleter(Completer):
             for command in self._commands:
                 if command.startswith(typed.lower()) and command != typed:
                     yield Completion(command, start_position=-len(typed))
+        command, space, path = typed.partition(" ")
+        if space and command.lower() in FILE_COMMANDS:
+            yield from self._files.get_completions(Document(path), complete_event)
 
 
 def is_open(text: str) -> bool:
@@ -173,6 +200,33 @@ def history_in(state_home: Path | None = None) -> History:
         return InMemoryHistory()
 
 
+def _placeholder() -> AnyFormattedText:
+    # A search shows its match in the empty line, and the placeholder would stand behind it.
+    return [] if is_searching() else [("class:placeholder", "Type a message, or /help")]
+
+
+def merge_runs(keys: Sequence[KeyPress]) -> list[KeyPress]:
+    """Return keys with long runs of plain characters merged into pastes."""
+    # Each key takes a millisecond, so that 40 kB from a terminal that does not mark pastes would take half a minute.
+    merged: list[KeyPress] = []
+    for is_plain, group in itertools.groupby(keys, key=lambda press: not isinstance(press.key, Keys)):
+        run = list(group)
+        if is_plain and len(run) >= PASTE_CHARS:
+            run = [KeyPress(Keys.BracketedPaste, "".join(press.data for press in run))]
+        merged += run
+    return merged
+
+
+def _take_runs_as_pastes(processor: KeyProcessor) -> None:
+    feed = processor.feed_multiple
+
+    def feed_merged(key_presses: list[KeyPress], first: bool = False) -> None:
+        feed(merge_runs(key_presses), first)
+
+    # The processor is made by the session, and its class cannot be chosen.
+    processor.feed_multiple = feed_merged  # type: ignore[method-assign]
+
+
 def _continuation(width: int, line_number: int, wrap_count: int) -> AnyFormattedText:
     return [("class:more", "  " if wrap_count else "… ")]
 
@@ -194,5 +248,9 @@ def _key_bindings() -> KeyBindings:
     @bindings.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-g", filter=has_focus(DEFAULT_BUFFER) & ~is_searching)
+    def _(event: KeyPressEvent) -> None:
+        _ = event.current_buffer.open_in_editor()
 
     return bindings

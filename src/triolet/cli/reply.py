@@ -144,6 +144,7 @@ class ReplyScreen:
     _spinner: Spinner | None = attrs.field(default=None, init=False)
     _reason: Reason = attrs.field(default=lambda: "", init=False)
     _num_reasoning_chars: int = attrs.field(default=0, init=False)
+    _has_text: bool = attrs.field(default=False, init=False)
     _is_reasoning: bool = attrs.field(default=False, init=False)  # the last line on the screen is reasoning
 
     def __enter__(self) -> Self:
@@ -155,14 +156,16 @@ class ReplyScreen:
         self.screen.end_reply()
 
     def text(self, text: str) -> None:
+        if self._num_reasoning_chars and not self._has_text:
+            text = text.lstrip("\n")  # which stand between reasoning and answer
         if not text:
             return
+        self._has_text = True
         self._stop()
         if self._is_reasoning:
             self._is_reasoning = False
             self.screen.end_reply()
             self.screen.say("")
-            text = text.lstrip("\n")
         self.screen.reply(text)
 
     def reasoning(self, text: str) -> None:
@@ -189,7 +192,7 @@ class ReplyScreen:
         self._spin()
 
     def starts_over(self) -> None:
-        self._is_reasoning, self._num_reasoning_chars = False, 0
+        self._has_text, self._is_reasoning, self._num_reasoning_chars = False, False, 0
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Ignore an event: what it says has come as text, reasoning or a reason to wait."""
@@ -204,30 +207,41 @@ class ReplyScreen:
             self._spinner = None
 
 
+class Unshown:
+    """Reply that is not shown while it comes."""
+
+    def text(self, text: str) -> None:
+        """Ignore the text: `Reply` has it."""
+
+    def reasoning(self, text: str) -> None:
+        """Ignore the reasoning: `Reply` has it."""
+
+    def waits_for(self, reason: Reason) -> None:
+        """Ignore the reason to wait."""
+
+    def notice(self, sentence: str) -> None:
+        """Ignore the sentence."""
+
+    def starts_over(self) -> None:
+        """Ignore the new beginning: `Reply` has begun anew."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Ignore the event."""
+
+
 @attrs.frozen
-class EventLines:
+class EventLines(Unshown):
     """Reply as lines of JSON, one for each event of the server; notices go to another screen."""
 
     screen: Screen
     notices: Screen
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self.screen.say(json.dumps(event, ensure_ascii=False))
+        self.screen.out.write(json.dumps(event, ensure_ascii=False) + "\n")  # not wrapped, for other programs
+        self.screen.out.flush()
 
     def notice(self, sentence: str) -> None:
         self.notices.remark(sentence)
-
-    def text(self, text: str) -> None:
-        """Ignore text: its event is written."""
-
-    def reasoning(self, text: str) -> None:
-        """Ignore reasoning: its event is written."""
-
-    def waits_for(self, reason: Reason) -> None:
-        """Ignore the reason to wait: there is no spinner."""
-
-    def starts_over(self) -> None:
-        """Ignore the new beginning: its events are written."""
 
 
 def explain_waiting(engine: Engine, waits_for: Callable[[Reason], None]) -> Callable[[TokenStream], None]:

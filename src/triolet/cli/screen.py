@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
 import attrs
@@ -20,6 +20,7 @@ RED: Final = "31"
 ERASE_LINE: Final = "\r\x1b[K"
 SPINNER_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_STEP_S: Final = 0.08
+MIN_COLUMN_CHARS: Final = 30
 SHOW_SECONDS_AFTER_S: Final = 2.0
 SHOW_REASON_AFTER_S: Final = 0.4  # most replies begin before there is time to read it
 
@@ -120,6 +121,23 @@ class Screen:
     def complain(self, text: str) -> None:
         """Write an error line."""
         self._write(self._painted(self._wrapped(text), RED) + "\n")
+
+    def columns(self, texts: Sequence[str]) -> None:
+        """Write texts side by side on a terminal that is wide enough, and otherwise one below the other."""
+        width = shutil.get_terminal_size().columns
+        if not self.live or width < MIN_COLUMN_CHARS * len(texts):
+            for text in texts:
+                self.say(text + "\n")
+            return
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2), expand=True)
+        for _ in texts:
+            table.add_column(ratio=1)
+        table.add_row(*(Text(_printable(text)) for text in texts))
+        Console(file=self.out, width=width - 1, highlight=False).print(table)
 
     def spinner(self, nursery: trio.Nursery) -> Spinner:
         """Start a spinner, if this screen shows one."""

@@ -10,12 +10,13 @@ import enum
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import click
 
-from triolet.cli.conversation import ChatHistory
+from triolet.cli.conversation import ChatFileError, ChatHistory, SavedChat, attached_text
 from triolet.cli.options import SAMPLING_OPTIONS, kind_of, text_or_file, with_sampling_values
 from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidParams
@@ -32,6 +33,33 @@ class Next(enum.Enum):
     ASK = enum.auto()
     REPLY = enum.auto()
     LEAVE = enum.auto()
+    EDIT = enum.auto()  # the last message, in an editor
+    FORK = enum.auto()  # several replies to the last message
+    LIST_MODELS = enum.auto()
+    SWITCH_MODEL = enum.auto()
+
+
+class ThinkMode(enum.Enum):
+    """Reasoning of the model: left to it and shown, asked for, switched off, or not shown."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+    HIDE = "hide"
+
+    @property
+    def wish(self) -> bool | None:
+        """True or False to ask the model to reason or not to; None to leave it to the model."""
+        return {ThinkMode.ON: True, ThinkMode.OFF: False}.get(self)
+
+
+MAX_FORKS: Final = 4
+THINKING_WORDS: Final = {
+    ThinkMode.AUTO: "The model reasons as it likes, and its reasoning is shown.",
+    ThinkMode.ON: "The model is asked to reason, and its reasoning is shown.",
+    ThinkMode.OFF: "The model is asked not to reason.",
+    ThinkMode.HIDE: "Reasoning is not shown; /think show shows that of the last reply.",
+}
 
 
 @attrs.frozen
@@ -41,6 +69,7 @@ class Effect:
     say: tuple[str, ...] = ()
     complaint: str | None = None
     next: Next = Next.ASK
+    argument: str = ""  # of the next step: a text to edit, a number of replies, the name of a model
 
 
 @attrs.define(kw_only=True)
@@ -52,6 +81,10 @@ class ChatState:
     knows_defaults: bool = True  # False if a server has defaults of its own
     sampling: dict[str, Any] = attrs.field(factory=dict)  # values of the user that replace them, by field
     stats: bool = True  # True if the line of timings is shown
+    model: str = ""  # name of the model
+    thinking: ThinkMode = ThinkMode.AUTO
+    last_reasoning: str = ""  # of the last reply
+    forks: list[str] = attrs.field(factory=list)  # replies to the last message that one can be picked from
 
     def params(self) -> SamplingParams:
         """Return the sampling parameters of the next reply."""
@@ -86,6 +119,7 @@ def _help(state: ChatState, argument: str) -> Effect:
         ('"""', "begins and ends a message of several lines"),
         ("\\", "at the end of a line: the message goes on in the next"),
         (" /", "a space before the /: a message, and no command"),
+        ("Ctrl-G", "opens the line that is being typed in an editor"),
         ("Ctrl-C", "stops the reply, keeping what there is of it"),
         ("Ctrl-D", "leaves"),
     ]
@@ -95,6 +129,8 @@ def _help(state: ChatState, argument: str) -> Effect:
 
 def _clear(state: ChatState, argument: str) -> Effect:
     state.conversation.exchanges.clear()
+    state.conversation.attached.clear()
+    state.forks.clear()
     kept = "; the system prompt stays" if state.conversation.system else ""
     return Effect(say=(f"A new conversation{kept}.",))
 
@@ -116,6 +152,7 @@ def _regen(state: ChatState, argument: str) -> Effect:
 
 def _undo(state: ChatState, argument: str) -> Effect:
     exchange = state.conversation.take_back()
+    state.forks.clear()
     if exchange is None:
         return Effect(complaint="there is nothing to take back")
     return Effect(say=(f"Took back: {_shortened(exchange.question)}",))
@@ -165,6 +202,107 @@ def _stats(state: ChatState, argument: str) -> Effect:
         return Effect(complaint=f"/stats takes on or off; got {argument}")
     state.stats = choices[argument.lower()]
     return Effect(say=(f"Timings are {'shown' if state.stats else 'not shown'} after each reply.",))
+
+
+def _save(state: ChatState, argument: str) -> Effect:
+    if not argument:
+        return Effect(complaint="/save takes the name of a file")
+    path = Path(argument).expanduser()
+    saved = SavedChat(history=state.conversation, model=state.model, sampling=state.sampling)
+    try:
+        saved.write(path)
+    except ChatFileError as error:
+        return Effect(complaint=str(error))
+    return Effect(say=(f"Saved {_count(len(state.conversation.exchanges), 'exchange')} to {path}.",))
+
+
+def _load(state: ChatState, argument: str) -> Effect:
+    if not argument:
+        return Effect(complaint="/load takes the name of a file that /save wrote")
+    path = Path(argument).expanduser()
+    try:
+        saved = SavedChat.read(path)
+        state.sampling, warned = with_sampling_values(state.defaults, _sampling_of(saved, path))
+    except (ChatFileError, InvalidParams) as error:
+        return Effect(complaint=str(error))
+    state.conversation, state.forks = saved.history, []
+    other = saved.model if saved.model not in ("", state.model) else ""
+    lines = [f"Loaded {_count(len(saved.history.exchanges), 'exchange')} from {path}."]
+    lines += [f"  {sentence}" for sentence in warned]
+    lines += [f"They are from {other}; /model {other} goes on with it."] if other else []
+    return Effect(say=tuple(lines))
+
+
+def _sampling_of(saved: SavedChat, path: Path) -> dict[str, Any]:
+    known = {option.name for option in SAMPLING_OPTIONS}
+    if unknown := sorted(saved.sampling.keys() - known):
+        raise ChatFileError(f"{path} must set sampling parameters only; it sets {', '.join(unknown)}")
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in saved.sampling.items()
+    }
+
+
+def _read(state: ChatState, argument: str) -> Effect:
+    if not argument:
+        return Effect(complaint="/read takes the name of a text file")
+    try:
+        text = attached_text(Path(argument).expanduser())
+    except ChatFileError as error:
+        return Effect(complaint=str(error))
+    state.conversation.attached.append(text)
+    return Effect(say=(f"{argument}, {len(text):,} characters, goes with the next message.",))
+
+
+def _edit(state: ChatState, argument: str) -> Effect:
+    exchanges = state.conversation.exchanges
+    return Effect(next=Next.EDIT, argument=exchanges[-1].question if exchanges else "")
+
+
+def _models(state: ChatState, argument: str) -> Effect:
+    return Effect(next=Next.LIST_MODELS)
+
+
+def _model(state: ChatState, argument: str) -> Effect:
+    if not argument:
+        return Effect(say=(f"{state.model}; /models lists others, /model NAME goes on with one.",))
+    return Effect(next=Next.SWITCH_MODEL, argument=argument)
+
+
+def _fork(state: ChatState, argument: str) -> Effect:
+    if not state.conversation.exchanges:
+        return Effect(complaint="there is no message to answer in several ways")
+    if state.params().is_greedy and state.knows_defaults:
+        return Effect(complaint="at temperature 0 all replies are the same; /set temperature 0.8 varies them")
+    if argument and not (argument.isdecimal() and 2 <= int(argument) <= MAX_FORKS):
+        return Effect(complaint=f"/fork takes a number from 2 to {MAX_FORKS}; got {argument}")
+    return Effect(next=Next.FORK, argument=argument or "2")
+
+
+def _pick(state: ChatState, argument: str) -> Effect:
+    if not state.forks:
+        return Effect(complaint="there are no replies to pick from; /fork makes some")
+    if not (argument.isdecimal() and 1 <= int(argument) <= len(state.forks)):
+        return Effect(
+            complaint=f"/pick takes a number from 1 to {len(state.forks)}; got {argument or 'none'}"
+        )
+    state.conversation.answer(state.forks[int(argument) - 1])
+    return Effect(say=(f"The conversation goes on with reply {argument}.",))
+
+
+def _think(state: ChatState, argument: str) -> Effect:
+    word = argument.lower()
+    if word == "show":
+        return Effect(
+            say=tuple((state.last_reasoning or "The last reply has no reasoning.").strip().splitlines())
+        )
+    if word and word not in [mode.value for mode in ThinkMode]:
+        return Effect(complaint=f"/think takes on, off, hide, auto or show; got {argument}")
+    state.thinking = ThinkMode(word or state.thinking.value)
+    return Effect(say=(THINKING_WORDS[state.thinking],))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _exit(state: ChatState, argument: str) -> Effect:
@@ -240,6 +378,15 @@ COMMANDS: Final = {
     "/undo": Command("/undo", "takes back the last message and its reply", _undo),
     "/system": Command("/system [TEXT|@FILE]", "shows or sets the system prompt; none removes it", _system),
     "/set": Command("/set [NAME [VALUE]]", "shows or sets temperature, max_tokens, ...", _set),
+    "/fork": Command("/fork [N]", "answers the last message N times at once, side by side", _fork),
+    "/pick": Command("/pick N", "goes on with one of these replies", _pick),
+    "/edit": Command("/edit", "opens the last message in an editor, to ask it again", _edit),
+    "/read": Command("/read FILE", "sends a text file with the next message", _read),
+    "/save": Command("/save FILE", "writes the conversation to a file", _save),
+    "/load": Command("/load FILE", "goes on with a conversation from a file", _load),
+    "/models": Command("/models", "lists the models", _models),
+    "/model": Command("/model [NAME]", "shows the model, or goes on with another one", _model),
+    "/think": Command("/think [WORD]", "on, off: reason or not; hide: not shown; show: the last", _think),
     "/stats": Command("/stats [on|off]", "shows timings after each reply, or not", _stats),
     "/exit": Command("/exit", "leaves, as does /bye", _exit),
 }

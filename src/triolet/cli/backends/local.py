@@ -67,10 +67,10 @@ class LocalBackend:
 
     async def reply(self, request: ReplyRequest, reply: Reply, sink: ReplySink) -> None:
         engine = self._engine
-        plan = plan_tools(reasoning_parser=engine.reasoning_parser)
+        plan = plan_tools(reasoning_parser=engine.reasoning_parser, form=request.form)
         changes: dict[str, Any] = dict(request.sampling)
-        if request.form is not None:
-            changes["structured_outputs"] = request.form
+        if plan.structured_outputs is not None:
+            changes["structured_outputs"] = plan.structured_outputs
         if not plan.skip_special_tokens:
             changes["skip_special_tokens"] = False
         params = attrs.evolve(self.defaults, **changes, output_kind=RequestOutputKind.DELTA)
