@@ -14,7 +14,9 @@ from triolet.actors.executors.contract import Executor
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
 
 # A runner that crashed in a step computes one token of no request before its next plan: a request is only blamed for a
@@ -39,6 +41,14 @@ PROOF = StepPlan(
 )
 
 
+def _proof(info: ModelInfo) -> StepPlan:
+    if not info.whole_prompts:
+        return PROOF
+    # an encoder samples no token
+    [start] = PROOF.starts
+    return attrs.evolve(PROOF, starts=(attrs.evolve(start, pooling=PoolingParams(task=info.tasks[0])),))
+
+
 async def model_runner_actor(
     core: EngineCore,
     channels: Channels,
@@ -54,7 +64,7 @@ async def model_runner_actor(
             core.model.info = await executor.start(on_progress)
             channels.discard_plans()
             if core.recovery.has_runner_failed:
-                await executor.execute(PROOF, channels.send_result)
+                await executor.execute(_proof(core.model.info), channels.send_result)
                 core.recovery.has_runner_failed = False
             progress.is_runner_ready = True
             task_status.started()

@@ -159,7 +159,7 @@ class ProcessExecutor:
         """Return the configuration of the lives after one that has loaded the model: its KV cache is theirs."""
         return attrs.evolve(
             self._config,
-            num_kv_blocks=info.num_kv_blocks,
+            num_kv_blocks=None if info.whole_prompts else info.num_kv_blocks,
             kv_cache_bytes=None,
             max_model_len=info.max_model_len,
         )

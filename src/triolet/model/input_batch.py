@@ -156,6 +156,14 @@ class StepInput:
     prompted: tuple[PromptShare, ...] = ()  # what the others are for
     pooled: tuple[PoolShare, ...] = ()  # rows of which nothing is sampled
 
+    def token_type_ids(self) -> Tensor:
+        """Return 1 for the tokens of the second text of each pair, 0 for all others; [num_tokens] int64."""
+        types = torch.zeros_like(self.token_ids)
+        for share in self.pooled:
+            if (start := share.params.token_type_start) is not None:
+                types[share.first + start : share.first + share.num_tokens] = 1
+        return types
+
     def forward_batch(self, cache: tuple[LayerCache, ...]) -> ForwardBatch:
         """Return the model's part of it, for a step over this cache."""
         return ForwardBatch(

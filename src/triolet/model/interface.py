@@ -56,6 +56,8 @@ class ForwardBatch:
     cache: tuple[LayerCache, ...]
     attention: AttentionMetadata  # each sequence's chunk and blocks
     logits_indices: Tensor  # [num_logits] int64, the tokens after which logits are wanted
+    # [num_tokens] int64, 1 for the second text of a pair; None for a model that does not tell the texts apart so.
+    token_type_ids: Tensor | None = None
 
 
 class CausalModel(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -30,7 +31,7 @@ from triolet.model.backends.torch_decoder import build_decoder
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
-from triolet.model.folder.pooling_config import PoolingConfig, read_pooling_config
+from triolet.model.folder.pooling_config import ENCODER_ENDINGS, PoolingConfig, read_pooling_config
 from triolet.model.gguf.config import (
     describe_types,
     open_checkpoint,
@@ -42,6 +43,9 @@ from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
 from triolet.model.pooling import Pooler, load_pooler
 from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
+
+if TYPE_CHECKING:
+    from triolet.model.backends.encoder import EncoderModel
 
 _logger = logging.getLogger(__name__)
 
@@ -107,7 +111,9 @@ def load_model(
     pooling = read_pooling_config(folder, config, architecture, convert)
     generates = pooling is None or not pooling.labels
     loaded: CausalModel
-    if (family := native_family(architecture)) is not None:
+    encoder: EncoderModel | None = None
+    family = None if config.get("use_bidirectional_attention") else native_family(architecture)
+    if family is not None:
         parsed = parse_decoder_config(
             {**config, "architectures": [family]}, folder, max_model_len=max_model_len
         )
@@ -132,9 +138,17 @@ def load_model(
         if quantization is not None:
             raise _not_quantised(quantization)
         # imported here because it takes seconds, and the native path needs none of it
-        from triolet.model.backends.transformers_backend import load_transformers_model
+        if pooling is not None and architecture.endswith(ENCODER_ENDINGS):
+            from triolet.model.backends.encoder import load_encoder
 
-        loaded = load_transformers_model(folder, config, torch_dtype, device, trust_remote_code)
+            loaded = encoder = load_encoder(
+                folder, config, torch_dtype, device, trust_remote_code, pooling.max_seq_length
+            )
+            generates = False
+        else:
+            from triolet.model.backends.transformers_backend import load_transformers_model
+
+            loaded = load_transformers_model(folder, config, torch_dtype, device, trust_remote_code)
     _check_length(max_model_len, loaded.spec.max_position)
     _logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
@@ -146,7 +160,7 @@ def load_model(
         generates=generates,
         pooler=None
         if pooling is None
-        else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size),
+        else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size, encoder),
     )
 
 

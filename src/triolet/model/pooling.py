@@ -7,7 +7,9 @@ tasks with a vector per token give the vectors of each step's share at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -28,6 +30,9 @@ from triolet.errors import ModelFileError, WeightsMismatch
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.pooling_config import DenseConfig, PoolingConfig
 from triolet.model.input_batch import PoolShare, Row
+
+if TYPE_CHECKING:
+    from triolet.model.backends.encoder import EncoderModel
 
 
 @attrs.frozen(eq=False)
@@ -52,6 +57,8 @@ class Pooler:
     dense: tuple[DenseLayer, ...] = ()  # applied to embeddings
     normalizes: bool = True  # whether an embedding has length 1 by default
     head: Tensor | None = None  # [num_labels, hidden], of a classification
+    # Head of an encoder: from the hidden states of a whole prompt, [num_tokens, hidden], to scores, [n, num_labels].
+    classifier: Callable[[Tensor], Tensor] | None = None
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
 
     def pool(self, shares: tuple[PoolShare, ...], hidden: Tensor) -> list[PooledVectors | RowFailure]:
@@ -66,6 +73,11 @@ class Pooler:
         states: list[tuple[Row, Tensor | None]] = []
         for share in shares:
             chunk = hidden[share.first : share.first + share.num_tokens]
+            if self.classifier is not None:
+                results.append(
+                    self._result(share, self._probabilities(self._classified(share, chunk), share.params))
+                )
+                continue
             if share.params.task in TOKEN_TASKS:
                 if share.params.step_tag_id is not None:
                     chunk = chunk[share.token_ids == share.params.step_tag_id]
@@ -103,7 +115,16 @@ class Pooler:
             normalizes = self.normalizes if params.use_activation is None else params.use_activation
             return functional.normalize(vectors, dim=-1) if normalizes else vectors
         assert self.head is not None
-        scores = functional.linear(vectors, self.head)
+        return self._probabilities(functional.linear(vectors, self.head), params)
+
+    def _classified(self, share: PoolShare, hidden: Tensor) -> Tensor:
+        assert self.classifier is not None
+        scores = self.classifier(hidden)
+        if share.params.step_tag_id is not None:
+            scores = scores[share.token_ids == share.params.step_tag_id]
+        return scores
+
+    def _probabilities(self, scores: Tensor, params: PoolingParams) -> Tensor:
         if params.returned_token_ids is not None and params.task == TOKEN_CLASSIFY:
             scores = scores[:, list(params.returned_token_ids)]
         if params.use_activation is False or self.activation == "none":
@@ -119,7 +140,13 @@ class Pooler:
         return PooledVectors(row.epoch, start, vectors.shape[1], values, share.is_last)
 
 
-def load_pooler(config: PoolingConfig, folder: Path, device: torch.device, hidden_size: int) -> Pooler:
+def load_pooler(
+    config: PoolingConfig,
+    folder: Path,
+    device: torch.device,
+    hidden_size: int,
+    encoder: EncoderModel | None = None,
+) -> Pooler:
     """Read the layers of a pooler.
 
     Args:
@@ -127,6 +154,7 @@ def load_pooler(config: PoolingConfig, folder: Path, device: torch.device, hidde
         folder: of the model.
         device: of the model.
         hidden_size: of the model.
+        encoder: the model, if it is one: its own head classifies.
     Raises:
         ModelFileError: a file is missing or wrong.
         WeightsMismatch: a tensor is missing or of another shape.
@@ -139,7 +167,7 @@ def load_pooler(config: PoolingConfig, folder: Path, device: torch.device, hidde
                 layer.folder / "config.json", f"in_features must be {size}; got {layer.in_features}"
             )
     head = None
-    if config.labels:
+    if config.labels and encoder is None:
         if config.classifier_tokens:
             head = _token_head(folder, config.classifier_tokens, device)
         else:
@@ -153,9 +181,16 @@ def load_pooler(config: PoolingConfig, folder: Path, device: torch.device, hidde
         matryoshka_dimensions=allowed,
         labels=config.labels,
         is_asked=bool(config.classifier_tokens),
+        needs_whole_prompts=encoder is not None,
+        takes_token_types=encoder is not None and encoder.takes_token_types,
     )
     return Pooler(
-        info=info, dense=dense, normalizes=config.normalizes, head=head, activation=config.activation
+        info=info,
+        dense=dense,
+        normalizes=config.normalizes,
+        head=head,
+        classifier=encoder.classify if encoder is not None and config.labels else None,
+        activation=config.activation,
     )
 
 

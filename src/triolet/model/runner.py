@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import attrs
 import torch
 from torch import Tensor
 
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.core.step_plan import PromptLogprobs, RowFailure, RowResult, SampledToken, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
@@ -181,6 +183,8 @@ class ModelRunner:
         if self._pooler is None:
             raise InvariantViolated("a pooled request must not be admitted: the model has no pooling")
         inputs = step.forward_batch(self._cache)
+        if self._pooler.info.takes_token_types:
+            inputs = attrs.evolve(inputs, token_type_ids=step.token_type_ids())
         hidden = self._model.forward(inputs)
         samples = NO_SAMPLES
         prompts: tuple[PromptLogprobs, ...] = ()
@@ -298,6 +302,7 @@ def load_runner(
     num_kv_blocks: int | None = None,
     kv_cache_bytes: int | None = None,
     max_num_seqs: int = 128,
+    max_num_batched_tokens: int | None = None,
     quantization: str | None = None,
     logprobs_mode: str = "raw_logprobs",
     convert: str = "auto",
@@ -328,6 +333,13 @@ def load_runner(
         on_progress=on_progress,
     )
     spec = loaded.model.spec
+    if loaded.pooler is not None and loaded.pooler.info.needs_whole_prompts:
+        for field, value in (("num_kv_blocks", num_kv_blocks), ("kv_cache_bytes", kv_cache_bytes)):
+            if value is not None:
+                raise ConfigError(field, "left out for an encoder, which keeps no keys and values", value)
+        longest = longest_prompt(max_model_len, spec.max_position, max_num_batched_tokens)
+        # A block holds nothing here; a row takes one, whatever the length of its prompt.
+        return _runner_of(loaded, place, longest, max_num_seqs, longest, max_num_seqs, logprobs_mode)
     num_blocks = kv_block_count(
         spec,
         block_size=block_size,
@@ -338,17 +350,29 @@ def load_runner(
         max_num_seqs=max_num_seqs,
     )
     longest = longest_sequence(max_model_len, spec.max_position, num_blocks * block_size)
+    return _runner_of(loaded, place, longest, num_blocks, block_size, max_num_seqs, logprobs_mode)
+
+
+def _runner_of(
+    loaded: LoadedFolder,
+    device: torch.device,
+    max_model_len: int,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    logprobs_mode: str,
+) -> tuple[ModelRunner, ModelInfo]:
     runner = ModelRunner(
         loaded.model,
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
-        max_model_len=longest,
-        device=place,
+        max_model_len=max_model_len,
+        device=device,
         logprobs_mode=logprobs_mode,
         pooler=loaded.pooler,
     )
-    return runner, _model_info(loaded, place, longest, num_blocks, block_size)
+    return runner, _model_info(loaded, device, max_model_len, num_blocks, block_size)
 
 
 def choose_device(device: str) -> torch.device:
@@ -389,6 +413,32 @@ def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens
     if max_model_len > num_kv_tokens:
         raise ConfigError(
             "max_model_len", f"at most {num_kv_tokens}, the tokens that the KV cache holds", max_model_len
+        )
+    return max_model_len
+
+
+def longest_prompt(max_model_len: int | None, max_position: int, max_num_batched_tokens: int | None) -> int:
+    """Decide the length that a prompt of an encoder may have, tokens.
+
+    Args:
+        max_model_len: the operator's wish, if any.
+        max_position: what the model can place.
+        max_num_batched_tokens: token budget of a step, in which a prompt is computed whole; None for the default.
+    Raises:
+        ConfigError: the wish is more than one of the two allows.
+    """
+    budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    if max_model_len is None:
+        return min(max_position, budget)
+    if max_model_len > max_position:
+        raise ConfigError(
+            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
+        )
+    if max_model_len > budget:
+        raise ConfigError(
+            "max_model_len",
+            f"at most max_num_batched_tokens, {budget}: an encoder computes a whole prompt in one step",
+            max_model_len,
         )
     return max_model_len
 
@@ -438,6 +488,7 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         num_kv_blocks=config.num_kv_blocks,
         kv_cache_bytes=config.kv_cache_bytes,
         max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         quantization=None if config.quantization == "none" else config.quantization,
         logprobs_mode=config.logprobs_mode,
         convert=config.convert,

@@ -71,6 +71,8 @@ class PoolingParams:
         dimensions: cut embeddings to so many numbers, before they are normalised; only for Matryoshka models.
         step_tag_id: with `token_classify`, take only the positions of this token.
         returned_token_ids: with `token_classify`, take only these columns of the scores.
+        token_type_start: position of the first token of the second text of a pair, for a model that tells the two texts
+            apart by token types (BERT) and a prompt of token ids; set by the tokenizer where the texts are given.
     Raises:
         InvalidParams: a value of the wrong type or out of its range.
     """
@@ -86,12 +88,15 @@ class PoolingParams:
     returned_token_ids: tuple[int, ...] | None = attrs.field(
         default=None, converter=_as_tuple, validator=_ids
     )
+    token_type_start: int | None = attrs.field(default=None, validator=_optional(int, "must be an integer"))
 
     def __attrs_post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
             raise refuse("task", f"must be one of {', '.join(TASKS)}", self.task)
         if self.dimensions is not None and self.dimensions < 1:
             raise refuse("dimensions", "must be at least 1", self.dimensions)
+        if self.token_type_start is not None and self.token_type_start < 0:
+            raise refuse("token_type_start", "must be at least 0", self.token_type_start)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,6 +111,9 @@ class PoolingInfo:
         matryoshka_dimensions: lengths that they may be cut to; empty for any.
         labels: names of the classes, by index.
         is_asked: whether the score of a pair of texts is the answer to a question about it, in a chat.
+        needs_whole_prompts: whether tokens attend in both directions, so that a prompt is computed in one step, and
+            nothing of it is kept.
+        takes_token_types: whether the two texts of a pair are told apart by token types.
     """
 
     tasks: tuple[str, ...]
@@ -115,6 +123,8 @@ class PoolingInfo:
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     is_asked: bool = False
+    needs_whole_prompts: bool = False
+    takes_token_types: bool = False
 
     @property
     def scores(self) -> bool:
@@ -123,7 +133,7 @@ class PoolingInfo:
 
     def reads_prefix_cache(self, task: str) -> bool:
         """Return True if a request needs no hidden states of tokens whose KV is cached."""
-        return task not in TOKEN_TASKS and self.method == "LAST"
+        return task not in TOKEN_TASKS and self.method == "LAST" and not self.needs_whole_prompts
 
 
 def check_task(task: str, tasks: Sequence[str]) -> None:
@@ -168,6 +178,8 @@ def resolved(
                 raise refuse(field, f"must be None for task {task}", value)
     if params.step_tag_id is not None and not 0 <= params.step_tag_id < vocab_size:
         raise refuse("step_tag_id", f"must be in [0, {vocab_size})", params.step_tag_id)
+    if params.token_type_start is not None and not info.takes_token_types:
+        raise refuse("token_type_start", "must be None for this model", params.token_type_start)
     for column in params.returned_token_ids or ():
         if not 0 <= column < info.size:
             raise refuse("returned_token_ids", f"must hold columns in [0, {info.size})", column)

@@ -219,7 +219,8 @@ class RequestBuilder:
         )
         assert info.pooling is not None
         check_size(params, info.pooling, len(tokenized.token_ids))
-        return tokenized
+        # most models see a pair as one text
+        return tokenized if info.pooling.takes_token_types else attrs.evolve(tokenized, token_type_start=None)
 
     def tokenize(
         self, prompt: ParsedPrompt, params: SamplingParams
@@ -328,6 +329,8 @@ class RequestBuilder:
             arrival_s: field of `Request`, as are the following ones.
         """
         room = self._info.max_model_len - len(tokenized.token_ids)
+        if pooling is not None and tokenized.token_type_start is not None:
+            pooling = attrs.evolve(pooling, token_type_start=tokenized.token_type_start)
         request = Request(
             request_id=request_id,
             prompt=tokenized.text,

@@ -63,3 +63,5 @@ class Tokenized:
     token_ids: tuple[int, ...]
     bad_words_token_ids: tuple[tuple[int, ...], ...]  # sequences of ids that write the bad words
     marks_token_ids: tuple[tuple[int, ...], ...] = ()  # ids of each mark
+    # Position of the first token of the type that marks the second text of a pair; None for no such token.
+    token_type_start: int | None = None

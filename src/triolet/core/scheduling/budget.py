@@ -97,6 +97,8 @@ class SchedulerConfig:
     num_scheduler_steps: int = 1  # most steps that one plan is for
     num_speculative_tokens: int = 0  # longest draft; 0 for none
     prompt_lookup_min: int = 3  # last tokens that must have occurred before for a draft
+    # True if tokens attend in both directions: a prompt is computed in one step, and nothing of it is kept.
+    whole_prompts: bool = False
 
     @classmethod
     def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
@@ -113,7 +115,8 @@ class SchedulerConfig:
             priority_aging_s=_or_never(limits.priority_aging),
             fair_ttft_factor=_or_never(limits.fair_ttft_factor),
             max_prefill_delay_s=_or_never(limits.max_prefill_delay),
-            enable_prefix_caching=limits.enable_prefix_caching,
+            enable_prefix_caching=limits.enable_prefix_caching and not info.whole_prompts,
+            whole_prompts=info.whole_prompts,
             cache_key=cache_key,
             num_scheduler_steps=limits.num_scheduler_steps,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,

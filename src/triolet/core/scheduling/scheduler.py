@@ -293,13 +293,18 @@ class Scheduler:
         num_tokens = [sequence.num_scheduled_tokens for sequence in rows]
         # Without those that have ended since, it is a smaller step already.
         is_whole = sum(num_tokens) == plan.num_tokens
+        if self.config.whole_prompts and len(rows) == 1:
+            num_tokens = [1]  # it cannot be divided
         num_leaving = self.recovery.memory.step_did_not_fit(num_tokens) if is_whole else 0
         for sequence in rows:
             sequence.num_scheduled_tokens = 0
         self._scheduled = []
         for sequence in rows[: 1 if num_leaving is None else num_leaving]:
             if num_leaving is None:
-                sequence.entry.failure = f"there is no memory for even one token of it alone: {problem}"
+                sequence.entry.failure = (
+                    f"there is no memory for {'it' if self.config.whole_prompts else 'even one token of it'} alone: "
+                    f"{problem}"
+                )
                 self._finish(sequence, FinishReason.ERROR)
             else:
                 self._queues.preempt(sequence)

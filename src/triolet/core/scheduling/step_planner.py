@@ -12,6 +12,8 @@ that cheap). A step that preempted admits no request. Nor does it admit a reques
 the step computes for another one (`PrefixesInStep`). The rest of a budget goes into draft tokens.
 Where nothing is left to decide, a plan is for several steps.
 
+An encoder's prompts are computed whole, in one step each: their tokens attend in both directions.
+
 The waiting queue implements the policy (`core.scheduling.policies.base`, `core.scheduling.policies.fair`): its order,
 and whether a waiting request may take the row of a running one. Such requests are admitted before the others run.
 """
@@ -369,6 +371,10 @@ class StepPlanner:
 
     def _portion(self, sequence: Sequence, num_pending: int, budget: int) -> int:
         """Return how many of its pending tokens a request gets in the step being planned."""
+        if self.config.whole_prompts:
+            # The first one of a step may exceed a budget that is smaller after a step that did not fit into memory.
+            fits = num_pending <= budget or not self.scheduled
+            return num_pending if fits and self.queues.waiting.portion(sequence, num_pending) else 0
         if not (num_tokens := self.budget.chunk(min(num_pending, budget))):
             return 0  # before the policy takes the time of a row that the step does not have
         num_tokens = self.queues.waiting.portion(sequence, num_tokens)

@@ -32,7 +32,7 @@ PAGED_ATTENTION: Final = "triolet_paged"
 INSPECTED_ATTENTION: Final = "triolet_inspected"
 
 # What models pass along without it changing the result of a causal attention at inference.
-_HARMLESS_OPTIONS: Final = frozenset(
+HARMLESS_OPTIONS: Final = frozenset(
     {
         "cache_position",
         "cu_seq_lens_k",
@@ -200,7 +200,7 @@ def refuse_unsupported_call(
 def _problem(
     module: nn.Module, call: TransformersAttentionCall, num_tokens: int, max_position: int
 ) -> str | None:
-    known = _HARMLESS_OPTIONS | {"scaling", "sliding_window", "softcap", "is_causal"}
+    known = HARMLESS_OPTIONS | {"scaling", "sliding_window", "softcap", "is_causal"}
     for name, option in call.options.items():
         if name not in known and option is not None and option is not False:
             return f"passes {name!r} to its attention function"

@@ -54,7 +54,7 @@ class TransformersModel:
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         # The model's own forward, because families scale and cap their logits there; its decoder only returns `hidden`.
-        with _returning(self.model.base_model, _BaseOutput(hidden[rows][None])):
+        with returning(self.model.base_model, BaseOutput(hidden[rows][None])):
             logits: Tensor = self.model(input_ids=rows[None], use_cache=False).logits[0]
         return logits.to(self.spec.dtype)
 
@@ -73,21 +73,21 @@ class TransformersModel:
         }
 
 
-class _BaseOutput:
-    """Output of a model's decoder with nothing but hidden states, [1, num_tokens, hidden_size]."""
+class BaseOutput:
+    """Output of a model without its head: hidden states, [1, num_tokens, hidden_size], and maybe what BERT pools."""
 
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
+    def __init__(self, hidden: Tensor, pooled: Tensor | None = None) -> None:
+        self.last_hidden_state, self.pooler_output = hidden, pooled
 
-    def __getitem__(self, index: int) -> Tensor:  # how older code reads it
-        return (self.last_hidden_state,)[index]
+    def __getitem__(self, index: int) -> Tensor | None:  # how older code reads it
+        return (self.last_hidden_state, self.pooler_output)[index]
 
     def __getattr__(self, name: str) -> None:  # caches, attentions, router logits
         return None
 
 
 @contextmanager
-def _returning(module: nn.Module, output: object) -> Iterator[None]:
+def returning(module: nn.Module, output: object) -> Iterator[None]:
     """Let a module return `output` whatever it is called with."""
     vars(module)["forward"] = lambda *_, **__: output
     try:
@@ -118,10 +118,10 @@ def load_transformers_model(
         WeightsMismatch: tensors are missing, left over or of another shape than the architecture's.
     """
     fields = Fields(folder / "config.json", config)
-    architecture = _architecture(fields)
+    architecture = check_architecture(fields)
     model_class = _model_class(folder, fields, architecture, trust_remote_code)
-    model_config = _model_config(folder, model_class, trust_remote_code)
-    max_position = _max_position(model_config)
+    model_config = read_model_config(folder, model_class, trust_remote_code)
+    max_position = longest_position(model_config)
     Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
     register_attention()
     model = _load_weights(folder, model_class, model_config, dtype)
@@ -142,7 +142,7 @@ def load_transformers_model(
     return paged
 
 
-def _architecture(fields: Fields) -> str:
+def check_architecture(fields: Fields) -> str:
     """Return the architecture that the config names; raise if the config rules the model out."""
     quantization = fields.section("quantization_config")
     if quantization is not None and quantization.values:
@@ -216,7 +216,7 @@ def _remote_class(folder: Path, reference: str) -> type[PreTrainedModel]:
     return model_class
 
 
-def _model_config(
+def read_model_config(
     folder: Path, model_class: type[PreTrainedModel], trust_remote_code: bool
 ) -> PreTrainedConfig:
     """Read the folder's config with transformers; raise if a layer is of a kind that is not supported."""
@@ -239,7 +239,7 @@ def _model_config(
     return model_config
 
 
-def _max_position(model_config: PreTrainedConfig) -> int:
+def longest_position(model_config: PreTrainedConfig) -> int:
     """Return the longest sequence with rotary frequencies that do not depend on its length, tokens.
 
     LongRoPE turns to other frequencies as soon as one sequence of a batch is longer than the original
@@ -260,17 +260,39 @@ def _load_weights(
     folder: Path, model_class: type[PreTrainedModel], model_config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
     """Read the weights, one tensor at a time; every tensor must have its place and every place its tensor."""
+    model, report = read_model(folder, model_class, model_config, dtype, PAGED_ATTENTION)
+    check_loading_report(report)
+    return model
+
+
+def read_model(
+    folder: Path,
+    model_class: type[PreTrainedModel],
+    model_config: PreTrainedConfig,
+    dtype: torch.dtype,
+    attention: str,
+    **options: Any,
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """Read a model with its weights, one tensor at a time; return it, and transformers' report about the tensors.
+
+    Args:
+        attention: name of the attention function that it calls.
+        options: further arguments of the model's constructor.
+    Raises:
+        ModelFileError: transformers cannot build it.
+    """
     loaded: Any  # a pair, with output_loading_info
     try:
         loaded = model_class.from_pretrained(
             folder,
             config=model_config,
             dtype=dtype,
-            attn_implementation=PAGED_ATTENTION,
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # so that the report names them all; none is let through
             output_loading_info=True,
+            **options,
         )
     except torch.OutOfMemoryError:
         raise
@@ -279,12 +301,11 @@ def _load_weights(
             folder, f"transformers cannot build {model_class.__name__} from it: {error}"
         ) from error
     model: PreTrainedModel = loaded[0]
-    _check_loading_report(loaded[1])
     model.eval().requires_grad_(False)
-    return model
+    return model, loaded[1]
 
 
-def _check_loading_report(report: Mapping[str, Any]) -> None:
+def check_loading_report(report: Mapping[str, Any]) -> None:
     """Raise if weights are missing, left over or of the wrong shape."""
     # transformers initialises missing weights at random and drops unexpected ones, with a warning only.
     missing, unused = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])

@@ -15,10 +15,19 @@ import attrs
 
 from triolet.core.request.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from triolet.errors import ConfigError, ModelFileError, UnsupportedModel
+from triolet.model.architectures.families import native_family
 from triolet.model.folder.json_fields import Fields, read_json_object
 
 CLASSIFIER = "ForSequenceClassification"
+TOKEN_CLASSIFIER = "ForTokenClassification"
 HEADLESS = "Model"
+MASKED = "ForMaskedLM"  # trained to fill gaps: without that head it is a model of embeddings
+ENCODER_ENDINGS = (
+    HEADLESS,
+    MASKED,
+    CLASSIFIER,
+    TOKEN_CLASSIFIER,
+)  # of classes that may attend in both directions
 _MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 _OLD_MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
 _OTHER_OLD_MODES = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
@@ -48,6 +57,7 @@ class PoolingConfig:
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
+    max_seq_length: int | None = None  # longest prompt that the folder allows, tokens
     # Texts of the tokens whose difference in logits is the score: no, yes.
     classifier_tokens: tuple[str, ...] = ()
 
@@ -68,27 +78,39 @@ def read_pooling_config(
         UnsupportedModel: a module that is not supported.
     """
     fields = Fields(folder / "config.json", config)
-    if convert != "embed" and (architecture.endswith(CLASSIFIER) or convert == "classify"):
+    classifiers = CLASSIFIER, TOKEN_CLASSIFIER
+    if convert != "embed" and (architecture.endswith(classifiers) or convert == "classify"):
         return _classifier(fields, architecture)
-    if architecture.endswith(CLASSIFIER):
+    if architecture.endswith(classifiers):
         raise ConfigError("convert", f"auto or classify for {architecture}", convert)
     modules = folder / "modules.json"
-    if convert == "auto" and not modules.exists() and not architecture.endswith(HEADLESS):
+    if convert == "auto" and not modules.exists() and not architecture.endswith((HEADLESS, MASKED)):
         return None
     if architecture == "GPT2LMHeadModel" and convert == "auto" and not modules.exists():
         return None
     dimensions = fields.integers("matryoshka_dimensions")
     found = PoolingConfig(
         tasks=(EMBED, TOKEN_EMBED),
+        method=_default_method(fields, architecture),
         is_matryoshka=fields.flag("is_matryoshka", False) or bool(dimensions),
         matryoshka_dimensions=dimensions,
     )
     return _with_modules(found, modules) if modules.exists() else found
 
 
+def _default_method(fields: Fields, architecture: str) -> str:
+    """Return the pooling of a folder without modules.json, as vLLM chooses it."""
+    if fields.flag("use_bidirectional_attention", False):
+        return "MEAN"
+    # Only in an encoder has the first token seen the others.
+    return (
+        "CLS" if architecture.endswith((HEADLESS, MASKED)) and native_family(architecture) is None else "LAST"
+    )
+
+
 def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
     tokens = fields.texts("classifier_from_token") or ()
-    if not architecture.endswith(CLASSIFIER) and len(tokens) != 2:
+    if not architecture.endswith((CLASSIFIER, TOKEN_CLASSIFIER)) and len(tokens) != 2:
         raise ConfigError(
             "convert",
             f"auto or embed for {architecture}, unless its config.json names two tokens in classifier_from_token, "
@@ -101,15 +123,40 @@ def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
         labels = tuple(str(names[key]) for key in sorted(names, key=int))
     count = 1 if len(tokens) == 2 else fields.integer("num_labels", len(labels) or 2)
     labels = labels if len(labels) == count else tuple(f"LABEL_{index}" for index in range(count))
-    problem = fields.text("problem_type", "")
     default = "sigmoid" if count < 2 else "softmax"
     by_problem = {"regression": "none", "multi_label_classification": "sigmoid"}
+    by_problem["single_label_classification"] = default
+    activation = (
+        by_problem.get(fields.text("problem_type", "")) or _cross_encoder_activation(fields) or default
+    )
+    tasks: tuple[str, ...] = (CLASSIFY, TOKEN_CLASSIFY)
+    if architecture.endswith(TOKEN_CLASSIFIER):
+        tasks = (TOKEN_CLASSIFY,)
+    elif native_family(architecture) is None:  # an encoder's head reads the whole prompt
+        tasks = (CLASSIFY,)
     return PoolingConfig(
-        tasks=(CLASSIFY, TOKEN_CLASSIFY),
+        tasks=tasks,
+        method="LAST" if TOKEN_CLASSIFY in tasks else "CLS",
         labels=labels,
-        activation=by_problem.get(problem, default),
+        activation=activation,
         classifier_tokens=tokens,
     )
+
+
+def _cross_encoder_activation(fields: Fields) -> str | None:
+    """Return the activation that sentence-transformers wrote into config.json; None if it wrote none."""
+    section = fields.section("sentence_transformers")
+    dotted = "" if section is None else section.text("activation_fn", "")
+    dotted = dotted or fields.text("sbert_ce_default_activation_function", "")
+    if not dotted:
+        return None
+    known = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+    name = dotted.rsplit(".", 1)[-1]
+    if not dotted.startswith("torch.nn.modules.") or name not in known:
+        raise UnsupportedModel(
+            f"{fields.path}: activation_fn must be torch.nn.modules' {', '.join(known)}; got {dotted!r}"
+        )
+    return known[name]
 
 
 def _with_modules(config: PoolingConfig, path: Path) -> PoolingConfig:
@@ -119,7 +166,7 @@ def _with_modules(config: PoolingConfig, path: Path) -> PoolingConfig:
         place = path.parent / module["path"]
         match module["type"].rsplit(".", 1)[-1]:
             case "Transformer":
-                pass
+                config = _with_transformer(config, place / "sentence_bert_config.json")
             case "Pooling":
                 method = _method(place / "config.json")
             case "Dense":
@@ -131,6 +178,17 @@ def _with_modules(config: PoolingConfig, path: Path) -> PoolingConfig:
     if not method:
         raise ModelFileError(path, "must list a module of type Pooling")
     return attrs.evolve(config, method=method, dense=tuple(dense), normalizes=normalizes)
+
+
+def _with_transformer(config: PoolingConfig, path: Path) -> PoolingConfig:
+    if not path.exists():
+        return config
+    fields = Fields(path, read_json_object(path))
+    if fields.flag("do_lower_case", False):
+        raise UnsupportedModel(
+            f"{path}: do_lower_case must be false: the tokenizer decides on the case of letters"
+        )
+    return attrs.evolve(config, max_seq_length=fields.optional_integer("max_seq_length"))
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:

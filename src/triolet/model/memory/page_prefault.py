@@ -153,7 +153,7 @@ def _end(pages: _Pages, thread: threading.Thread) -> None:
 
 def prefault_pages(tensors: Sequence[Tensor], device: torch.device) -> PagePrefault | None:
     """For a cache in main memory, where the system hands out its pages like that."""
-    if device.type != "cpu" or sys.platform != "linux":
+    if device.type != "cpu" or sys.platform != "linux" or not tensors:  # an encoder keeps no cache
         return None
     try:
         return PagePrefault(tensors)

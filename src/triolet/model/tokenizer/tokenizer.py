@@ -156,6 +156,7 @@ class TextTokenizer:
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model."""
+        token_type_start: int | None = None
         match message.prompt:
             case None:
                 text, token_ids = None, []
@@ -163,22 +164,28 @@ class TextTokenizer:
                 _check_unicode("prompt", text)
                 token_ids = self.encode(text, add_special_tokens=True)
             case TextPair():
-                text, token_ids = self._joined(message.prompt)
+                text, token_ids, token_type_start = self._joined(message.prompt)
             case messages:
                 text = self.render(messages)
                 _check_unicode("prompt", text)
                 adds = isinstance(messages, ChatPrompt) and messages.add_special_tokens
                 token_ids = self.encode(text, add_special_tokens=adds)
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
-        return Tokenized(text, tuple(token_ids), self.encode_bad_words(message.bad_words), marks)
+        bad_words = self.encode_bad_words(message.bad_words)
+        return Tokenized(text, tuple(token_ids), bad_words, marks, token_type_start)
 
-    def _joined(self, pair: TextPair) -> tuple[str, list[int]]:
-        """Encode two texts to one prompt, with the special tokens that the model wants around them."""
+    def _joined(self, pair: TextPair) -> tuple[str, list[int], int | None]:
+        """Encode two texts to one prompt, with the special tokens that the model wants around them.
+
+        Returns:
+            A text for display, the token ids, and the position of the first token of type 1.
+        """
         for field, text in (("prompt", pair.text), ("text_pair", pair.text_pair)):
             _check_unicode(field, text)
         # the batch call lets other threads run meanwhile
         [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
-        return f"{pair.text} {pair.text_pair}", encoding.ids
+        types = encoding.type_ids
+        return f"{pair.text} {pair.text_pair}", encoding.ids, types.index(1) if 1 in types else None
 
     @property
     def template_source(self) -> str:
