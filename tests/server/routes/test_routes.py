@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from starlette.routing import Mount
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, Scene, serving
 from triolet.config.server import GatewayConfig
+from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import ConfigError
@@ -307,3 +309,28 @@ async def test_the_app_can_be_mounted_in_another(autojump_clock: trio.testing.Mo
         assert (await outer.get("/llm/")).status == 200
         answer = await outer.post("/llm/v1/chat/completions", {**HELLO, "max_tokens": 2})
         assert len(answer.json["choices"][0]["message"]["content"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, ASK),
+        ("/v1/chat/completions", HELLO),
+        ("/v1/completions", {"model": MODEL, "prompt": "A"}),
+    ],
+)
+async def test_the_form_of_a_long_body_is_not_read_in_the_event_loop(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+    check = structured_outputs._check_nesting
+
+    def noted(value: object, field: str) -> None:
+        readers.append(threading.get_ident())
+        check(value, field)
+
+    monkeypatch.setattr(structured_outputs, "_check_nesting", noted)
+    schema = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1000)}}
+    async with serving() as scene:
+        await scene.post(path, {**body, "structured_outputs": {"json": schema}})
+    assert readers and threading.get_ident() not in readers

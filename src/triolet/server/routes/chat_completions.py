@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triolet.core.output.outputs import RequestOutput
-from triolet.core.request.params import RequestOutputKind
+from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.tools import ToolPlan
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
@@ -26,11 +26,18 @@ from triolet.server.routes.sse import EventSender
 async def chat_completions(request: Request) -> Response:
     """Answer a chat, complete or in chunks."""
     context = context_of(request)
-    body = await read_json(request, ChatRequest.of)
-    context.check_model(body.model)
-    plan = body.plan(context.engine.tool_parser, context.engine.reasoning_parser)
-    params = body.params(context.engine.default_sampling_params(), plan)
-    if context.engine.reasoning_parser is not None:  # reasoning tokens can only be counted as they come
+    engine, defaults = context.engine, context.engine.default_sampling_params()
+    parsers = engine.tool_parser, engine.reasoning_parser
+
+    def planned_body(payload: dict[str, Any]) -> tuple[ChatRequest, ToolPlan, SamplingParams]:
+        body = ChatRequest.of(payload)
+        context.check_model(body.model)
+        plan = body.plan(*parsers)
+        return body, plan, body.params(defaults, plan)
+
+    # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
+    body, plan, params = await read_json(request, planned_body)
+    if engine.reasoning_parser is not None:  # reasoning tokens can only be counted as they come
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     return await _ChatCompletion.for_request(request, context, body, params, plan=plan).response(request)
 

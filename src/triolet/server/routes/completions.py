@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.params import SamplingParams
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.completions import CompletionRequest, Echo, TextChoice, text_completion
 from triolet.server.routes.app_context import context_of
@@ -24,9 +25,15 @@ from triolet.server.routes.sse import EventSender
 async def completions(request: Request) -> Response:
     """Continue one text or several."""
     context = context_of(request)
-    body = await read_json(request, CompletionRequest.of)
-    context.check_model(body.model)
-    params = body.params(context.engine.default_sampling_params())
+    defaults = context.engine.default_sampling_params()
+
+    def planned_body(payload: dict[str, Any]) -> tuple[CompletionRequest, SamplingParams]:
+        body = CompletionRequest.of(payload)
+        context.check_model(body.model)
+        return body, body.params(defaults)
+
+    # Forms of structured outputs may be long, and are checked where the body is parsed.
+    body, params = await read_json(request, planned_body)
     return await _Completion.for_request(request, context, body, params).response(request)
 
 

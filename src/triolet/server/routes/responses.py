@@ -16,7 +16,7 @@ from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
 from triolet.protocol.json import encode
 from triolet.protocol.responses.input_items_page import input_items, page_of
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.requests import CreateResponse, ResumeResponse
+from triolet.protocol.responses.requests import CreateResponse, ResumeResponse, SamplingPlan
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.responses.session import Turn, shutting_down
@@ -35,8 +35,14 @@ MAX_NUMBER_DIGITS = 18
 async def responses(request: Request) -> Response:
     """Generate a response, complete or as events."""
     context, owner = context_of(request), owner_of(request)
-    body = await read_json(request, CreateResponse.of)
-    context.check_model(body.model)
+
+    def planned_body(payload: dict[str, Any]) -> tuple[CreateResponse, SamplingPlan]:
+        body = CreateResponse.of(payload)
+        context.check_model(body.model)
+        return body, context.responses_context.planned(body)
+
+    # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
+    body, planned = await read_json(request, planned_body)
     if body.triolet_events and not body.stream:
         raise wrong("triolet_events", "left out where stream is false", True)
     if body.resumable and context.gateway is None:
@@ -45,7 +51,6 @@ async def responses(request: Request) -> Response:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
     context.access.check_priority(owner, body.priority)
     body = body.traced_by(pick_trace_headers(request.headers))
-    planned = context.responses_context.planned(body)
     before = previous_messages(body.previous_response_id, owner, context.responses_context.store)
     answer = context.responses_context.answer(body, planned, before, int(time.time()))
     run = _Run(context, owner, answer, prompt_of(body.instructions, answer.chat))
