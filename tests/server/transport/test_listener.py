@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import re
 import ssl
 import subprocess
@@ -355,6 +356,20 @@ async def test_connections_that_wait_are_all_taken_at_once() -> None:
             taken += streams
         for stream in taken:
             await trio.aclose_forcefully(stream)
+
+
+async def test_a_silent_connection_has_few_objects_for_the_garbage_collector_to_visit() -> None:
+    num_connections, most = 20, 70  # 38, and 124 with all of hypercorn's
+    async with listening() as server, AsyncExitStack() as clients:
+        await server.ask(GET.replace(b"1.1", b"1.0"))  # the first one makes what all share
+        gc.collect()
+        before = len(gc.get_objects())
+        for _ in range(num_connections):
+            await clients.enter_async_context(await server.connect())
+        await eventually(lambda: server.front.num_connections == num_connections)
+        await wait_all_tasks_blocked()
+        gc.collect()
+        assert (len(gc.get_objects()) - before) / num_connections < most
 
 
 async def test_what_goes_wrong_in_a_connection_stays_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,9 @@
 """HTTP/1.1 through hypercorn. hypercorn's internals are used only here, and they are not public: hence the exact pin.
 
-hypercorn parses HTTP/1.1 and calls the ASGI app. Five things differ from hypercorn's own server:
+hypercorn parses HTTP/1.1 and calls the ASGI app. Six things differ from hypercorn's own server:
 
+* A connection on which nothing has come yet is a single task with little memory. hypercorn's parts have more than
+  a hundred objects: with hundreds of silent connections a full garbage collection takes tens of milliseconds.
 * A send to a client that does not read times out (`ClientStream`) and can be cancelled. hypercorn shields it without a
   limit, so that SIGTERM would not end the server.
 * The connection is read while a request is being answered. Otherwise the bytes of a next request would hide that the
@@ -65,6 +67,7 @@ class HttpServer:
         self.is_upgrade = is_upgrade
         self.head_timeout = head_timeout
         self.metrics = metrics
+        self._silent: set[trio.CancelScope] = set()  # waits for the first bytes of connections
         self.context = WorkerContext(None)
         self.config = Config()
         self.config.h11_max_incomplete_size = MAX_HEAD_BYTES
@@ -75,6 +78,8 @@ class HttpServer:
     async def drain(self) -> None:
         """Close idle connections now, and busy ones and new ones after their response."""
         await self.context.terminated.set()
+        for wait in tuple(self._silent):
+            wait.cancel()
 
     @property
     def end_reason(self) -> str:
@@ -89,22 +94,47 @@ class HttpServer:
         Returns:
             Whether the client asked for a WebSocket; the upgrade request is then the next thing to read.
         """
-        connection = _Connection(self, stream)
+        reason, is_upgraded = None, False
+        began_in_drain = self.context.terminated.is_set()
         self.metrics.num_http_connections += 1
         try:
-            await connection.run()
+            if (reason := await self._silence(stream, began_in_drain)) is None:
+                connection = _Connection(self, stream, began_in_drain)
+                try:
+                    await connection.run()
+                finally:
+                    reason, is_upgraded = connection.close_reason, connection.is_upgraded
         finally:
             self.metrics.num_http_connections -= 1
-            self.metrics.note_http_close(connection.close_reason or self.end_reason)
-            if not connection.is_upgraded:
+            self.metrics.note_http_close(reason or self.end_reason)
+            if not is_upgraded:
                 await trio.aclose_forcefully(stream)
-        return connection.is_upgraded
+        return is_upgraded
+
+    async def _silence(self, stream: ClientStream, began_in_drain: bool) -> str | None:
+        """Wait for the first bytes of a connection; return why it ends without any, or None."""
+        data = b""
+        with trio.move_on_after(self.head_timeout) as wait:
+            if not began_in_drain:  # has the usual time for a request, which is answered with 503
+                self._silent.add(wait)
+            try:
+                data = await stream.receive_some(MAX_RECV)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return "client"
+            finally:
+                self._silent.discard(wait)
+        if wait.cancelled_caught:
+            return "shutdown" if self.context.terminated.is_set() and not began_in_drain else "idle"
+        if not data:
+            return "client"
+        stream.unread(data)
+        return None
 
 
 class _Connection(TCPServer):
     """hypercorn's connection, with the differences listed above."""
 
-    def __init__(self, server: HttpServer, client: ClientStream) -> None:
+    def __init__(self, server: HttpServer, client: ClientStream, began_in_drain: bool) -> None:
         super().__init__(server.app, server.config, server.context, {}, client)  # type: ignore[arg-type]
         self.is_upgraded = False
         self.is_torn = False
@@ -112,7 +142,7 @@ class _Connection(TCPServer):
         self._server, self._client = server, client
         self._patience_s = server.head_timeout
         self._idling = trio.CancelScope()
-        self._began_in_drain = server.context.terminated.is_set()
+        self._began_in_drain = began_in_drain
         self._ahead = bytearray()
         self._news, self._space = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
         self._is_closing = False
