@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 import attrs
@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.block_pool import BlockPool, CachedBlocks
 from triolet.errors import InvariantViolated
 
 # ------------------------------------------------------------------------ against a naive model
@@ -325,3 +325,54 @@ def test_a_count_that_is_wrong_is_found(corrupt: Callable[[BlockPool], object], 
     corrupt(pool)
     with pytest.raises(InvariantViolated, match=message):
         pool.check([table])
+
+
+def test_a_block_is_cached_while_it_is_published_and_no_table_names_it() -> None:
+    pool = BlockPool(3)
+    table = kept_table(pool, 2, "a")
+    assert [pool.is_cached(block_id) for block_id in range(3)] == [False] * 3
+    pool.release(table[1:])
+    assert [pool.is_cached(block_id) for block_id in (*table, 2)] == [False, True, False]
+    pool.share(table[1:])
+    assert (pool.is_cached(table[1]), pool.num_cached, pool.num_in_use) == (False, 0, 2)
+
+
+def test_counts_by_owner_are_right_while_owners_come_and_go() -> None:
+    pool = BlockPool(6)
+    first, second = kept_table(pool, 2, "first"), kept_table(pool, 1, "second")
+    pool.release(first)
+    pool.release(second)
+    pool.check([])
+    pool.share(second)  # one owner is left, and then two again
+    pool.check([second])
+    pool.release(second)
+    pool.check([])
+    pool.forget_cached()
+    pool.check([])
+    assert (pool.num_free, pool.num_cached) == (6, 0)
+    for owner in ("second", "first"):
+        pool.release(kept_table(pool, 2, owner))
+        pool.check([])
+    assert pool.num_cached == 4
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        lambda cached: setattr(cached, "_max_count", 1),
+        lambda cached: setattr(cached, "_max_count", 3),
+        lambda cached: setattr(cached, "_num_blocks", 4),
+        lambda cached: cached._by_count.clear(),
+        lambda cached: cached._by_count[2].clear(),
+        lambda cached: cached._by_owner.update(third=OrderedDict()),
+    ],
+)
+def test_counts_by_owner_that_are_wrong_are_found(corrupt: Callable[[CachedBlocks], object]) -> None:
+    pool = BlockPool(3)
+    tables = [kept_table(pool, 2, "first"), kept_table(pool, 1, "second")]
+    for table in tables:
+        pool.release(table)
+    pool.check([])
+    corrupt(pool._cached)
+    with pytest.raises(InvariantViolated, match="cached blocks by owner"):
+        pool.check([])

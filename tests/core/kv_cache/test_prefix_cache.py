@@ -371,3 +371,11 @@ def test_a_part_of_one_text_is_not_taken_for_a_part_of_the_next() -> None:
     pairs = [(None, "ab"), ("ab", None), ("a", "b"), ("", "ab"), ("ab", ""), ("a\x01b", None)]
     namespaces = [CacheNamespace(salt=salt, adapter=adapter) for salt, adapter in pairs]
     assert len({make_cache().root(namespace) for namespace in namespaces}) == len(namespaces)
+
+
+def test_found_blocks_come_with_their_hashes_in_order() -> None:
+    cache = make_cache()
+    table = compute(cache, (1, 2, 3, 4, 5))
+    block_ids, hashes = cache.find((1, 2, 3, 4, 6), root_of(cache))
+    first = cache.chain(root_of(cache), (1, 2))
+    assert (block_ids, hashes) == (table[:2], [first, cache.chain(first, (3, 4))])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import attrs
 import pytest
@@ -517,3 +517,32 @@ def test_after_a_crash_the_committed_tokens_bring_the_same_state_back(
     assert rebuilt.add(answer[: before.num_tokens]) == before
     assert rebuilt.add(answer[crash:]) == unbroken.add(answer[crash:])
     assert rebuilt.flush() == unbroken.flush()
+
+
+# ------------------------------------------------------------------------------- pieces, exhaustively
+
+WORDS = [b" the", b" fox", b"", b"\xc3", b"\xa9"]
+
+
+def decode_words(token_ids: Sequence[int]) -> str:
+    return b"".join(WORDS[i] for i in token_ids).decode(errors="replace").removeprefix(" ")
+
+
+def piece_of_word(token_id: int) -> str | None:
+    return WORDS[token_id].decode() if token_id < 3 else None
+
+
+@pytest.mark.parametrize("prompt", [(), (0,), (0, 3)])
+def test_answers_of_four_tokens_have_the_same_text_with_pieces_and_without(prompt: tuple[int, ...]) -> None:
+    for answer in product(range(len(WORDS)), repeat=4):
+        detokenizer = IncrementalDetokenizer(decode_words, prompt, piece=piece_of_word)
+        with_pieces = "".join([*map(detokenizer.add, answer), detokenizer.flush()])
+        assert with_pieces == without_tail(added_text(decode_words, answer, prompt)), answer
+
+
+def test_tokens_with_pieces_are_not_decoded() -> None:
+    decode = CountingDecode(decode_words)
+    detokenizer = IncrementalDetokenizer(decode, (0,), piece=piece_of_word)
+    before = decode.num_decoded
+    assert [detokenizer.add(token_id) for token_id in (0, 2, 1)] == [" the", "", " fox"]
+    assert decode.num_decoded == before

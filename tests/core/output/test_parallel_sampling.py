@@ -127,6 +127,12 @@ def test_the_others_take_the_full_blocks_of_the_prompt(is_cached: bool) -> None:
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
+def test_all_full_blocks_before_the_last_token_are_taken(is_cached: bool) -> None:
+    shares = shares_of_three(2 * BLOCK_SIZE + 1, enable_prefix_caching=is_cached)
+    assert shares == [("0_r", 9, 1), ("1_r", 8, 1), ("2_r", 8, 1)]
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
 def test_the_last_block_is_computed_again_if_the_prompt_fills_it(is_cached: bool) -> None:
     """Its last token's logits are needed, and logits are not kept."""
     shares = shares_of_three(3 * BLOCK_SIZE, enable_prefix_caching=is_cached)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.make import make_request
 from tests.core.stage import Stage
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
+from triolet.core.scheduling.admission import PrefixesInStep, find_computed, has_room
+from triolet.core.scheduling.sequence import Sequence
 
 BEGINNING = list(range(100, 112))  # three blocks
 
@@ -124,3 +127,94 @@ def test_what_one_key_computes_does_not_evict_the_beginning_of_another_one(
         stage.step()
     stage.add("second", [*BEGINNING, 2], owner="modest")
     assert stage.step() == [("second", 12 if stays else 0, 1 if stays else 13)]
+
+
+def test_a_request_waits_for_the_part_of_a_beginning_that_it_could_find_and_for_nothing_else() -> None:
+    stage = wide_stage()
+    stage.add("a", [*BEGINNING, 1])
+    stage.add("nine", BEGINNING[:9])  # two blocks of the three
+    stage.add("four", BEGINNING[:4])  # its last token is computed anyway, and no block but that one
+    assert stage.step() == [("a", 0, 13), ("four", 0, 4)]
+    assert ("nine", 8, 1) in stage.step()
+
+
+@pytest.mark.parametrize(
+    ("num_same", "num_own", "waits"),
+    [(20, 1, True), (20, 12, True), (20, 13, False), (12, 4, True), (12, 9, False)],
+)
+def test_what_is_cached_already_counts_neither_as_work_nor_as_saved(
+    num_same: int, num_own: int, waits: bool
+) -> None:
+    stage = wide_stage(max_model_len=128)
+    long = list(range(100, 120))
+    stage.add("earlier", [*long[:8], 5], max_tokens=1)
+    stage.step()
+    stage.add("a", [*long, 1])
+    stage.add("b", [*long[:num_same], *range(200, 200 + num_own)])
+    assert [(name, start) for name, start, _ in stage.step()] == [("a", 8), *([] if waits else [("b", 8)])]
+
+
+def test_a_decode_that_fills_a_block_is_not_waited_for() -> None:
+    stage = wide_stage()
+    stage.add("a", BEGINNING[:11])
+    stage.step(a=111)  # the 12th token, computed in the next step
+    stage.add("b", [*BEGINNING[:11], 111, 1])
+    assert stage.step() == [("a", 11, 1), ("b", 8, 5)]
+
+
+def sequence_of(stage: Stage, token_ids: list[int]) -> Sequence:
+    entry = stage.journal.open(make_request(token_ids))
+    sequence = Sequence(entry, (0.0, entry.serial))
+    find_computed(stage.scheduler.cache, sequence, None)
+    return sequence
+
+
+def test_only_what_the_step_computes_of_a_beginning_is_waited_for() -> None:
+    stage = wide_stage()
+    prefixes = PrefixesInStep(stage.scheduler.cache)
+    long = list(range(100, 132))
+    first, other = sequence_of(stage, [*long, 1]), sequence_of(stage, [*long, 2])
+    prefixes.add(first, 12)
+    assert not prefixes.holds(other, ([], []))  # 12 of 33
+    prefixes.begin_step()
+    prefixes.add(first, 20)
+    assert prefixes.holds(other, ([], []))
+    assert prefixes.held == {other.entry.serial}
+
+
+def test_at_most_256_requests_wait_for_the_beginnings_of_a_step() -> None:
+    prefixes = PrefixesInStep(wide_stage().scheduler.cache)
+    prefixes.held.update(range(255))
+    assert not prefixes.is_full
+    prefixes.held.add(255)
+    assert prefixes.is_full
+
+
+def test_room_is_needed_for_the_blocks_that_are_missing_and_for_those_that_would_be_revived() -> None:
+    stage = wide_stage(num_blocks=16)
+    cache, pool = stage.scheduler.cache, stage.pool
+    entry = stage.journal.open(make_request(range(9)))  # three blocks
+    table = pool.allocate(15)
+    for block_id in table[:2]:
+        pool.keep(block_id)
+    assert has_room(cache, entry, table[:2])  # both are in use: one is missing, and one is free
+    assert not has_room(cache, entry, table[:1])
+    pool.release(table[:2])
+    other = pool.allocate(1)
+    assert not has_room(cache, entry, table[:2])  # two are revived, and none is left for the third
+    pool.release(other)
+    assert has_room(cache, entry, table[:2])
+
+
+def test_tokens_of_a_prompt_left_in_the_cache_are_counted_once_and_without_those_found_there() -> None:
+    stage = wide_stage(max_num_batched_tokens=8)
+    first = stage.add("a", [*BEGINNING, 1])
+    counts = []
+    for _ in range(6):
+        stage.step()
+        counts.append(first.num_cache_creation_tokens)
+    assert counts == [8, 12, 12, 12, 12, 12]  # a block of the answer is none of the prompt
+    second = stage.add("b", [*BEGINNING, *range(200, 208)])
+    stage.step()
+    stage.step()
+    assert (second.num_cached_tokens, second.num_cache_creation_tokens) == (12, 8)

@@ -148,6 +148,11 @@ def test_every_row_has_ended_before_anybody_has_begun_and_each_is_told_once() ->
             lambda s: setattr(s._queues.waiting._line[0], "block_table", [15]),
             "waiting request 3 holds blocks or a row",
         ),
+        (
+            lambda s: setattr(s._queues.waiting._line[0], "row_id", 1),
+            "waiting request 3 holds blocks or a row",
+        ),
+        (lambda s: s._queues.waiting._line.append(s._queues.running[0]), r"running 2 \+ waiting 2 != 3"),
         (lambda s: s._queues.running.reverse(), "requests are out of order"),
     ],
 )
@@ -156,3 +161,21 @@ def test_a_place_that_is_wrong_is_found(corrupt: Callable[[Scheduler], object], 
     corrupt(stage.scheduler)
     with pytest.raises(InvariantViolated, match=message):
         stage.scheduler.check()
+
+
+def test_a_waiting_queue_out_of_order_is_found() -> None:
+    hall = Hall()
+    hall.enter()
+    hall.enter()
+    hall.check()
+    hall.queues.waiting._line.reverse()
+    with pytest.raises(InvariantViolated, match="requests are out of order"):
+        hall.check()
+
+
+def test_a_request_that_enters_begins_a_stay_so_that_results_of_an_earlier_scheduler_are_late() -> None:
+    hall = Hall()
+    entry = hall.journal.open(make_request())
+    epoch = entry.epoch
+    hall.queues.enter(entry)
+    assert entry.epoch != epoch

@@ -125,7 +125,7 @@ class PrefixCache:
         # The first block of a content stays the one that is found: a second is not published, and becomes
         # free when released.
         block_hash = self.chain(parent, token_ids)
-        if self.enabled and block_hash not in self._by_hash and block_id not in self._hash_of:
+        if self.enabled and block_hash not in self._by_hash:
             self._by_hash[block_hash] = _Published(block_id, parent, token_ids)
             self._hash_of[block_id] = block_hash
             self.pool.keep(block_id, owner)

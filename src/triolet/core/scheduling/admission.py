@@ -277,8 +277,8 @@ class PrefixesInStep:
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Note how many tokens of a request the step computes."""
         size, entry, index = self.cache.block_size, sequence.entry, len(sequence.block_hashes)
-        end = (sequence.num_computed_tokens + num_tokens) // size
-        if self.cache.enabled and num_tokens >= size and end > index:
+        if self.cache.enabled and num_tokens >= size:
+            end = (sequence.num_computed_tokens + num_tokens) // size
             parent = sequence.block_hashes[-1] if index else prefix_root(self.cache, sequence)
             next_hash = self.cache.chain(parent, entry.tokens(index * size, (index + 1) * size))
             self._by_next_hash.setdefault(next_hash, (sequence, end * size))

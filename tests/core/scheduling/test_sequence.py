@@ -1,0 +1,89 @@
+"""A sequence by itself: its part of a step, and the endings of its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.make import make_request
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.request.grammar_state import Constraint, TokenMask
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.repetition_detection import RepetitionDetectionParams
+from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.sequence import Sequence, ending_of, largest_first
+
+
+def sequence_of(num_tokens: int = 3, **fields: Any) -> Sequence:
+    entry = Journal().open(make_request(range(num_tokens), **fields))
+    return Sequence(entry, (0.0, entry.serial))
+
+
+def scheduled(num_tokens: int, num_scheduled: int) -> Sequence:
+    sequence = sequence_of(num_tokens)
+    sequence.begin(0, [], [], 0)
+    sequence.schedule(num_scheduled, step_id=1)
+    return sequence
+
+
+def test_a_sequence_is_unserved_while_it_has_a_row_and_no_part_of_the_step() -> None:
+    sequence = sequence_of()
+    assert (sequence.num_computed_tokens, sequence.last_step, sequence.num_charged_tokens) == (0, 0, 0)
+    states = [sequence.is_unserved]
+    sequence.begin(0, [], [], 0)
+    states.append(sequence.is_unserved)
+    sequence.schedule(2, step_id=5)
+    assert [*states, sequence.is_unserved] == [False, True, False]
+    assert (sequence.last_step, sequence.num_planned_blocks) == (5, 0)
+
+
+def test_a_mask_is_sent_with_the_part_of_a_step_that_samples_a_token() -> None:
+    sequence = sequence_of(3, constraint=Constraint())
+    sequence.entry.guidance = TokenMask(0, b"mask")
+    sequence.begin(0, [], [], 0)
+    sequence.schedule(2, step_id=1)
+    assert (sequence.take_row().sample, sequence.take_row().mask) == (False, None)
+    sequence.schedule(3, step_id=1)
+    assert (sequence.take_row().sample, sequence.take_row().mask) == (True, b"mask")
+
+
+def test_the_largest_sequences_of_a_step_come_first_and_of_equal_ones_the_longest() -> None:
+    small, long, large = scheduled(3, 1), scheduled(9, 1), scheduled(5, 4)
+    assert largest_first([small, sequence_of(), long, large]) == [large, long, small]
+
+
+def answered(*token_ids: int, max_tokens: int = 16, **params: Any) -> JournalEntry:
+    asked = SamplingParams(max_tokens=max_tokens, **params)
+    entry = Journal().open(make_request(params=asked, max_tokens=max_tokens, eos_token_ids=(9, 8)))
+    entry.output_token_ids += token_ids
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "params", "ending"),
+    [
+        ((1, 1, 9), {}, (FinishReason.STOP, None)),
+        ((1, 1, 8), {}, (FinishReason.STOP, 8)),
+        ((9, 9, 8), {}, (FinishReason.STOP, 8)),
+        ((9, 8, 9), {}, (FinishReason.STOP, None)),
+        ((9, 9, 1), {}, None),
+        ((1, 1, 9), {"ignore_eos": True}, None),
+        ((1, 1, 7), {"stop_token_ids": [7]}, (FinishReason.STOP, 7)),
+        ((7, 7, 1), {"stop_token_ids": [7]}, None),
+        ((1, 1, 1), {"max_tokens": 3}, (FinishReason.LENGTH, None)),
+        ((1, 1, 9), {"max_tokens": 3}, (FinishReason.STOP, None)),
+    ],
+)
+def test_an_answer_ends_with_an_ending_token_or_at_its_length(
+    token_ids: tuple[int, ...], params: dict[str, Any], ending: tuple[FinishReason, int | None] | None
+) -> None:
+    assert ending_of(answered(*token_ids, **params)) == ending
+
+
+@pytest.mark.parametrize(("min_tokens", "is_ended"), [(0, True), (4, True), (5, False)])
+def test_an_answer_that_repeats_itself_ends_once_it_is_long_enough(min_tokens: int, is_ended: bool) -> None:
+    detection = RepetitionDetectionParams(max_pattern_size=2, min_pattern_size=1, min_count=4)
+    ending = ending_of(answered(1, 1, 1, 1, min_tokens=min_tokens, repetition_detection=detection))
+    assert ending == ((FinishReason.REPETITION, "repetition_detected") if is_ended else None)
+    assert ending_of(answered(1, 2, 3, 4, repetition_detection=detection)) is None
