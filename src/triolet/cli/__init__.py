@@ -23,6 +23,14 @@ from triolet.config.server import GatewayConfig
 class CommandGroup(click.Group):
     """Group of commands that report every exception in one line."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # `bench` has a MODEL, so it cannot be a group: "bench serve" is a name of two words.
+        if len(args) > 1 and " ".join(args[:2]) in self.commands:
+            args = [" ".join(args[:2]), *args[2:]]
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -189,3 +197,88 @@ def bench(
     together = min(concurrency or config.max_num_seqs, num_prompts)
     work = Work(num_prompts=num_prompts, input_len=input_len, output_len=output_len, concurrency=together)
     run(work, config, as_json=as_json)
+
+
+@main.command("bench serve", cls=options.SectionedCommand)
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    required=True,
+    envvar="TRIOLET_URL",
+    metavar="URL",
+    help="Server to measure; ws:// asks over the WebSocket of the Responses protocol, http:// over --route. May be "
+    "given several times.",
+)
+@click.option("--api-key", envvar="TRIOLET_API_KEY", metavar="KEY", help="API key of the servers.")
+@click.option("--model", metavar="NAME", help="Name of a model; by default the first that each server lists.")
+@click.option(
+    "--route",
+    type=click.Choice(["chat", "completions", "responses"]),
+    default="chat",
+    show_default=True,
+    help="Route over HTTP.",
+)
+@click.option(
+    "--rate",
+    "rates",
+    type=click.FloatRange(0, min_open=True),
+    multiple=True,
+    default=(float("inf"),),
+    metavar="X",
+    help="Requests a second, at random moments; inf, the default, sends all at once. May be given several times.",
+)
+@click.option(
+    "--num-prompts", type=click.IntRange(1), default=32, show_default=True, help="Requests in a round."
+)
+@click.option(
+    "--input-len", type=click.IntRange(1), default=128, show_default=True, help="Words in a prompt."
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens in an answer."
+)
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Ask for answers of exactly --output-len tokens; not every server knows the field.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of prompts and moments.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per round and line.")
+def bench_serve(
+    urls: tuple[str, ...],
+    api_key: str | None,
+    model: str | None,
+    route: str,
+    rates: tuple[float, ...],
+    num_prompts: int,
+    input_len: int,
+    output_len: int,
+    ignore_eos: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Measure what clients of a server wait for.
+
+    Requests are sent when they are due, however many are unanswered, each on a connection of its own. Any server with
+    OpenAI's routes can be measured; every --rate is a round against every --url.
+    """
+    for url in urls:
+        options.server_address(url, api_key)
+    if any(rate != rate for rate in rates):
+        raise click.UsageError("--rate must be a number above 0; got nan")
+    from triolet.cli.load_test.measure import Load
+    from triolet.cli.load_test.run import ServeBenchmark, run
+    from triolet.cli.load_test.targets import Route
+
+    benchmark = ServeBenchmark(
+        urls=urls,
+        route=Route(route),
+        rates=rates,
+        load=Load(num_prompts=num_prompts, input_len=input_len, rate=rates[0], seed=seed),
+        output_len=output_len,
+        ignores_eos=ignore_eos,
+        model=model,
+        api_key=api_key,
+    )
+    run(benchmark, as_json=as_json)

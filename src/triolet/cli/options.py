@@ -204,6 +204,15 @@ def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
     if given:
         flags = ", ".join(sorted(map(_flag, given)))
         raise click.UsageError(f"{flags} is for a model in this process; with --url it has no effect")
+    return server_address(url, api_key)
+
+
+def server_address(url: str, api_key: str | None) -> ServerAddress:
+    """Return the address that --url means.
+
+    Raises:
+        click.UsageError: it is no such URL.
+    """
     try:
         return ServerAddress.of(url, api_key)
     except ValueError as error:

@@ -34,36 +34,37 @@ class HttpAnswer:
     _stream: trio.abc.Stream
     _protocol: h11.Connection
     status: int = 0
-    headers: Mapping[bytes, bytes] = attrs.field(factory=dict)
+    _rest: bytes = attrs.field(default=b"", init=False)  # of the body, the beginning of a line
 
     async def body(self) -> bytes:
         """Return the rest of the body."""
-        return b"".join([data async for data in self.pieces()])
+        pieces = []
+        while piece := await self._piece():
+            pieces.append(piece)
+        return b"".join(pieces)
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body in the pieces in which it arrives."""
-        while isinstance(event := await self.next_event(), h11.Data):
-            yield bytes(event.data)
-
-    async def events(self) -> AsyncIterator[str]:
-        """Yield the data of server-sent events, without the final `[DONE]`."""
-        # The lines of one event are joined; events without data are comments that keep a connection alive.
-        lines: list[str] = []
-        async for line in self._lines():
+    async def next_data(self) -> str | None:
+        """Return the data of the next server-sent event; None at the end, which may be a `[DONE]`."""
+        data: list[str] = []
+        while (line := await self._line()) is not None:
             if line.startswith(b"data:"):
-                lines.append(line[5:].removeprefix(b" ").decode())
-            elif not line and lines:
-                if lines == ["[DONE]"]:
-                    return
-                yield "\n".join(lines)
-                lines = []
+                data.append(line[5:].removeprefix(b" ").decode())
+            elif not line and data:  # an event without data is a comment that keeps the connection alive
+                return None if data == ["[DONE]"] else "\n".join(data)
+        return None
 
-    async def _lines(self) -> AsyncIterator[bytes]:
-        rest = b""
-        async for data in self.pieces():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                yield line.removesuffix(b"\r")
+    async def _line(self) -> bytes | None:
+        while b"\n" not in self._rest:
+            if not (piece := await self._piece()):
+                return None
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.removesuffix(b"\r")
+
+    async def _piece(self) -> bytes:
+        """Return the next piece of the body; empty at its end."""
+        event = await self.next_event()
+        return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     async def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
         """Return the next event of the protocol; a connection that ends amid an answer is a broken one."""
@@ -98,7 +99,7 @@ async def request(
             while isinstance(head, h11.InformationalResponse):
                 head = await answer.next_event()
             assert isinstance(head, h11.Response)
-            answer.status, answer.headers = head.status_code, dict(head.headers)
+            answer.status = head.status_code
             if answer.status != 200:
                 raise HttpError(address, answer.status, _sentence(await answer.body()))
             yield answer
