@@ -12,8 +12,9 @@ that differ, and the server's memory. `load_before` is what other programs put o
 minute before.
 
 `--together` runs all attacks at the same time on one server, each in a thread of the attacking process. One JSON line:
-the same values, what each attack got, and the memory of the server with all of its child processes (proportional set
-size, MiB) before, at the end, and some seconds after it.
+the same values, what each attack got, and the memory of the server and of its child processes (proportional set size,
+MiB) before, at the end, and some seconds after it. Afterwards the server holds what it holds by its limits: stored
+responses and logs of resumable ones (docs/server.md), and the pages of the KV cache that were used for the first time.
 
 `--stalled` compares 8 clients that read beside 50 that do not with 8 that read beside 50 that read, in turn on servers
 of their own. One JSON line: the gaps between the events of the 8 in milliseconds, the ratio of their 99th percentiles,
@@ -62,7 +63,8 @@ HEALTH_EVERY_S = 0.01
 TIMEOUT_S = 5.0  # of one call of a socket
 STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
 KV_CACHE_BYTES = 64 * 2**20
-GRAMMARS = b"triolet.workers.grammar"  # in the command line of their processes
+# In the command lines of the processes that the server starts.
+PROGRAMS = {"grammars": b"triolet.workers.grammar", "runner": b"triolet.workers.runner"}
 TEXT, PING, PONG, CLOSE = 1, 9, 10, 8
 
 # ------------------------------------------------------------------------------------- a plain client
@@ -556,30 +558,27 @@ def process_tree(root: int) -> list[int]:
     return found
 
 
-def memory_mib(root: int, *, without: bytes = b"no such program") -> float:
-    """Return the memory of a process and of all its descendants, pages that several share counted once, MiB.
-
-    Args:
-        without: part of the command line of processes to leave out.
-    """
-    kilobytes = 0
+def memory_mib(root: int) -> dict[str, float]:
+    """Return the memory of a server by program, MiB; pages that several processes share are counted once."""
+    kilobytes = Counter[str]()
     for process_id in process_tree(root):
         with suppress(OSError):
-            if without in Path(f"/proc/{process_id}/cmdline").read_bytes():
-                continue
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+            name = next((name for name, part in PROGRAMS.items() if part in command), "server")
             lines = Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines()
-            kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return round(kilobytes / 1024, 1)
+            kilobytes[name] += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    kilobytes["all"] = kilobytes.total()
+    return {name: round(count / 1024, 1) for name, count in kilobytes.items()}
 
 
 def measure(name: str, seconds: float) -> dict[str, Any]:
     """Run one attack against a server of its own."""
     with serving() as (port, process_id), helper("--attack", str(port), str(seconds), name) as attacker:
         with helper("--watch", str(port)) as witness:
-            memory = memory_mib(process_id)
+            memory = memory_mib(process_id)["all"]
             attacker_seen = finish(attacker)
             result = finish(witness)
-        grown = round(memory_mib(process_id) - memory, 1)
+        grown = round(memory_mib(process_id)["all"] - memory, 1)
     return {"attack": name, **result, "attacker": attacker_seen[name], "memory_growth_mib": grown}
 
 
@@ -587,15 +586,15 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float) -> d
     """Run attacks at the same time against one server."""
     with serving() as (port, process_id), helper("--attack", str(port), str(seconds), *names) as attacker:
         with helper("--watch", str(port)) as witness:
+            # The first grammar starts the process that all others are copies of, which stays.
+            form = {"structured_outputs": {"regex": "a"}}
+            Client(port, WITNESS).request("POST", "/v1/responses", {**HELLO, **form}, timeout_s=60.0)
             memory = {"before": memory_mib(process_id)}
-            # Up to --max-grammars processes are kept for the next request with the same grammar.
-            without_grammars = [memory_mib(process_id, without=GRAMMARS)]
             attackers_seen = finish(attacker)
             memory["at_the_end"] = memory_mib(process_id)
             result = finish(witness)
         time.sleep(settle_s)
         memory["after"] = memory_mib(process_id)
-        without_grammars.append(memory_mib(process_id, without=GRAMMARS))
     return {
         "mode": "together",
         "seconds": seconds,
@@ -603,8 +602,7 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float) -> d
         "num_attacks": len(names),
         **result,
         "memory_mib": memory,
-        "memory_ratio": round(memory["after"] / memory["before"], 3),
-        "memory_ratio_without_grammars": round(without_grammars[1] / without_grammars[0], 3),
+        "memory_ratio": round(memory["after"]["all"] / memory["before"]["all"], 3),
         "attackers": attackers_seen,
     }
 
@@ -702,11 +700,11 @@ def beside(kind: str) -> dict[str, Any]:
     with serving(*flags, kv_cache_bytes=4 * KV_CACHE_BYTES) as (port, process_id), ExitStack() as stack:
         with helper("--readers", str(port)) as warm:
             finish(warm)
-        before = memory_mib(process_id)
+        before = memory_mib(process_id)["all"]
         stack.enter_context(helper(f"--{kind}-clients", str(port)))
         with helper("--readers", str(port)) as process:
             gaps = sorted(finish(process))
-        memory = memory_mib(process_id)
+        memory = memory_mib(process_id)["all"]
         began = time.monotonic()
         os.kill(process_id, signal.SIGTERM)
         while Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
