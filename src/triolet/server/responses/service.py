@@ -229,7 +229,7 @@ class ResponsesConnection:
         limits = json_limits(self._config)
         if len(raw) < LONG_INPUT_BYTES:
             return read_event(raw, models, plan_of, limits)
-        return await parse_in_thread(lambda: read_event(raw, models, plan_of, limits))
+        return await parse_in_thread(lambda: read_event(raw, models, plan_of, limits), self._socket.client)
 
     async def _write(self) -> None:
         send_queue = self._send_queue

@@ -43,7 +43,7 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         # A thread costs more than parsing a short body.
         if len(body) < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))
-        return await parse_in_thread(lambda: structure(parse_object(body, limits)))
+        return await parse_in_thread(lambda: structure(parse_object(body, limits)), client_of(request))
 
 
 async def _read(request: Request, max_bytes: int, reservation: InputReservation) -> bytes:

@@ -132,7 +132,7 @@ class ServerSocket(WebSocketConnection):
         self._second_began_s = -float("inf")
         self._yielded_s = time.monotonic()
         self._budget: InputBudget | None = None
-        self._client = ""
+        self.client = ""  # API key or address, once it is known
         self._reservations: deque[InputReservation] = deque()  # of messages that were received and not taken
         self._reservation: InputReservation | None = None  # of the message that is being received
         self.heard_s = trio.current_time()
@@ -147,7 +147,7 @@ class ServerSocket(WebSocketConnection):
 
     def use_budget(self, budget: InputBudget | None, client: str) -> None:
         """Take the memory of received messages from a budget, and the turns from those of the same client."""
-        self._budget, self._client = budget, client
+        self._budget, self.client = budget, client
         if isinstance(self._stream, ClientStream):
             self._stream.client = client
 
@@ -274,7 +274,7 @@ class ServerSocket(WebSocketConnection):
         if self._budget is None:
             return
         if self._reservation is None:
-            self._reservation = self._budget.reservation(self._client)
+            self._reservation = self._budget.reservation(self.client)
         try:
             self._reservation.grow_to(num_bytes)
         except WireError as error:
