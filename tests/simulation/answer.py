@@ -80,14 +80,14 @@ class Answer:
             self._expect(not self._should_have_crashed(), "was answered by a runner that can not compute it")
             self._expect_text(expected.text)
         else:
-            self._expect(self._is_allowed(ended[0], expected.request), f"ended by {ended} for no reason")
+            self._expect(self.is_allowed(ended[0], expected.request), f"ended by {ended} for no reason")
             self._expect_text(expected.text_of(len(self._token_ids), is_flushed=True))
 
     def _should_have_crashed(self) -> bool:
         num_computed = self.record.entry.num_tokens - 1  # the last one was not computed any more
         return self.ask.poison_at is not None and num_computed > self.ask.poison_at
 
-    def _is_allowed(self, reason: FinishReason | None, request: Request) -> bool:
+    def is_allowed(self, reason: FinishReason | None, request: Request) -> bool:
         """Whether something happened that explains an early end."""
         if reason is FinishReason.ABORT:
             return self.ask.request_id in self.world.aborted

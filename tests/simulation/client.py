@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import attrs
 import trio
 
+from tests.core.fake_model import expected_vector
 from tests.simulation.answer import Answer
 from tests.simulation.story import DETOKENIZER_POINTS, MAX_STEP_S, TOKENIZER_POINTS, Ask
 from tests.simulation.world import Countdown, Record, World, is_planted
 from triolet import SamplingParams
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.request import FinishReason
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import (
@@ -102,6 +107,9 @@ class Client:
         if "deadline" in arguments:
             arguments["deadline"] += trio.current_time()
         prompt = ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt)
+        if ask.is_pooled:
+            await self._ask_for_vector(engine, prompt, arguments)
+            return
         params = SamplingParams(**ask.params)
         if ask.manner == "complete":
             self._take(await engine.complete(prompt, params, request_id=ask.request_id, **arguments))
@@ -114,6 +122,29 @@ class Client:
                     await self._read_impatiently(stream)
                 case _:
                     await self._read(stream)
+
+    async def _ask_for_vector(
+        self, engine: Engine, prompt: str | list[int], arguments: dict[str, Any]
+    ) -> None:
+        ask = self.ask
+        async with engine.encode(prompt, request_id=ask.request_id, **arguments) as stream:
+            if ask.manner == "sit":
+                await trio.sleep(ask.pace_s)
+                return
+            output = await stream.output()
+            if ask.manner == "raise":
+                raise LeftByItself
+        (record,) = self.records
+        right = array("f", expected_vector(record.entry.request.prompt_token_ids)).tolist()
+        self.world.note(f"{self.name} reads {output.outputs.data.tolist()}")
+        self._expect(
+            output.outputs.data.tolist() == right, f"got {output.outputs.data.tolist()}, not {right}"
+        )
+        self._expect(self.world.num_counted[record.entry.serial] == 1, "its result was not counted once")
+        self._expect(
+            record.entry.finish_reason is FinishReason.STOP, f"ended by {record.entry.finish_reason}"
+        )
+        self._has_ended = True
 
     async def _read(self, stream: TokenStream) -> None:
         num_outputs = 0
@@ -201,6 +232,10 @@ class Client:
                 return world.is_closing
             case EngineDead():
                 return world.story.mood == "deadly" and is_planted_cause(error)
+            case RequestFailed(reason=reason) if "it ended before its result" in reason:
+                (record,) = self.records
+                reason_of_end = record.entry.finish_reason
+                return Answer(world, ask, self.records, 0).is_allowed(reason_of_end, record.entry.request)
             case RequestFailed(reason=reason) if "crashes the model runner" in reason:
                 return world.may_be_blamed(ask) and is_planted_cause(error)
             case RequestFailed(reason=reason) if "the model runner has now" in reason:

@@ -25,6 +25,7 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
         record.request_id: records
         for record in world.records.values()
         if record.entry.finish_reason is FinishReason.SHUTDOWN
+        and record.entry.request.pooling is None  # nothing of it could be taken along
         and not _has_failed(records := world.records_of(record.owner))
     }
     names = {saved.request_id for saved in snapshot.requests}

@@ -31,7 +31,7 @@ from triolet.core.scheduling.admission import RequestQueues
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.scheduling.sequence import Sequence
 from triolet.core.scheduling.step_planner import StepPlanner
-from triolet.core.step_plan import SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import PooledVectors, SampledToken, StepPlan, StepResult
 from triolet.engine import open_engine
 from triolet.errors import InvariantViolated
 
@@ -95,6 +95,14 @@ class WatchedJournal(Journal):
     def commit(self, entry: JournalEntry, token: SampledToken, now_s: float) -> bool:
         self.world.reach("scheduler.commit.before")
         was_committed = super().commit(entry, token, now_s)
+        self.world.reach("scheduler.commit.after")
+        return was_committed
+
+    def commit_pooled(self, entry: JournalEntry, part: PooledVectors) -> bool:
+        self.world.reach("scheduler.commit.before")
+        num_counted = len(self.stats._pooled)
+        was_committed = super().commit_pooled(entry, part)
+        self.world.counted(entry, len(self.stats._pooled) - num_counted)
         self.world.reach("scheduler.commit.after")
         return was_committed
 

@@ -16,7 +16,8 @@ from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import MAX_PAUSE_S
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
-from triolet.core.step_plan import SampledToken, StepPlan, StepResult
+from triolet.core.request.pooling_params import PoolingInfo
+from triolet.core.step_plan import PooledVectors, SampledToken, StepPlan, StepResult
 from triolet.errors import ResourceShortage, RunnerDied
 
 FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters
@@ -54,7 +55,7 @@ class FaultyExecutor(FakeExecutor):
     def __init__(self, world: World) -> None:
         super().__init__(world.story.num_blocks, world.story.block_size)
         self.world = world
-        self._told: list[SampledToken] = []
+        self._told: list[SampledToken | PooledVectors] = []
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         world = self.world
@@ -72,6 +73,7 @@ class FaultyExecutor(FakeExecutor):
         return attrs.evolve(
             model_info(self.num_blocks, self.block_size),
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
+            pooling=PoolingInfo(tasks=("embed",), size=2),
         )
 
     async def compute(self, plan: StepPlan) -> StepResult:
@@ -132,11 +134,12 @@ class FaultyExecutor(FakeExecutor):
 
     def _told_again(self, plan: StepPlan, result: StepResult) -> StepResult:
         rows = result.rows
+        told = [row for row in rows if isinstance(row, SampledToken | PooledVectors)]
         if self.world.is_due("runner.repeats_itself"):
-            rows = (*rows, *result.tokens)
+            rows = (*rows, *told)
         if self.world.is_due("runner.repeats_the_past"):
             rows = (*self._told, *rows)
-        self._told = [*self._told, *result.tokens][-MAX_REMEMBERED:]
+        self._told = [*self._told, *told][-MAX_REMEMBERED:]
         return attrs.evolve(result, rows=rows, elapsed_s=self._elapsed_s(plan))
 
     def _elapsed_s(self, plan: StepPlan) -> float:

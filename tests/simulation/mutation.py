@@ -61,6 +61,7 @@ def all_mutants() -> dict[str, Plant]:
         "mutants_of_answers",
         "mutants_of_faults",
         "mutants_of_forms",
+        "mutants_of_pooling",
         "mutants_of_runs",
         "mutants_of_texts",
     ):  # each enters its own

@@ -18,6 +18,7 @@ from triolet.core.step_plan import RowStart
 MAX_STEP_S = 0.02
 FOR_EVER_S = 1e6
 FORMED = 0.15  # of the stories: in these, many answers have a form
+POOLED = 0.25  # of the stories: in these, many requests are pooled
 
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
@@ -106,6 +107,7 @@ class Ask:
         cancel_after_s: its scope has a time limit.
         cancel_at_checkpoint: its scope is cancelled at this checkpoint after `at_s`.
         abort_after_s: somebody else aborts it.
+        is_pooled: it wants a vector, and no answer.
         poison_at: every step that computes this token of its sequence, or a later one, crashes the runner.
     """
 
@@ -121,6 +123,7 @@ class Ask:
     cancel_after_s: float | None = None
     cancel_at_checkpoint: int | None = None
     abort_after_s: float | None = None
+    is_pooled: bool = False
     poison_at: int | None = None
 
     @property
@@ -136,6 +139,8 @@ class Ask:
         token_ids = (
             LetterTokenizer().tokenize(Tokenize(prompt)).token_ids if isinstance(prompt, str) else prompt
         )
+        if self.is_pooled:
+            return (start.request_id, start.prompt_token_ids) == (self.request_id, token_ids)
         answers = [(self.request_id, self.params["seed"])]
         if self.num_answers > 1:
             answers = [
@@ -195,7 +200,7 @@ def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
     story, forms = _draw_without_forms(seed), random.Random(f"forms {seed}")
     if forms.random() >= FORMED:
-        return story
+        return attrs.evolve(story, asks=_draw_pooled(random.Random(f"pooled {seed}"), story.asks))
     asks = draw_forms(forms, story.asks, story.eos_token_ids)
     return attrs.evolve(story, asks=asks, faults=(*story.faults, *_draw_form_faults(forms, story.mood)))
 
@@ -356,6 +361,17 @@ def _draw_several(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
     chance = rng.choice((0.0, 0.0, 0.3, 0.8))
     return tuple(
         attrs.evolve(ask, params=ask.params | {"n": rng.randint(2, 4)}) if rng.random() < chance else ask
+        for ask in asks
+    )
+
+
+def _draw_pooled(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """In some stories, many clients want vectors; of their parameters only the seed is kept, which has no effect."""
+    chance = 0.5 if rng.random() < POOLED else 0.0
+    return tuple(
+        attrs.evolve(ask, is_pooled=True, params={"seed": ask.params["seed"]})
+        if rng.random() < chance
+        else ask
         for ask in asks
     )
 

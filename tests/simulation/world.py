@@ -107,6 +107,7 @@ class World:
     num_crashes: list[tuple[RowStart, int]] = attrs.field(factory=list)
     hung_s: float = 0.0
     num_shortages: int = 0
+    num_counted: Counter[int] = attrs.field(factory=Counter)
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -211,6 +212,11 @@ class World:
     def records_of(self, task: trio.lowlevel.Task) -> list[Record]:
         """Of the answers to the request that a task submitted, in the order of their index."""
         return [record for record in self.records.values() if record.owner is task]
+
+    def counted(self, entry: JournalEntry, times: int) -> None:
+        """The result of a pooled request was committed, and counted so many times."""
+        self.num_counted[entry.serial] += times
+        self.expect(self.num_counted[entry.serial] <= 1, f"pooled request {entry.serial} was counted twice")
 
     def closed(self, entry: JournalEntry) -> None:
         """A request has ended."""

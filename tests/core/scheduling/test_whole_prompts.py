@@ -60,3 +60,13 @@ def test_a_prompt_for_which_there_is_no_memory_alone_fails_alone() -> None:
     assert entries[0].failure == "there is no memory for it alone: planted"
     stage.add("z", 16, pooling=POOLING)
     assert finish(stage, stage.in_flight()) == [("z", 0, 16)]
+
+
+def test_a_result_that_comes_twice_ends_its_request_once() -> None:
+    stage = encoder_stage(3)
+    plan = stage.in_flight()
+    [start] = plan.starts
+    result = PooledVectors(start.epoch, 0, 1, b"\0" * 4, True)
+    stage.scheduler.apply(StepResult(plan.step_id, (result, result)), 0.0)
+    stage.scheduler.check()
+    assert len(stage.journal) == 0

@@ -259,8 +259,9 @@ class Scheduler:
                 case RowFailure():
                     failures[row.epoch] = row
                 case PooledVectors():
-                    if (sequence := self._queues.by_epoch.get(row.epoch)) is not None:
-                        self.journal.commit_pooled(sequence.entry, row)
+                    sequence = self._queues.by_epoch.get(row.epoch)
+                    # one that comes twice ends its request once
+                    if sequence is not None and self.journal.commit_pooled(sequence.entry, row):
                         pooled.append(sequence)
         grown = commit_tokens(self.journal, tokens, self._queues.by_epoch, now_s)
         for sequence in self._scheduled:
