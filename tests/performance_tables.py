@@ -362,6 +362,36 @@ def quantization() -> list[str]:
     return table(head, rows, used)
 
 
+def quantized() -> list[str]:
+    """Return time and memory of files whose blocks are kept, beside those of plain ones."""
+    used = latest(lines_of("quantized"), "model", "weights")
+    rows = [
+        (
+            *_source(line),
+            line["model"],
+            f"{line['weights']}, {line['dtype']}",
+            f"{line['load']:.0f}",
+            _number(line["first_cpu_ms"]),
+            _number(line["tokens_per_cpu_s"]),
+            _number(line["load_s"], 1),
+            _number(line["file_mib"]),
+            _number(line["rss_mib"]),
+        )
+        for line in used
+    ]
+    head = (
+        "model",
+        "file, activations",
+        "other work",
+        "prompt of 128, CPU ms",
+        "tokens per CPU second",
+        "load, s",
+        "file, MiB",
+        "resident, MiB",
+    )
+    return table(head, rows, used)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "beside_transformers": beside_transformers,
     "quantized_throughput": quantized_throughput,
@@ -373,4 +403,5 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "loop_delays": loop_delays,
     "served": served,
     "quantization": quantization,
+    "quantized": quantized,
 }

@@ -18,7 +18,7 @@ from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockRows, i8_rows, pack_blocks, u4_rows
 from triolet.kernels.cpu.gemm.packing import CppLinear, pack_linear
 
-SCALES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
+SCALES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 """Where the float16 scales of a block begin: all other bit patterns are valid."""
 
 
@@ -98,6 +98,12 @@ def test_joined_projections_may_differ_in_format_from_panel_to_panel(variant: st
     for num_rows in (1, 3):
         x = torch.randn(num_rows, 512, generator=torch.manual_seed(num_rows))
         assert product(cpp, kept, x).equal(product(cpp, whole, x))
+
+
+@pytest.mark.parametrize("name", [*GGUF_FORMATS, *INTEGERS])
+def test_packed_blocks_take_the_memory_of_the_file(name: str) -> None:
+    rows, _ = random_rows(name, 256, 768)  # whole panels of every target
+    assert pack_blocks(compiled(), [rows]).num_bytes <= 1.03 * rows.rows.nbytes
 
 
 def test_formats_that_change_within_a_panel_are_refused() -> None:

@@ -49,6 +49,15 @@ INLINE void load_nibbles(const uint8_t* bytes, int first, Ints* four) {
   }
 }
 
+// Add the fifth bits of the inputs [first, first + 4) of a block: a byte of each column for eight inputs.
+INLINE void add_fifth_bits(const uint8_t* bytes, int first, Ints* four) {
+  const Ints bits = load_unsigned(bytes + first / 8 * TILE_COLUMNS) >> first % 8;
+  four[0] |= bits << 4 & 16;
+  four[1] |= bits << 3 & 16;
+  four[2] |= bits << 2 & 16;
+  four[3] |= bits << 1 & 16;
+}
+
 // Each format below has
 //   inputs(), columns of a file's block; file_bytes(), its size; panel_bytes(), the size of a panel's block;
 //   RUN: inputs that share what `scales` gives;
@@ -107,6 +116,33 @@ struct Q4Blocks {
   }
 };
 
+struct Q5Blocks {
+  static constexpr int RUN = 32;
+  struct Scales {
+    Floats scale;
+  };
+  explicit Q5Blocks(int) {}
+  int inputs() const { return 32; }
+  int file_bytes() const { return 22; }
+  int panel_bytes() const { return 22 * TILE_COLUMNS; }
+
+  void put(const uint8_t* from, int column, uint8_t* to) const {
+    std::memcpy(to + 2 * column, from, 2);
+    for (int byte = 0; byte < 4; ++byte) to[(2 + byte) * TILE_COLUMNS + column] = from[2 + byte];
+    auto nibble = [&](int k) { return from[6 + k % 16] >> (k / 16 * 4) & 15; };
+    for (int k = 0; k < 32; k += 2)
+      to[(6 + k / 2) * TILE_COLUMNS + column] = static_cast<uint8_t>(nibble(k) | nibble(k + 1) << 4);
+  }
+  MEMBER Scales scales(const uint8_t* block, int, int at) const { return {load_halves(block + 2 * at)}; }
+  MEMBER void decode(const uint8_t* block, int first, int at, const Scales& run, Floats* weights) const {
+    Ints four[4];
+    load_nibbles(block + 6 * TILE_COLUMNS + at, first, four);
+    add_fifth_bits(block + 2 * TILE_COLUMNS + at, first, four);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) weights[i] = to_floats(four[i] - 16) * run.scale;
+  }
+};
+
 struct Q4KBlocks {
   static constexpr int RUN = 32;
   struct Scales {
@@ -140,6 +176,38 @@ struct Q4KBlocks {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) weights[i] = to_floats(four[i]) * run.scale - run.minimum;
   }
+};
+
+struct Q5KBlocks {
+  static constexpr int RUN = 32;
+  using Scales = Q4KBlocks::Scales;
+  explicit Q5KBlocks(int inputs) : lower_(inputs) {}
+  int inputs() const { return 256; }
+  int file_bytes() const { return 176; }
+  int panel_bytes() const { return lower_.panel_bytes() + 32 * TILE_COLUMNS; }  // then the fifth bits
+
+  void put(const uint8_t* from, int column, uint8_t* to) const {
+    uint8_t lower[144];
+    std::memcpy(lower, from, 16);
+    std::memcpy(lower + 16, from + 48, 128);
+    lower_.put(lower, column, to);
+    for (int byte = 0; byte < 32; ++byte) {
+      int bits = 0;
+      for (int i = 0; i < 8; ++i) bits |= (from[16 + (8 * byte + i) % 32] >> (8 * byte + i) / 32 & 1) << i;
+      to[lower_.panel_bytes() + byte * TILE_COLUMNS + column] = static_cast<uint8_t>(bits);
+    }
+  }
+  MEMBER Scales scales(const uint8_t* block, int run, int at) const { return lower_.scales(block, run, at); }
+  MEMBER void decode(const uint8_t* block, int first, int at, const Scales& run, Floats* weights) const {
+    Ints four[4];
+    load_nibbles(block + 20 * TILE_COLUMNS + at, first, four);
+    add_fifth_bits(block + lower_.panel_bytes() + at, first, four);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) weights[i] = to_floats(four[i]) * run.scale - run.minimum;
+  }
+
+ private:
+  Q4KBlocks lower_;
 };
 
 struct Q6KBlocks {
@@ -244,6 +312,8 @@ INLINE void with_format(int32_t format, int inputs, Use use) {
   switch (format) {
     case Q4_0: return use(Q4Blocks(inputs));
     case Q8_0: return use(Q8Blocks(inputs));
+    case Q5_0: return use(Q5Blocks(inputs));
+    case Q5_K: return use(Q5KBlocks(inputs));
     case Q4_K: return use(Q4KBlocks(inputs));
     case Q6_K: return use(Q6KBlocks(inputs));
     case U4: return use(U4Blocks(inputs));

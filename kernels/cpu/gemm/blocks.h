@@ -16,8 +16,10 @@
 // How blocks are stored; those of GGUF have ggml's numbers. Mirrored in packing.py.
 enum BlockFormat : int32_t {
   Q4_0 = 2,
+  Q5_0 = 6,
   Q8_0 = 8,
   Q4_K = 12,
+  Q5_K = 13,
   Q6_K = 14,
   U4 = 256,  // unsigned four bits with a float32 scale and a zero point: GPTQ, AWQ, W4A16
   I8 = 257,  // bytes with a float32 scale: W8A16, W8A8

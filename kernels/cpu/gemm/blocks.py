@@ -29,8 +29,10 @@ GGUF_FORMATS = {
     kind.name: kind
     for kind in (
         BlockFormat("Q4_0", 2, 32, 18),
+        BlockFormat("Q5_0", 6, 32, 22),
         BlockFormat("Q8_0", 8, 32, 34),
         BlockFormat("Q4_K", 12, 256, 144),
+        BlockFormat("Q5_K", 13, 256, 176),
         BlockFormat("Q6_K", 14, 256, 210),
     )
 }

@@ -239,13 +239,13 @@ def test_auto_is_the_dtype_of_the_matrices_and_bfloat16_for_quantised_ones(tmp_p
 
 def test_the_log_says_what_becomes_of_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     compiled()
-    mixed = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "mixed.gguf", "Q8_0", other_kind="Q5_0")
+    mixed = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "mixed.gguf", "Q8_0", other_kind="Q5_1")
     path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", "Q8_0")
     with caplog.at_level("INFO", "triolet.model.load"):
         load_model(str(path))
         assert "its weights, Q8_0, are kept" in caplog.text
         load_model(str(mixed))
-        assert "its weights, Q8_0, are kept; Q5_0, Q8_0, are converted to torch.bfloat16" in caplog.text
+        assert "its weights, Q8_0, are kept; Q5_1, Q8_0, are converted to torch.bfloat16" in caplog.text
         load_model(str(path), quantization="int8")
         assert "its weights, Q8_0, are converted to torch.bfloat16 and then int8" in caplog.text
 
