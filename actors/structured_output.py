@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -37,6 +38,9 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import SerializableTokenizer
 from triolet.errors import RequestFailed, ResourceShortage
 from triolet.ipc.grammar import MaskAnswer, Vocabulary
+
+if TYPE_CHECKING:
+    from triolet.actors.executors.grammar_process import GrammarLimits
 
 # Attempts to get a mask while the machine has no process for its grammar: over 3 s, in which a short shortage passes.
 MAX_ATTEMPTS = 6
@@ -170,6 +174,8 @@ class StructuredOutputManager:
 
 def make_grammars(config: EngineConfig, model: LoadedModel) -> OpenGrammars:
     """Return the scope in which the configured kind of grammars is served, for use once the model is loaded."""
+    # Kept from scope to scope: only an original that is known to start in a second is missed after two.
+    limits: GrammarLimits | None = None
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Grammars]:
@@ -183,13 +189,16 @@ def make_grammars(config: EngineConfig, model: LoadedModel) -> OpenGrammars:
         if config.runner == "inline":
             yield InlineGrammars.of(vocabulary)
             return
-        from triolet.actors.executors.grammar_process import open_processes
+        from triolet.actors.executors.grammar_process import GrammarLimits, open_processes
 
+        nonlocal limits
+        limits = limits or GrammarLimits()
         async with open_processes(
             vocabulary,
             max_grammars=config.max_grammars,
             timeout_s=config.grammar_timeout,
             memory_bytes=config.grammar_memory_bytes,
+            limits=limits,
         ) as processes:
             yield processes
 

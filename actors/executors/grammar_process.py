@@ -20,7 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
@@ -28,6 +28,7 @@ from typing import NoReturn
 import attrs
 import trio
 
+from triolet.actors.executors.compiler_turns import CompilerTurns
 from triolet.actors.executors.grammars import (
     GrammarDead,
     GrammarFailed,
@@ -38,6 +39,7 @@ from triolet.actors.executors.grammars import (
     NoGrammars,
     wrong_grammar,
 )
+from triolet.core.recovery.recovery_state import RareHangLimit
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import FrameError, ResourceShortage
@@ -58,69 +60,22 @@ from triolet.ipc.messages import FrameReader
 
 PROGRAM: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.grammar")
 READ_BYTES = 2**16
+# Limits until each has been seen once; then they are learned, as those of steps are.
 START_S = 60.0  # for an interpreter to start and read a vocabulary, on a busy machine
 SPLIT_S = 5.0  # for a process to copy itself, likewise
+CHECK_S = 0.5  # after which a question that has no answer makes the original show that it is alive
 NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from the model
-
-
 IDLE_S = 15.0  # without use, after which the process of a grammar that was wanted once is ended
 IDLE_CHECK_S = 5.0
 MAX_WAIT = 30  # for a compiler, in units of the time that one grammar may take
 
 
 @attrs.define(eq=False)
-class CompilerTurns:
-    """Places of the grammars that are compiled at one time; the owners of grammars that wait take turns."""
+class GrammarLimits:
+    """Limits of what the processes of one engine do apart from answering, kept from one original to the next."""
 
-    num_free: int
-    _waiting: OrderedDict[str | None, deque[trio.Event]] = attrs.field(factory=OrderedDict, init=False)
-
-    @asynccontextmanager
-    async def turn(self, owner: str | None, max_wait_s: float) -> AsyncGenerator[None]:
-        """Hold a place within the scope.
-
-        Raises:
-            ResourceShortage: none has become free in time.
-        """
-        await trio.lowlevel.checkpoint()
-        if self.num_free:
-            self.num_free -= 1
-        else:
-            await self._wait(owner, max_wait_s)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, owner: str | None, max_wait_s: float) -> None:
-        place = trio.Event()
-        self._waiting.setdefault(owner, deque()).append(place)
-        try:
-            with trio.move_on_after(max_wait_s):
-                await place.wait()
-        except BaseException:
-            self._leave(owner, place)
-            raise
-        if not place.is_set():
-            self._leave(owner, place)
-            raise ResourceShortage("processor time", "compiling one more grammar", retry_after_s=max_wait_s)
-
-    def _leave(self, owner: str | None, place: trio.Event) -> None:
-        if place.is_set():  # it was given the place in the moment in which it left
-            self._pass_on()
-            return
-        self._waiting[owner].remove(place)
-        if not self._waiting[owner]:
-            del self._waiting[owner]
-
-    def _pass_on(self) -> None:
-        if not self._waiting:
-            self.num_free += 1
-            return
-        owner, places = self._waiting.popitem(last=False)
-        places.popleft().set()
-        if places:
-            self._waiting[owner] = places  # behind all other owners
+    start: RareHangLimit = attrs.field(factory=lambda: RareHangLimit(START_S))
+    split: RareHangLimit = attrs.field(factory=lambda: RareHangLimit(SPLIT_S))
 
 
 @attrs.define(eq=False)
@@ -149,6 +104,18 @@ class GrammarProcess:
         self.process_id = process_id
         if sys.platform == "linux":  # a pidfd: another process may get the same number later
             self._pidfd = os.pidfd_open(process_id)
+
+    async def ask_rarely(self, request: GrammarRequest | None, limit: RareHangLimit) -> GrammarReply:
+        """Ask within a limit that is learned; otherwise as `ask`."""
+        began_s, limit_s = trio.current_time(), limit.limit_s()
+        assert limit_s is not None
+        try:
+            reply = await self.ask(request, limit_s)
+        except GrammarLate:
+            limit.count_hang()
+            raise
+        limit.observe(trio.current_time() - began_s)
+        return reply
 
     async def ask(self, request: GrammarRequest | None, timeout_s: float) -> GrammarReply:
         """Send a request (None at the very beginning), and wait for the reply.
@@ -228,8 +195,10 @@ class GrammarProcesses:
         max_grammars: int,
         timeout_s: float,
         memory_bytes: int,
+        limits: GrammarLimits,
     ) -> None:
         self._original = original
+        self._limits = limits
         self._max_grammars = max_grammars
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
@@ -240,7 +209,8 @@ class GrammarProcesses:
         self._room = trio.lowlevel.ParkingLot()
         self._compilers = CompilerTurns(NUM_COMPILERS)
         self._splitting = trio.Lock()
-        self._num_timed = 0
+        self._asked_s: dict[object, float] = {}  # since when each question waits for its answer, oldest first
+        self._asking = trio.lowlevel.ParkingLot()  # the check of the original, while there is no question
 
     async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         try:
@@ -250,14 +220,17 @@ class GrammarProcesses:
             raise wrong_grammar(params, str(error)) from None
 
     async def watch(self) -> None:
-        # The original sends nothing any more, so that a read returns only when it has ended.
-        is_alive = True
-        while is_alive:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                with trio.move_on_after(IDLE_CHECK_S) as wait:
-                    await self._original.stream.receive_some(1)
-            is_alive = wait.cancelled_caught
-            self._end_idle()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._check_original)
+            # The original sends nothing any more, so that a read returns only when it has ended.
+            is_alive = True
+            while is_alive:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    with trio.move_on_after(IDLE_CHECK_S) as wait:
+                        await self._original.stream.receive_some(1)
+                is_alive = wait.cancelled_caught
+                self._end_idle()
+            nursery.cancel_scope.cancel()
         raise GrammarsDied
 
     def _end_idle(self) -> None:
@@ -266,6 +239,20 @@ class GrammarProcesses:
         for params, process in tuple(self._processes.items()):
             if params not in self._users and process.num_requests < 2 and process.used_s <= unused_since_s:
                 self._processes.pop(params).kill()
+
+    async def _check_original(self) -> None:
+        """Have a copy made whenever a question is late: what stopped its process may have stopped the original, too.
+
+        So the two hangs are noticed at the same time, and not one after the other.
+        """
+        while True:
+            if not self._asked_s:
+                await self._asking.park()
+            await trio.sleep(CHECK_S)
+            oldest_s = next(iter(self._asked_s.values()), math.inf)
+            if trio.current_time() - oldest_s >= CHECK_S:
+                with suppress(ResourceShortage, GrammarsDied):  # the connection is closed then
+                    (await self._split()).kill()
 
     async def guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
@@ -290,17 +277,24 @@ class GrammarProcesses:
         return reply.steps
 
     async def _timed(
-        self, process: GrammarProcess, request: GrammarRequest | None, timeout_s: float
+        self, process: GrammarProcess, request: GrammarRequest, timeout_s: float
     ) -> GrammarReply:
-        self._num_timed += 1
-        try:
+        with self._timing():
             return await process.ask(request, timeout_s)
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
+        question = object()
+        self._asked_s[question] = trio.current_time()
+        self._asking.unpark_all()
+        try:
+            yield
         finally:
-            self._num_timed -= 1
+            del self._asked_s[question]
 
     @property
     def is_timed(self) -> bool:
-        return self._num_timed > 0
+        return bool(self._asked_s)
 
     def forget(self, is_live: Callable[[int], bool]) -> None:
         for process in self._processes.values():
@@ -388,7 +382,8 @@ class GrammarProcesses:
                     await wait_for_room(self._original.stream.socket)
                     send_fd(self._original.stream.socket, theirs.fileno())
                     theirs.close()  # from here on it is the copy's alone, and ends with it
-                    state = await self._timed(process, None, SPLIT_S)
+                    with self._timing():
+                        state = await process.ask_rarely(None, self._limits.split)
                 process.remember(state.process_id)
         except (OSError, GrammarFailed, trio.ClosedResourceError) as error:
             process.kill()
@@ -487,41 +482,80 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
 
 @asynccontextmanager
 async def open_processes(
-    vocabulary: Vocabulary, *, max_grammars: int, timeout_s: float, memory_bytes: int
+    vocabulary: Vocabulary, *, max_grammars: int, timeout_s: float, memory_bytes: int, limits: GrammarLimits
 ) -> AsyncGenerator[Grammars]:
     """Start the process that all others are forked from; all are killed at the end of the scope.
 
+    Args:
+        max_grammars: processes at one time.
+        timeout_s: for one compilation, and for the answer to one question, seconds.
+        memory_bytes: of one grammar.
+        limits: learned from the originals before this one.
     Raises:
         ResourceShortage: it cannot be started now.
     """
-    purpose = "the process that grammar processes are copies of"
-    original, theirs = _connected(purpose)
+    original, popen, problem = await _start_original(vocabulary, limits.start)
     try:
-        with typed_shortages(purpose), theirs:
-            popen = _start(theirs)
-    except BaseException:
-        original.kill()
-        raise
-    try:
-        try:
-            state = await original.ask(vocabulary, START_S)
-        except GrammarDead:
-            # The interpreter died before it could report the shortage.
-            raise ResourceShortage("memory", purpose) from None
-        except GrammarLate:
-            raise ResourceShortage("processor time", purpose) from None
-        problem = state.problem if isinstance(state, GrammarState) else "its process is confused"
         if problem:
             yield NoGrammars(f"structured_outputs must be None: {problem}")
             return
         grammars = GrammarProcesses(
-            original, max_grammars=max_grammars, timeout_s=timeout_s, memory_bytes=memory_bytes
+            original,
+            max_grammars=max_grammars,
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            limits=limits,
         )
         try:
             yield grammars
         finally:
             grammars.close()
     finally:
-        original.kill()
-        popen.kill()
-        popen.wait()
+        _end_original(original, popen)
+
+
+async def _start_original(
+    vocabulary: Vocabulary, limit: RareHangLimit
+) -> tuple[GrammarProcess, subprocess.Popen[bytes], str]:
+    """Start the process that all others are forked from.
+
+    Returns:
+        The connection, the process, and why no grammar works with the vocabulary; "" if some do.
+    Raises:
+        ResourceShortage: it cannot be started now.
+    """
+    purpose = "the process that grammar processes are copies of"
+    while True:
+        original, theirs = _connected(purpose)
+        try:
+            with typed_shortages(purpose), theirs:
+                popen = _start(theirs)
+        except BaseException:
+            original.kill()
+            raise
+        limit_s = limit.limit_s()
+        try:
+            state = await original.ask_rarely(vocabulary, limit)
+        except GrammarDead:
+            _end_original(original, popen)
+            # The interpreter died before it could report the shortage.
+            raise ResourceShortage("memory", purpose) from None
+        except GrammarLate:
+            _end_original(original, popen)
+            if limit_s is not None and limit_s < START_S:
+                continue  # with twice the time: the machine may only have become slow
+            raise ResourceShortage("processor time", purpose) from None
+        except BaseException:
+            _end_original(original, popen)
+            raise
+        return (
+            original,
+            popen,
+            state.problem if isinstance(state, GrammarState) else "its process is confused",
+        )
+
+
+def _end_original(original: GrammarProcess, popen: subprocess.Popen[bytes]) -> None:
+    original.kill()
+    popen.kill()
+    popen.wait()

@@ -32,8 +32,8 @@ import trio
 
 from triolet.actors.executors.contract import Tell
 from triolet.config.engine import EngineConfig
-from triolet.core.load_progress import LoadProgress, OnProgress
-from triolet.core.recovery.recovery_state import HangLimit, step_kind
+from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
+from triolet.core.recovery.recovery_state import HangLimit, RareHangLimit, step_kind
 from triolet.core.recovery.supervision import StderrTail, typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
@@ -80,11 +80,8 @@ GRACE_S = 1.0  # from the end of its requests until a process is killed
 SECRET_VARIABLES: Final = EngineConfig.secret_variables()
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 # A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned,
-# and in a load that makes no progress after a multiple of the longest silence of the first load. That one has
+# and in a load that makes no progress after a multiple of the longest silence of the loads before. The first one has
 # no limit: it may compile kernels, and the operator watches it.
-LOAD_SILENCE_FACTOR = 3.0  # times the longest silence of the loads that have succeeded
-MAX_DOUBLINGS = 10  # of the limit, one after each hang
-MIN_LOAD_SILENCE_S = 2.0  # as for steps (`core.recovery.recovery_state.MIN_LIMIT_S`)
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
 
 
@@ -101,8 +98,7 @@ class ProcessExecutor:
         self._command = tuple(command)
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
-        self._max_load_silence_s: float | None = None  # seconds without progress; None before the first load
-        self._num_hung_loads = 0  # since the last that succeeded
+        self._load_silence = RareHangLimit(None)  # of the time in which a load makes no progress
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
         self._is_running = False
@@ -144,14 +140,13 @@ class ProcessExecutor:
             while isinstance(reply := await process.reply(), LoadProgress):
                 process.allow(limit_s)
                 silence_s, heard_s = max(silence_s, trio.current_time() - heard_s), trio.current_time()
-                if self._max_load_silence_s is None:
+                if not self._load_silence.is_learned and reply.stage != IMPORTS:
                     on_progress(reply)
             if not isinstance(reply, ModelInfo | Failure):
                 raise FrameError(f"a load must end with a ModelInfo; got a {type(reply).__name__}")
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
-        silence_s = max(silence_s, trio.current_time() - heard_s, self._max_load_silence_s or 0.0)
-        self._max_load_silence_s, self._num_hung_loads = silence_s, 0
+        self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
         self._next_config = self._with_kv_cache(reply) if config is self._config else config
         return reply
 
@@ -165,18 +160,15 @@ class ProcessExecutor:
         )
 
     def _load_silence_limit_s(self) -> float | None:
-        if self._max_load_silence_s is None or self._config.step_timeout is None:
-            return None
-        # A machine that has become slow since must not have each load killed: the next one gets twice the time.
-        least_s = max(MIN_LOAD_SILENCE_S, LOAD_SILENCE_FACTOR * self._max_load_silence_s)
-        return least_s * 2.0 ** min(self._num_hung_loads, MAX_DOUBLINGS)
+        return None if self._config.step_timeout is None else self._load_silence.limit_s()
 
     @asynccontextmanager
     async def _hangs_counted(self) -> AsyncGenerator[None]:
         try:
             yield
         except RunnerDied as death:
-            self._num_hung_loads += death.is_hang
+            if death.is_hang:
+                self._load_silence.count_hang()
             raise
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import attrs
 
+IMPORTS = "imports"  # stage that only shows that a process is alive; callers of the engine are not told of it
+
 
 @attrs.frozen
 class LoadProgress:

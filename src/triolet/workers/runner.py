@@ -23,15 +23,17 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NoReturn, Protocol
 
 import attrs
 
 from triolet.config.engine import EngineConfig
-from triolet.core.load_progress import OnProgress
+from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepRunner, steps_of
@@ -44,6 +46,7 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 LAST_FD = 2**32 - 1
 SYS_CLOSE_RANGE = 436  # on every architecture
 CLOSE_RANGE_UNSHARE = 2  # from <linux/close_range.h>
+IMPORT_REPORT_S = 0.1  # between two reports that modules are being imported
 
 
 Load = Callable[[EngineConfig, OnProgress], tuple[StepRunner, ModelInfo]]
@@ -209,11 +212,41 @@ def _watch_parent(requests_fd: int) -> None:
     _leave(0)
 
 
+@attrs.define(eq=False)
+class ImportReporter:
+    """Finder of modules that finds none, and reports that modules are being imported."""
+
+    _on_progress: OnProgress
+    _reported_s: float = 0.0
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Leave a module to the next finder."""
+        if (now_s := time.monotonic()) - self._reported_s >= IMPORT_REPORT_S:
+            self._reported_s = now_s
+            self._on_progress(LoadProgress(IMPORTS, 0, 0))
+
+
+@contextmanager
+def imports_reported(on_progress: OnProgress) -> Iterator[None]:
+    """Report within this scope that modules are being imported.
+
+    The import of torch takes seconds. Without a sign of life from its middle, a process that hangs in it is
+    known to only after a multiple of these.
+    """
+    reporter = ImportReporter(on_progress)
+    sys.meta_path.insert(0, reporter)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(reporter)
+
+
 def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
     """Load a real model; torch is first imported here."""
-    from triolet.model.runner import load_configured_runner
+    with imports_reported(on_progress):
+        from triolet.model.runner import load_configured_runner
 
-    return load_configured_runner(config, on_progress)
+        return load_configured_runner(config, on_progress)
 
 
 if __name__ == "__main__":

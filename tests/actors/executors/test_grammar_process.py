@@ -25,15 +25,20 @@ from tests.model.tiny import make_model
 from tests.source_tree import ROOT, SRC
 from triolet import Engine, RequestOutputKind
 from triolet.actors.executors import grammar_process
+from triolet.actors.executors.compiler_turns import CompilerTurns
 from triolet.actors.executors.grammar_process import (
     IDLE_CHECK_S,
     IDLE_S,
-    CompilerTurns,
+    GrammarLimits,
     GrammarProcess,
     GrammarProcesses,
 )
+from triolet.actors.executors.grammars import GrammarLate
+from triolet.core.recovery import recovery_state
+from triolet.core.recovery.recovery_state import RareHangLimit
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ResourceShortage
+from triolet.ipc.grammar import GrammarReply, GrammarRequest, GrammarState, Vocabulary
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 
@@ -233,7 +238,9 @@ async def test_processes_of_grammars_that_split_no_more_are_replaced(
     async with opened(folder) as engine:
         await engine.complete([1], params(JSON))
         [original] = own_originals()
-        monkeypatch.setattr(grammar_process, "SPLIT_S", 0.05)
+        # Short for what takes milliseconds, and still long for the start of an interpreter on a busy machine.
+        monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.05)
+        monkeypatch.setattr(recovery_state, "FACTOR", 60.0)
         os.kill(original, signal.SIGSTOP)
         async with trio.open_nursery() as nursery:
 
@@ -245,6 +252,50 @@ async def test_processes_of_grammars_that_split_no_more_are_replaced(
             await comes_true(lambda: own_originals() not in ([original], []))
             monkeypatch.undo()
         check_json((await engine.complete([1], params(JSON))).text)
+
+
+@pytest.mark.slow
+@needs_proc
+async def test_a_late_question_shows_that_the_process_of_all_grammars_has_stopped_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question has all the time there is: only the check of the original can end this wait."""
+    deltas = params(JSON, 5, output_kind=RequestOutputKind.DELTA)
+    async with opened(folder, grammar_timeout=600.0) as engine:
+        undisturbed, text = first(await engine.complete([1, 2, 3], params(JSON, 5))), ""
+        monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.05)
+        monkeypatch.setattr(recovery_state, "FACTOR", 60.0)
+        with trio.fail_after(60.0):
+            async with engine.generate([1, 2, 3], deltas) as bound:
+                async for output in bound:
+                    if not text:
+                        [original] = own_originals()
+                        for victim in (original, *children_of(original)):
+                            os.kill(victim, signal.SIGSTOP)
+                    text += output.text
+        assert (text, output.finish_reason) == undisturbed
+
+
+async def test_an_original_that_starts_too_late_for_what_was_learned_is_started_again_with_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = RareHangLimit(60.0)
+    limit.observe(1.0)
+    learned_s = []
+
+    async def ask(
+        self: GrammarProcess, request: GrammarRequest | None, timeout_s: float | None
+    ) -> GrammarReply:
+        learned_s.append(timeout_s)
+        if len(learned_s) < 3:
+            raise GrammarLate
+        return GrammarState(1, "none works")
+
+    monkeypatch.setattr(GrammarProcess, "ask", ask)
+    monkeypatch.setattr(grammar_process, "PROGRAM", ("sleep", "600"))
+    original, popen, problem = await grammar_process._start_original(Vocabulary("", 1, ()), limit)
+    grammar_process._end_original(original, popen)
+    assert (learned_s, problem) == ([3.0, 6.0, 12.0], "none works")
 
 
 @needs_proc
@@ -462,7 +513,9 @@ async def test_a_grammar_that_one_request_wanted_is_dropped_soon_and_one_that_tw
         return connected()
 
     monkeypatch.setattr(GrammarProcesses, "_compiled", compiled)
-    grammars = GrammarProcesses(connected(), max_grammars=8, timeout_s=1.0, memory_bytes=1)
+    grammars = GrammarProcesses(
+        connected(), max_grammars=8, timeout_s=1.0, memory_bytes=1, limits=GrammarLimits()
+    )
     once, twice, in_use = (StructuredOutputsParams(regex=name) for name in ("once", "twice", "in use"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(grammars.watch)

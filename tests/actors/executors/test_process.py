@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import logging
 import os
 import signal
@@ -37,7 +38,7 @@ from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
 from triolet.actors.executors.process import MAX_LINE_BYTES, ProcessExecutor
 from triolet.config.engine import EngineConfig
-from triolet.core.load_progress import LoadProgress
+from triolet.core.load_progress import IMPORTS, LoadProgress
 from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import step_kind
 from triolet.core.request.model_info import ModelInfo
@@ -51,6 +52,7 @@ from triolet.errors import (
     RunnerFailed,
 )
 from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
+from triolet.workers import runner
 
 SOON_S = 30.0  # on a machine that is busy with other things; nothing takes this long when all is well
 
@@ -361,8 +363,8 @@ async def test_what_a_life_has_learned_of_its_steps_ends_with_it(monkeypatch: py
 async def test_a_later_load_that_makes_no_progress_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_runner, "MIN_LOAD_SILENCE_S", 0.5)
-    monkeypatch.setattr(process_runner, "LOAD_SILENCE_FACTOR", 0.0)
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
     executor = executor_that("hang", "reload", tmp_path / "mark")
     await life(executor, first_step())
     with trio.fail_after(30.0):
@@ -373,8 +375,8 @@ async def test_a_later_load_that_makes_no_progress_is_killed(
 async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_runner, "MIN_LOAD_SILENCE_S", 0.5)
-    monkeypatch.setattr(process_runner, "LOAD_SILENCE_FACTOR", 0.0)
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
     executor = executor_that()
     await life(executor, first_step())
 
@@ -389,8 +391,23 @@ async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_wo
     assert executor._load_silence_limit_s() == 1.0
     monkeypatch.undo()
     assert await life(executor, first_step())
-    monkeypatch.setattr(process_runner, "LOAD_SILENCE_FACTOR", 0.0)
-    assert executor._load_silence_limit_s() == process_runner.MIN_LOAD_SILENCE_S
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    assert executor._load_silence_limit_s() == recovery_state.MIN_LIMIT_S
+
+
+def test_a_load_that_imports_modules_shows_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "IMPORT_REPORT_S", 0.0)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("imported_first", "imported_second"):
+        (tmp_path / f"{name}.py").touch()
+    finders, reports = list(sys.meta_path), list[LoadProgress]()
+    with runner.imports_reported(reports.append):
+        importlib.import_module("imported_first")
+        importlib.import_module("imported_second")
+    assert reports == [LoadProgress(IMPORTS, 0, 0)] * 2
+    assert sys.meta_path == finders
 
 
 async def test_without_a_step_timeout_a_load_may_take_for_ever() -> None:

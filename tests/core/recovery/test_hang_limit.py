@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triolet.core.recovery.recovery_state import HangLimit, StepKind, step_kind
+from triolet.core.recovery.recovery_state import HangLimit, RareHangLimit, StepKind, step_kind
 from triolet.core.step_plan import PlanRow, StepPlan
 
 FACTOR, MIN_LIMIT_S, MIN_STEPS, MEMORY_STEPS = 3.0, 2.0, 32, 4096  # as documented
@@ -110,3 +110,23 @@ def test_two_late_steps_of_2500_do_not_raise_the_limit() -> None:
 def test_a_time_is_rounded_up_to_an_eighth_of_an_octave() -> None:
     limit = HangLimit(60.0)
     assert observe(limit, 2.0 ** (9.5 / 8), MIN_STEPS) == pytest.approx(3 * 2 ** (10 / 8))
+
+
+def test_what_is_rare_has_three_times_the_longest_and_at_least_two_seconds() -> None:
+    limit = RareHangLimit(60.0)
+    assert (limit.limit_s(), RareHangLimit(None).limit_s()) == (60.0, None)
+    limit.observe(0.01)
+    assert limit.limit_s() == MIN_LIMIT_S
+    limit.observe(4.0)
+    limit.observe(0.01)
+    assert limit.limit_s() == 12.0
+
+
+def test_what_is_rare_has_twice_the_time_after_each_hang_until_it_succeeds() -> None:
+    limit = RareHangLimit(60.0)
+    limit.observe(1.0)
+    limit.count_hang()
+    limit.count_hang()
+    assert limit.limit_s() == 12.0
+    limit.observe(1.0)
+    assert limit.limit_s() == 3.0

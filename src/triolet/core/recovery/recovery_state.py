@@ -1,7 +1,8 @@
 """State learned from failed steps; it is kept when the scheduler restarts.
 
 `PoisonBisection` searches for the request that crashes the runner, `OomBackoff` limits the size of steps after an
-out-of-memory error, and `HangLimit` learns after which time a step counts as hung.
+out-of-memory error, and `HangLimit` and `RareHangLimit` learn after which time a step, or another operation of a
+process, counts as hung.
 """
 
 from __future__ import annotations
@@ -286,6 +287,42 @@ class HangLimit:
         times[ceil(BINS_PER_OCTAVE * log2(max(elapsed_s, MIN_ELAPSED_S)))] += 1
         if times.total() >= MEMORY_STEPS:
             self._times[kind] = Counter({index: count // 2 for index, count in times.items() if count > 1})
+
+
+MAX_DOUBLINGS = 10  # of a limit, one after each hang
+
+
+@attrs.define
+class RareHangLimit:
+    """Limit of an operation that is too rare for a percentile, such as a load: it is learned from the longest."""
+
+    first_s: float | None  # limit until the operation has succeeded once, seconds; None for no limit
+    _longest_s: float | None = attrs.field(default=None, init=False)
+    _num_hangs: int = attrs.field(default=0, init=False)  # since the last success
+
+    @property
+    def is_learned(self) -> bool:
+        """True if the operation has succeeded."""
+        return self._longest_s is not None
+
+    def limit_s(self) -> float | None:
+        """Return how long the operation may take, seconds; None for ever."""
+        if self._longest_s is None:
+            return self.first_s
+        # A machine that has become slow since must not have each attempt killed: the next one gets twice the time.
+        return max(MIN_LIMIT_S, FACTOR * self._longest_s) * 2.0 ** min(self._num_hangs, MAX_DOUBLINGS)
+
+    def observe(self, elapsed_s: float) -> None:
+        """Learn from an operation that is done.
+
+        Args:
+            elapsed_s: from its beginning to its end, seconds.
+        """
+        self._longest_s, self._num_hangs = max(elapsed_s, self._longest_s or 0.0), 0
+
+    def count_hang(self) -> None:
+        """Double the limit, until the operation succeeds."""
+        self._num_hangs += 1
 
 
 def _percentile(times: Counter[int]) -> float:
