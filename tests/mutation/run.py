@@ -96,7 +96,10 @@ class _Examples:
         import hypothesis
 
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-        hypothesis.settings.register_profile("mutation", phases=phases)
+        # Lines are traced while the time of each test is measured, and a health check would call that slow.
+        hypothesis.settings.register_profile(
+            "mutation", phases=phases, suppress_health_check=list(hypothesis.HealthCheck)
+        )
         hypothesis.settings.load_profile("mutation")
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.core.make import make_request
+from tests.core.stage import make_config
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.budget import SchedulerCounters
 from triolet.core.scheduling.sequence import Sequence, ending_of, largest_first
+from triolet.core.scheduling.step_planner import SpeculativeDecoding, length_of_run
 
 
 def sequence_of(num_tokens: int = 3, **fields: Any) -> Sequence:
@@ -87,3 +93,51 @@ def test_an_answer_that_repeats_itself_ends_once_it_is_long_enough(min_tokens: i
     ending = ending_of(answered(1, 1, 1, 1, min_tokens=min_tokens, repetition_detection=detection))
     assert ending == ((FinishReason.REPETITION, "repetition_detected") if is_ended else None)
     assert ending_of(answered(1, 2, 3, 4, repetition_detection=detection)) is None
+
+
+# --------------------------------------------------------------------------- how long they may run
+
+
+def decoding(num_done: int = 1, **fields: Any) -> Sequence:
+    sequence = sequence_of(3, max_tokens=16, **fields)
+    sequence.entry.output_token_ids += [7] * num_done
+    sequence.begin(0, [], [], 2 + num_done)
+    return sequence
+
+
+@pytest.mark.parametrize(
+    ("other", "num_steps"),
+    [
+        (decoding, 8),
+        (lambda: decoding(12), 4),  # tokens that are left
+        (lambda: decoding(15), 1),
+        (lambda: decoding(16), 1),
+        (lambda: decoding(constraint=Constraint()), 1),
+        (lambda: decoding(pooling=PoolingParams(task="embed")), 1),
+        (lambda: scheduled(3, 3), 1),  # a prompt
+    ],
+)
+def test_rows_run_for_as_many_steps_as_each_of_them_decodes(
+    other: Callable[[], Sequence], num_steps: int
+) -> None:
+    config = make_config(num_scheduler_steps=8)
+    assert length_of_run([decoding(), other()], config, RecoveryState()) == num_steps
+    assert length_of_run([other(), decoding()], config, RecoveryState()) == num_steps
+
+
+def test_rows_run_step_by_step_if_one_was_in_a_crash_and_where_drafts_are_made() -> None:
+    first, second = decoding(), decoding()
+    second.entry.serial = 2
+    recovery = RecoveryState()
+    recovery.poison_bisection.step_failed({2: 4}, num_rows=2)
+    assert length_of_run([first, second], make_config(num_scheduler_steps=8), recovery) == 1
+    assert length_of_run([first], make_config(num_scheduler_steps=8), recovery) == 8
+    drafting = make_config(num_scheduler_steps=8, num_speculative_tokens=2)
+    assert length_of_run([first], drafting, RecoveryState()) == 1
+
+
+def test_counts_of_drafts_go_on_when_the_scheduler_is_built_anew() -> None:
+    counters, config = SchedulerCounters(), make_config(num_speculative_tokens=3)
+    for _ in range(2):
+        SpeculativeDecoding(config, counters, RecoveryState())
+        assert counters.num_accepted_tokens_per_pos == [0, 0, 0]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.stage import Stage
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
+from triolet.core.scheduling.budget import CostModel
 from triolet.core.step_plan import SampledToken, StepResult
 
 # --------------------------------------------------------------------------- one token budget
@@ -401,3 +402,21 @@ def test_when_those_whose_turn_it_is_lose_their_rows_the_step_is_somebody_elses(
     monkeypatch.setattr(line, "taking_part", lambda order: order[next(turns)])
     assert stage.pool.num_available == 0
     assert stage.shares(stage.begin()) == [("a", 8, 1)]
+
+
+def test_prompts_beside_a_decode_share_the_time_that_they_may_take_and_a_running_one_goes_first() -> None:
+    stage = Stage(max_num_batched_tokens=64, num_blocks=64, max_prefill_delay_s=2.0)
+    stage.add("decodes", 3)
+    stage.step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)
+    stage.add("a", 30)
+    stage.add("b", 30)
+    assert stage.step() == [("decodes", 3, 1), ("a", 0, 16)]
+    assert stage.step() == [("decodes", 4, 1), ("a", 16, 14), ("b", 0, 2)]
+
+
+def test_prompts_where_no_request_decodes_take_the_whole_budget() -> None:
+    stage = Stage(max_num_batched_tokens=20, num_blocks=64, max_prefill_delay_s=0.5)
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)
+    stage.add("a", 30)
+    assert [stage.step(), stage.step()] == [[("a", 0, 20)], [("a", 20, 10)]]
