@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
+
+import attrs
 
 from tests.core.fake_model import FakeModel, expected_answer, expected_vector
 from tests.core.make import make_request
@@ -10,8 +13,11 @@ from tests.core.stage import make_config
 from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.journal import Journal
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.grammar_state import Constraint, TokenMask
+from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import FinishReason, RequestTask
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import PooledVectors, StepPlan
@@ -267,3 +273,111 @@ def test_an_output_that_fails_raises_the_first_error_and_ends_its_request() -> N
     assert output.error is error
     assert driver.blocks_in_use() == 0
     assert driver.core.statistics().num_requests_ended == {"error": 1}
+
+
+def test_counts_of_an_engine_are_those_of_its_requests_and_steps() -> None:
+    driver = Driver(make_config(max_num_seqs=1))
+    for name in ("runs", "waits", "waits too"):
+        driver.add(name, max_tokens=3)
+    driver.step()
+    counts = driver.core.statistics()
+    assert (counts.num_requests_running, counts.num_requests_waiting, counts.num_requests_live) == (1, 2, 3)
+    assert (counts.num_requests_received, counts.num_requests_deferred, counts.steps) == (3, 0, 1)
+    assert driver.core.num_steps_done() == 1
+    driver.core.is_scheduling = False
+    counts = driver.core.statistics()
+    assert (counts.num_requests_running, counts.num_requests_waiting) == (0, 3)
+
+
+def test_fields_that_only_the_driver_knows_are_empty() -> None:
+    counts = Driver().core.statistics()
+    assert (counts.num_restarts, counts.restarts, counts.restarting, counts.engine_index) == (0, {}, (), 0)
+    assert (counts.longest_task_step_s, counts.num_long_task_steps) == (0.0, 0)
+    assert counts == attrs.evolve(counts, engine_index=1, longest_task_step_s=1.0, num_long_task_steps=1)
+
+
+def test_a_request_is_ended_through_the_scheduler_only_while_that_is_consistent() -> None:
+    driver = Driver()
+    driver.core.is_scheduling = False
+    states = []
+    with driver.core.scheduling():
+        states.append(driver.core.is_scheduling)
+    assert [*states, driver.core.is_scheduling] == [True, False]
+    core = EngineCore(Admission(Journal(), 4, 4, 1000))
+    assert (core.is_scheduling, core.is_in_flight(StepPlan(1, (), (), ()))) == (False, False)
+    core.is_scheduling = True  # and there is no scheduler yet
+    [output] = core.add([make_request()], arrival_time=0.0)
+    core.finish(output.entry.serial, FinishReason.ABORT)
+    assert (len(core.journal), core.new_scheduler(CONFIG)) == (0, core.scheduler)
+
+
+def test_a_request_that_was_in_a_crash_and_ends_without_a_scheduler_is_forgotten() -> None:
+    driver = Driver()
+    first, second = driver.add("a"), driver.add("b")
+    driver.core.fail_step(driver.plan(), OSError("planted"))
+    driver.core.is_scheduling = False
+    driver.core.finish(first.entry.serial, FinishReason.ABORT)
+    assert driver.core.recovery.poison_bisection.crashed == {second.entry.serial}
+
+
+def test_a_stop_string_ends_the_request() -> None:
+    driver = Driver()
+    driver.core.model.tokenizer = cast(TokenizerInterface, Letters())
+    output = driver.add("r", params=SamplingParams(stop=["x"]))
+    driver.step()
+    assert output.entry.finish_reason is FinishReason.STOP
+    assert driver.core.advance(99, 0.0) is False
+
+
+class Letters:
+    """A tokenizer of one letter."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "x" * len(token_ids)
+
+
+def test_answers_may_be_entered_without_waiting_for_the_first_and_a_failure_names_their_parent() -> None:
+    driver = Driver()
+    requests = [make_request(request_id=f"{index}_r", parent_id="r", max_tokens=2) for index in range(2)]
+    outputs = driver.core.add(requests, arrival_time=0.0, others_wait=False)
+    driver.core.add_arrivals()
+    assert [output.entry.leader_serial for output in outputs] == [0, 0]
+    stats = driver.core.journal.stats
+    assert stats.num_received == 2
+    driver.core.finish(outputs[1].entry.serial, FinishReason.ABORT)
+    for _ in range(2):
+        driver.core.fail_step(driver.plan(), OSError("planted"))
+        driver.start_over()
+    error = outputs[0].error
+    assert isinstance(error, RequestFailed)
+    assert error.request_id == "r"
+    assert outputs[0].entry.failure == "it crashes the model runner, also when computed alone: planted"
+
+
+def test_a_reader_is_notified_of_an_error() -> None:
+    driver = Driver()
+    output = driver.add("r")
+    driver.core.fail(output.entry.serial, RequestFailed("r", "planted"), 0.0)
+    assert driver.num_notified == 1
+
+
+def test_a_step_waits_for_a_mask_takes_it_and_goes_on() -> None:
+    driver = Driver()
+    output = driver.add("r", constraint=Constraint())
+    assert driver.core.plan_step(0.0) is None
+    assert driver.core.masks.take_questions() == (output.entry.serial,)
+    assert driver.core.next_look_s() == 0.002
+    driver.core.masks.answer(output.entry.serial, TokenMask(0, b"\xff"))
+    plan = driver.core.plan_step(0.001)
+    assert plan is not None
+    assert plan.rows[0].mask == b"\xff"
+    assert not driver.core.must_halt
+
+
+def test_a_new_scheduler_reports_every_open_output_and_takes_the_arrivals() -> None:
+    driver = Driver()
+    output = driver.add("r")
+    driver.core.take_progress()
+    driver.start_over()
+    assert driver.core.take_progress() == (output.entry.serial,)
+    assert driver.core.journal.take_arrivals() == []

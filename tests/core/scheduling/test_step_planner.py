@@ -420,3 +420,14 @@ def test_prompts_where_no_request_decodes_take_the_whole_budget() -> None:
     stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)
     stage.add("a", 30)
     assert [stage.step(), stage.step()] == [[("a", 0, 20)], [("a", 20, 10)]]
+
+
+def test_decodes_are_served_before_prompts_that_came_earlier() -> None:
+    stage = Stage(max_num_batched_tokens=64, num_blocks=64, max_prefill_delay_s=0.5)
+    stage.add("first", 3)
+    stage.step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)
+    stage.add("prompt", 18)
+    stage.add("decode", 1)
+    assert stage.step() == [("first", 3, 1), ("prompt", 0, 16), ("decode", 0, 1)]
+    assert stage.step() == [("first", 4, 1), ("decode", 1, 1), ("prompt", 16, 2)]
