@@ -14,7 +14,7 @@ from tests.e2e.test_serving import serving_whole
 from triolet.cli import main
 from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.load_test.measure import Load, measure, summary
-from triolet.cli.load_test.run import report
+from triolet.cli.load_test.run import ServeBenchmark, report, target_at
 from triolet.cli.load_test.targets import Route, ServerTarget, Timeline
 
 
@@ -83,6 +83,23 @@ async def test_every_route_is_read_to_its_end_with_the_servers_counts() -> None:
         unknown = ServerTarget(url="", address=address, route=Route.CHAT, model="other", output_len=3)
         with pytest.raises(ServerError, match="answers 404"):
             await unknown.ask("Hello", Timeline(0.0))
+
+
+@pytest.mark.parametrize(
+    ("url", "route"), [("ws://127.0.0.1:9", Route.WEBSOCKET), ("127.0.0.1:9", Route.COMPLETIONS)]
+)
+async def test_the_url_chooses_the_route_and_a_named_model_need_not_be_listed(url: str, route: Route) -> None:
+    benchmark = ServeBenchmark(
+        urls=(url,),
+        route=Route.COMPLETIONS,
+        rates=(1.0,),
+        load=Load(num_prompts=1, input_len=1, rate=1.0),
+        output_len=1,
+        ignores_eos=True,
+        model="m",
+    )
+    target = await target_at(benchmark, url)  # nothing listens there
+    assert (target.model, target.route) == ("m", route)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import triolet
 from triolet.cli.backends.remote import RemoteBackend
-from triolet.cli.client.address import ServerAddress
+from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.failures import CommandFailure
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.load_test.measure import Load, measure, summary
@@ -54,7 +54,7 @@ def run(benchmark: ServeBenchmark, *, as_json: bool) -> None:
 
     async def body(interrupts: Interrupts) -> None:
         # All servers are asked first: a wrong address ends the run before the long part of it.
-        for target in [await _target(benchmark, url) for url in benchmark.urls]:
+        for target in [await target_at(benchmark, url) for url in benchmark.urls]:
             await _warm_up(target)
             for rate in benchmark.rates:
                 results.append(await _round(benchmark, target, rate, salt=str(len(results))))
@@ -65,13 +65,20 @@ def run(benchmark: ServeBenchmark, *, as_json: bool) -> None:
         raise CommandFailure(f"no request to {', '.join(dict.fromkeys(failed))} was answered")
 
 
-async def _target(benchmark: ServeBenchmark, url: str) -> ServerTarget:
+async def target_at(benchmark: ServeBenchmark, url: str) -> ServerTarget:
+    """Return the server at a URL, with its route and the name of its model.
+
+    Raises:
+        ServerError: it cannot be asked for its models.
+    """
     address = ServerAddress.of(url, benchmark.api_key)
+    # A model that is named need not be listed: some servers load what is asked for, or have no list.
+    model = benchmark.model or (await RemoteBackend.open(address)).model
     return ServerTarget(
         url=url,
         address=address,
         route=Route.WEBSOCKET if url.startswith("ws") else benchmark.route,
-        model=(await RemoteBackend.open(address, benchmark.model)).model,
+        model=model,
         output_len=benchmark.output_len,
         ignores_eos=benchmark.ignores_eos,
     )
@@ -79,7 +86,12 @@ async def _target(benchmark: ServeBenchmark, url: str) -> ServerTarget:
 
 async def _warm_up(target: ServerTarget) -> None:
     """Send one request that does not count; its failure ends the run."""
-    await target.ask("Hello", Timeline(0.0))
+    try:
+        await target.ask("Hello", Timeline(0.0))
+    except ServerError as error:
+        if "ignore_eos" in str(error):
+            raise CommandFailure(f"{error}; --no-ignore-eos leaves the field out") from error
+        raise
 
 
 async def _round(benchmark: ServeBenchmark, target: ServerTarget, rate: float, salt: str) -> dict[str, Any]:
