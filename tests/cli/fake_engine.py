@@ -172,7 +172,8 @@ async def open_fake_engine(
     engine = FakeEngine(config, step_s=step_s)
     if opened is not None:
         opened.append(engine)
-    yield engine
+    with trio.CancelScope():  # closed by its own task and in order, as the nursery of an engine has to be
+        yield engine
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 import attrs
@@ -11,7 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.cli.fake_engine import FakeEngine
+import triolet
+from tests.cli.fake_engine import FakeEngine, open_fake_engine
 from triolet.cli.backends.base import ReplyRequest
 from triolet.cli.backends.local import LocalBackend
 from triolet.cli.reply import Reply, ReplyScreen, Unshown, reason_to_wait
@@ -21,7 +23,7 @@ from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.engine.engine import Engine
+from triolet.errors import ModelNotFound
 
 
 def output(text: str, token_ids: tuple[int, ...], **changes: object) -> RequestOutput:
@@ -94,22 +96,23 @@ def test_the_json_has_text_ids_reason_usage_and_times() -> None:
     }
 
 
-@pytest.fixture
-def backend() -> LocalBackend:
-    config = EngineConfig()
-    engine = FakeEngine(config, reasoning_parser="qwen3")
-    return LocalBackend(AsyncExitStack(), cast(Engine, engine), config)
+@asynccontextmanager
+async def local_backend(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalBackend]:
+    monkeypatch.setattr(triolet, "open_engine", open_fake_engine)
+    async with AsyncExitStack() as stack:
+        yield await LocalBackend.open(stack, EngineConfig())
 
 
 @pytest.mark.parametrize(
     ("shows", "written"), [(True, "Thinking:\nHmm, let me see.\n\nYes.\n"), (False, "Yes.\n")]
 )
 async def test_reasoning_is_told_apart_from_the_answer(
-    autojump_clock: MockClock, backend: LocalBackend, shows: bool, written: str
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, shows: bool, written: str
 ) -> None:
     reply, out = Reply(asked_s=0.0), io.StringIO()
     request = ReplyRequest(messages=[{"role": "user", "content": "ponder this"}])
-    async with trio.open_nursery() as nursery:
+    async with local_backend(monkeypatch) as backend, trio.open_nursery() as nursery:
+        cast(FakeEngine, backend._engine).reasoning_parser = "qwen3"
         with ReplyScreen(Screen.of(out), nursery, shows_reasoning=shows) as shown:
             await backend.reply(request, reply, shown)
     assert (reply.reasoning, reply.text.strip()) == ("Hmm, let me see.", "Yes.")
@@ -117,20 +120,39 @@ async def test_reasoning_is_told_apart_from_the_answer(
 
 
 async def test_an_engine_is_asked_for_reasoning_and_for_a_form(
-    autojump_clock: MockClock, backend: LocalBackend
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = cast(FakeEngine, backend._engine)
     request = ReplyRequest(
         messages=[{"role": "user", "content": "count to 2"}],
         sampling={"max_tokens": 1},
         form=StructuredOutputsParams(json_object=True),
     )
-    await backend.reply(request, Reply(asked_s=0.0), Unshown())
-    assert engine.asked == [request.messages]
-    form = engine.params[0].structured_outputs
-    assert (form and form.json_object, engine.params[0].max_tokens) == (True, 1)
-    assert backend._prompt(attrs.evolve(request, thinks=False)) == {
-        "messages": request.messages,
-        "tools": None,
-        "chat_template_kwargs": {"enable_thinking": False},
-    }
+    async with local_backend(monkeypatch) as backend:
+        engine = cast(FakeEngine, backend._engine)
+        await backend.reply(request, Reply(asked_s=0.0), Unshown())
+        assert engine.asked == [request.messages]
+        form = engine.params[0].structured_outputs
+        assert (form and form.json_object, engine.params[0].max_tokens) == (True, 1)
+        assert backend._prompt(attrs.evolve(request, thinks=False)) == {
+            "messages": request.messages,
+            "tools": None,
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+
+
+async def test_another_model_takes_the_engines_place_and_on_an_error_the_first_is_loaded_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_backend(monkeypatch) as backend, trio.open_nursery() as later:
+        later.start_soon(trio.lowlevel.checkpoint)
+        await backend.switch("other")
+        assert backend.model == "other"
+        with pytest.raises(ModelNotFound):
+            await backend.switch("missing")
+        with trio.move_on_after(30.0) as impatient:
+            await backend.switch("endless")
+        assert impatient.cancelled_caught
+        assert backend.model == "other"
+        reply = Reply(asked_s=0.0)
+        await backend.reply(ReplyRequest(messages=[{"role": "user", "content": "hello"}]), reply, Unshown())
+        assert reply.text == "You said: hello"

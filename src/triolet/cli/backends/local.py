@@ -15,7 +15,6 @@ from triolet.cli.reply import Reply, explain_waiting
 from triolet.config.engine import EngineConfig
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.tools import AnswerEvent, AnswerParser, ReasoningPiece, TextPiece, plan_tools
-from triolet.errors import TrioletError
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine
@@ -25,24 +24,45 @@ NANO: Final = "triolet-nano"
 
 @attrs.define(eq=False)
 class LocalBackend:
-    """Engine in this process, which is closed with the backend."""
+    """Engine in this process, which can be exchanged for another one."""
 
-    _stack: AsyncExitStack
-    _engine: Engine
+    _nursery: trio.Nursery
     _config: EngineConfig
+    _engine: Engine = attrs.field(init=False)
+    _leave: trio.Event = attrs.field(factory=trio.Event, init=False)  # ends the engine
+    _has_left: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     @classmethod
     async def open(cls, stack: AsyncExitStack, config: EngineConfig) -> LocalBackend:
-        """Load the model; the backend closes with `stack`."""
-        own = AsyncExitStack()
-        engine = await opened(own, config)
-        backend = cls(own, engine, config)
-        stack.push_async_callback(backend.aclose)
+        """Load the model; the engine closes with `stack`."""
+        backend = cls(await stack.enter_async_context(trio.open_nursery()), config)
+        await backend._load(config)
+        stack.callback(backend.close)
         return backend
 
-    async def aclose(self) -> None:
-        """Close the engine."""
-        await self._stack.aclose()
+    def close(self) -> None:
+        """Let the engine close."""
+        self._leave.set()  # of the present engine, which may be another one than at first
+
+    async def _load(self, config: EngineConfig) -> None:
+        self._leave, self._has_left = trio.Event(), trio.Event()
+        self._engine = await self._nursery.start(self._host, config, self._leave, self._has_left)
+        self._config = config
+
+    async def _host(
+        self,
+        config: EngineConfig,
+        leave: trio.Event,
+        has_left: trio.Event,
+        *,
+        task_status: trio.TaskStatus[Engine],
+    ) -> None:
+        # In a task of its own: an engine is a nursery, which only the task that opened it may close, and only after
+        # everything that was opened in it later.
+        async with AsyncExitStack() as stack:
+            task_status.started(await opened(stack, config))
+            await leave.wait()
+        has_left.set()
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -102,17 +122,16 @@ class LocalBackend:
 
     async def switch(self, model: str) -> None:
         config = attrs.evolve(self._config, model=None if model == NANO else model, served_model_name=None)
+        before = self._config
         # Closed first: two models may not fit into memory together.
-        await self._stack.aclose()
+        self._leave.set()
+        await self._has_left.wait()
         try:
             await self._load(config)
-        except TrioletError:
-            await self._load(self._config)
+        except BaseException:  # also Ctrl-C, which stops the loading and not the chat
+            with trio.CancelScope(shield=True):
+                await self._load(before)
             raise
-
-    async def _load(self, config: EngineConfig) -> None:
-        self._stack = AsyncExitStack()
-        self._engine, self._config = await opened(self._stack, config), config
 
 
 def _deliver(events: tuple[AnswerEvent, ...], reply: Reply, sink: ReplySink) -> None:
