@@ -193,6 +193,35 @@ async def test_a_sequence_classification_equals_transformers(
                 await engine.encode_all([LONG], PoolingParams(dimensions=2))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "num_labels"),
+    [("Qwen2ForProcessRewardModel", 2), pytest.param("Qwen2ForRewardModel", 1, marks=pytest.mark.slow)],
+)
+async def test_a_reward_model_scores_each_token_by_its_head_of_two_layers(
+    architecture: str, num_labels: int, tmp_path: Path
+) -> None:
+    folder = make_model("qwen2", tmp_path / "tiny", with_tokenizer=True)
+    generator = torch.Generator().manual_seed(3)
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, num_labels))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+        scores = head(hidden_states(folder, LONG))
+    expected = scores.softmax(dim=-1) if num_labels > 1 else scores
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"score.{name}": value.detach() for name, value in head.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    change_json(folder / "config.json", architectures=[architecture])
+    async with open_tiny(folder, convert="auto", max_num_batched_tokens=16) as engine:
+        assert engine.model_info.tasks == ("token_classify",)
+        [output] = await engine.encode_all([LONG])
+        assert difference(output.outputs.data.tolist(), expected) <= 1e-5
+        params = PoolingParams(step_tag_id=LONG[3])
+        [steps] = await engine.encode_all([LONG], params)
+    places = [place for place, token_id in enumerate(LONG) if token_id == LONG[3]]
+    assert difference(steps.outputs.data.tolist(), expected[places]) <= 1e-5
+
+
 async def test_a_reranker_scores_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
     folder = make_model("qwen3", tmp_path / "tiny", with_tokenizer=True)
     with pytest.raises(ConfigError, match="classifier_from_token"):

@@ -41,7 +41,7 @@ from triolet.model.gguf.config import (
 )
 from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
-from triolet.model.pooling import Pooler, load_pooler
+from triolet.model.pooling import DEEP_HEAD, Pooler, load_pooler
 from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _has_no_head(parsed: DecoderConfig, checkpoint: Checkpoint) -> bool:
 def _without_head(parsed: DecoderConfig) -> DecoderConfig:
     """Return the decoder of a checkpoint without an output head."""
     # The embedding stands in for the head, which nothing is computed with. The pooler reads the scores' head.
-    names = attrs.evolve(parsed.names, ignored=(*parsed.names.ignored, "score.weight"))
+    names = attrs.evolve(parsed.names, ignored=(*parsed.names.ignored, "score.weight", *DEEP_HEAD))
     return attrs.evolve(parsed, tied_head=True, names=names)
 
 

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from triolet.model.backends.encoder import EncoderModel
 
 
+# Tensors of a reward model's head.
+DEEP_HEAD = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
+
+
 @attrs.frozen(eq=False)
 class DenseLayer:
     """Linear layer with an activation, in float32."""
@@ -57,7 +61,8 @@ class Pooler:
     dense: tuple[DenseLayer, ...] = ()  # applied to embeddings
     normalizes: bool = True  # whether an embedding has length 1 by default
     head: Tensor | None = None  # [num_labels, hidden], of a classification
-    # Head of an encoder: from the hidden states of a whole prompt, [num_tokens, hidden], to scores, [n, num_labels].
+    # Head of an encoder, from the hidden states of a whole prompt, [num_tokens, hidden], to scores, [n, num_labels];
+    # or of a reward model, from those of any tokens to a row of scores for each.
     classifier: Callable[[Tensor], Tensor] | None = None
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
 
@@ -167,7 +172,10 @@ def load_pooler(
                 layer.folder / "config.json", f"in_features must be {size}; got {layer.in_features}"
             )
     head = None
-    if config.labels and encoder is None:
+    classifier = encoder.classify if encoder is not None and config.labels else None
+    if config.has_deep_head:
+        classifier = _deep_head(folder, hidden_size, len(config.labels), device)
+    elif config.labels and encoder is None:
         if config.classifier_tokens:
             head = _token_head(folder, config.classifier_tokens, device)
         else:
@@ -189,7 +197,7 @@ def load_pooler(
         dense=dense,
         normalizes=config.normalizes,
         head=head,
-        classifier=encoder.classify if encoder is not None and config.labels else None,
+        classifier=classifier,
         activation=config.activation,
     )
 
@@ -199,6 +207,20 @@ def _dense_layer(config: DenseConfig, device: torch.device) -> DenseLayer:
     weight = _tensor(config.folder, "linear.weight", shape, device)
     bias = _tensor(config.folder, "linear.bias", shape[:1], device) if config.bias else None
     return DenseLayer(weight, bias, getattr(torch.nn, config.activation)())
+
+
+def _deep_head(
+    folder: Path, hidden_size: int, num_labels: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    shapes = ((hidden_size, hidden_size), (hidden_size,), (num_labels, hidden_size), (num_labels,))
+    first, first_bias, last, last_bias = (
+        _tensor(folder, name, shape, device) for name, shape in zip(DEEP_HEAD, shapes, strict=True)
+    )
+
+    def scores(hidden: Tensor) -> Tensor:
+        return functional.linear(functional.linear(hidden.float(), first, first_bias).relu(), last, last_bias)
+
+    return scores
 
 
 def _token_head(folder: Path, texts: tuple[str, ...], device: torch.device) -> Tensor:

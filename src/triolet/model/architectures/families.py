@@ -48,10 +48,11 @@ def is_native(architecture: str) -> bool:
 def native_family(architecture: str) -> str | None:
     """Return the name under which the native decoder knows a class; None if it does not.
 
-    A class without an output head, or with one of a sequence classification, has the decoder of the class that
-    generates text.
+    A class without an output head, or with one of a sequence classification or a reward model, has the decoder of the
+    class that generates text.
     """
-    for ending in ("", "ForSequenceClassification", "Model"):
+    # "ForProcessRewardModel" ends with "Model", too: the longer endings come first
+    for ending in ("", "ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel", "Model"):
         if architecture.endswith(ending):
             stem = architecture.removesuffix(ending)
             for name in (architecture,) if not ending else (f"{stem}ForCausalLM", f"{stem}LMHeadModel"):

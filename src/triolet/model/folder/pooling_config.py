@@ -20,6 +20,7 @@ from triolet.model.folder.json_fields import Fields, read_json_object
 
 CLASSIFIER = "ForSequenceClassification"
 TOKEN_CLASSIFIER = "ForTokenClassification"
+REWARD, PROCESS_REWARD = "ForRewardModel", "ForProcessRewardModel"
 HEADLESS = "Model"
 MASKED = "ForMaskedLM"  # trained to fill gaps: without that head it is a model of embeddings
 ENCODER_ENDINGS = (
@@ -57,6 +58,7 @@ class PoolingConfig:
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
+    has_deep_head: bool = False  # whether the head of the scores is linear, ReLU, linear
     max_seq_length: int | None = None  # longest prompt that the folder allows, tokens
     # Texts of the tokens whose difference in logits is the score: no, yes.
     classifier_tokens: tuple[str, ...] = ()
@@ -78,8 +80,10 @@ def read_pooling_config(
         UnsupportedModel: a module that is not supported.
     """
     fields = Fields(folder / "config.json", config)
-    classifiers = CLASSIFIER, TOKEN_CLASSIFIER
+    classifiers = CLASSIFIER, TOKEN_CLASSIFIER, REWARD, PROCESS_REWARD
     if convert != "embed" and (architecture.endswith(classifiers) or convert == "classify"):
+        if architecture.endswith((REWARD, PROCESS_REWARD)):
+            return _reward_model(architecture)
         return _classifier(fields, architecture)
     if architecture.endswith(classifiers):
         raise ConfigError("convert", f"auto or classify for {architecture}", convert)
@@ -141,6 +145,19 @@ def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
         activation=activation,
         classifier_tokens=tokens,
     )
+
+
+def _reward_model(architecture: str) -> PoolingConfig:
+    """Return the pooling of Qwen's reward models: a score for each token, by a head of two layers."""
+    if architecture.endswith(PROCESS_REWARD):  # the probability that a step of a solution is wrong, or right
+        return PoolingConfig(
+            tasks=(TOKEN_CLASSIFY,),
+            method="STEP",
+            labels=("LABEL_0", "LABEL_1"),
+            activation="softmax",
+            has_deep_head=True,
+        )
+    return PoolingConfig(tasks=(TOKEN_CLASSIFY,), method="ALL", labels=("LABEL_0",), has_deep_head=True)
 
 
 def _cross_encoder_activation(fields: Fields) -> str | None:
