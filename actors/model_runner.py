@@ -42,11 +42,13 @@ PROOF = StepPlan(
 
 
 def _proof(info: ModelInfo) -> StepPlan:
-    if not info.whole_prompts:
+    if info.pooling is None or not info.pooling.needs_whole_prompts:
         return PROOF
     # an encoder samples no token
     [start] = PROOF.starts
-    return attrs.evolve(PROOF, starts=(attrs.evolve(start, pooling=PoolingParams(task=info.tasks[0])),))
+    return attrs.evolve(
+        PROOF, starts=(attrs.evolve(start, pooling=PoolingParams(task=info.pooling.tasks[0])),)
+    )
 
 
 async def model_runner_actor(

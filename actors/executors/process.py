@@ -152,9 +152,10 @@ class ProcessExecutor:
 
     def _with_kv_cache(self, info: ModelInfo) -> EngineConfig:
         """Return the configuration of the lives after one that has loaded the model: its KV cache is theirs."""
+        has_none = info.pooling is not None and info.pooling.needs_whole_prompts
         return attrs.evolve(
             self._config,
-            num_kv_blocks=None if info.whole_prompts else info.num_kv_blocks,
+            num_kv_blocks=None if has_none else info.num_kv_blocks,
             kv_cache_bytes=None,
             max_model_len=info.max_model_len,
         )

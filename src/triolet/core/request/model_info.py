@@ -83,11 +83,6 @@ class ModelInfo:
         generating = (GENERATE,) if self.generates else ()
         return generating if self.pooling is None else (*generating, *self.pooling.tasks)
 
-    @property
-    def whole_prompts(self) -> bool:
-        """True for an encoder, which computes a prompt in one step and keeps no keys and values."""
-        return self.pooling is not None and self.pooling.needs_whole_prompts
-
     def cache_config(self, *, enable_prefix_caching: bool) -> dict[str, object]:
         """Return the layout of the KV cache under vLLM's names."""
         return {

@@ -104,6 +104,7 @@ class SchedulerConfig:
     def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
         """Return the limits for a loaded model."""
         device = info.device.partition(":")[0]
+        whole_prompts = info.pooling is not None and info.pooling.needs_whole_prompts
         return cls(
             num_blocks=info.num_kv_blocks,
             block_size=info.block_size,
@@ -115,8 +116,8 @@ class SchedulerConfig:
             priority_aging_s=_or_never(limits.priority_aging),
             fair_ttft_factor=_or_never(limits.fair_ttft_factor),
             max_prefill_delay_s=_or_never(limits.max_prefill_delay),
-            enable_prefix_caching=limits.enable_prefix_caching and not info.whole_prompts,
-            whole_prompts=info.whole_prompts,
+            enable_prefix_caching=limits.enable_prefix_caching and not whole_prompts,
+            whole_prompts=whole_prompts,
             cache_key=cache_key,
             num_scheduler_steps=limits.num_scheduler_steps,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
