@@ -172,7 +172,9 @@ def load_pooler(
                 layer.folder / "config.json", f"in_features must be {size}; got {layer.in_features}"
             )
     head = None
-    classifier = encoder.classify if encoder is not None and config.labels else None
+    classifier: Callable[[Tensor], Tensor] | None = (
+        encoder.classify if encoder is not None and config.labels else None
+    )
     if config.has_deep_head:
         classifier = _deep_head(folder, hidden_size, len(config.labels), device)
     elif config.labels and encoder is None:
