@@ -7,6 +7,7 @@ import attrs
 import pytest
 
 from tests.core.stage import BLOCK_SIZE, Stage
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult
 
@@ -233,3 +234,25 @@ def test_nothing_is_left_of_a_run_after_its_last_step_a_failure_or_for_want_of_m
     assert attrs.evolve(PLAN, num_steps=1).after(StepResult(7, ())) is None
     assert PLAN.after(StepResult(7, (RowFailure("r", 1, "NaN"),))) is None
     assert PLAN.after(StepResult(7, (), out_of_memory="none")) is None
+
+
+def test_a_plan_with_a_newcomer_or_without_a_running_request_is_for_one_step() -> None:
+    stage = RunningStage()
+    stage.add("a", 1)  # one pending token, as a decode has
+    assert stage.run().num_steps == 1
+    stage = stage_with("a")
+    masked = stage.add("m", 3, constraint=Constraint())
+    assert stage.step() == [("a", 3, 1)]  # a request without its mask is not admitted
+    stage.scheduler.guide(masked.serial, TokenMask(0))
+    assert stage.step() == [("a", 4, 1), ("m", 0, 3)]
+    plan = stage.run()  # m awaits its next mask
+    assert (stage.shares(plan), plan.num_steps) == ([("a", 5, 1)], 1)
+
+
+def test_a_plan_for_one_step_is_not_halted_whoever_waits() -> None:
+    stage = RunningStage(max_num_seqs=1)
+    assert not stage.scheduler.must_halt
+    stage.add("a", 3)
+    stage.add("b", 3)
+    assert stage.run().num_steps == 1
+    assert not stage.scheduler.must_halt

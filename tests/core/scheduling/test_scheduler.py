@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from tests.core.make import make_request
 from tests.core.stage import Stage, crowded_stage, make_config
 from triolet.core.journal import Journal
-from triolet.core.request.grammar_state import TokenMask
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.scheduler import Scheduler
-from triolet.core.step_plan import StepResult
+from triolet.core.step_plan import PromptLogprobs, StepResult, TokenLogprobs
 from triolet.errors import InvariantViolated
 
 # -------------------------------------------------------------------------- rows, steps, progress
@@ -210,3 +211,65 @@ def test_a_request_ends_where_the_smaller_of_kv_cache_and_max_model_len_has_no_r
         stage.step()
     assert entry.finish_reason is FinishReason.ERROR
     assert entry.num_tokens == 16
+
+
+def test_a_request_that_no_longer_fits_into_the_kv_cache_fails_in_words() -> None:
+    stage = Stage(num_blocks=4, max_model_len=64)
+    entry = stage.add("a", 16)
+    assert entry.finish_reason is FinishReason.ERROR
+    assert entry.failure == (
+        "it has 16 tokens and no room for another: the model runner has now 4 KV blocks, and max_model_len is 16"
+    )
+    assert stage.add("b", 15).finish_reason is None
+
+
+def test_an_answer_that_had_ended_when_the_scheduler_was_lost_is_not_computed() -> None:
+    stage = Stage()
+    entry = stage.journal.open(make_request(max_tokens=1))
+    entry.output_token_ids.append(7)
+    stage.scheduler.add_arrivals()
+    assert (entry.finish_reason, stage.begin()) == (FinishReason.LENGTH, None)
+    stage.scheduler.take_progress()
+    stage.scheduler.report([5, 6])
+    assert stage.scheduler.take_progress() == (5, 6)
+
+
+def test_an_answer_that_its_grammar_cannot_go_on_with_fails_with_the_reason() -> None:
+    stage = Stage()
+    entry = stage.add("a", 3, constraint=Constraint())
+    stage.scheduler.guide(entry.serial, TokenMask(0, problem="why"))
+    assert (entry.finish_reason, entry.failure) == (FinishReason.ERROR, "why")
+
+
+def test_a_finished_step_is_counted_and_teaches_what_steps_cost() -> None:
+    stage = Stage()
+    entry = stage.add("a", 3, params={"prompt_logprobs": 0})
+    plan = stage.in_flight()
+    assert [running.last_step for running in stage.scheduler._queues.running] == [plan.step_id]
+    every = tuple(TokenLogprobs((place,), (-1.0,), 1) for place in (1, 2))
+    result = attrs.evolve(stage.result(plan), elapsed_s=0.5)
+    shares = (PromptLogprobs(entry.epoch, 1, every), PromptLogprobs(entry.epoch + 9, 1, every))
+    stage.scheduler.apply(attrs.evolve(result, rows=(*result.rows, *shares)), 0.0)
+    assert entry.prompt_logprobs == list(every)
+    stats = stage.journal.stats.take()
+    assert stats is not None
+    assert stats.step_tokens == (3,)
+    assert stage.scheduler._token_budget.costs.token_s > 0
+
+
+def test_of_a_step_that_does_not_fit_as_many_rows_leave_as_the_backoff_says() -> None:
+    stage = Stage(max_num_batched_tokens=32, max_num_seqs=8)
+    entries = [stage.add(f"r{number}", 2) for number in range(6)]
+    for num_preempted in (1, 3):
+        plan = stage.in_flight()
+        stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
+        assert sum(entry.num_preemptions for entry in entries) == num_preempted
+
+
+def test_of_a_step_that_has_become_smaller_meanwhile_no_row_leaves() -> None:
+    stage = Stage(max_num_batched_tokens=32)
+    small, large = stage.add("small", 2), stage.add("large", 9)
+    plan = stage.in_flight()
+    stage.scheduler.abort(large.serial)
+    stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
+    assert small.num_preemptions == 0
