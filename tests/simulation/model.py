@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -14,6 +15,7 @@ from tests.simulation.world import World
 from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.load_progress import OnProgress
+from triolet.core.recovery.recovery_state import MIN_LIMIT_S, RareHangLimit
 from triolet.core.recovery.supervision import MAX_PAUSE_S
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.pooling_params import PoolingInfo
@@ -22,6 +24,8 @@ from triolet.errors import ResourceShortage, RunnerDied
 
 FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters
 MAX_REMEMBERED = 80
+SLOW_LOAD_S = 5.0  # longer than the limits of the first two attempts, of 2 s and of 4 s
+SLOW_LOADS_S = 2 * MIN_LIMIT_S + 4 * MIN_LIMIT_S + 8 * SLOW_LOAD_S  # and what later lives may need
 EARLY_END = 0.05  # of runs, after any step
 
 
@@ -54,6 +58,8 @@ class FaultyExecutor(FakeExecutor):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.story.num_blocks, world.story.block_size)
+        self._load_silence = RareHangLimit(None)
+        self._load_s = 0.0
         self.world = world
         self._told: list[SampledToken | PooledVectors] = []
 
@@ -65,16 +71,34 @@ class FaultyExecutor(FakeExecutor):
                 world.num_lives -= 1
                 world.hung_s += MAX_PAUSE_S
                 raise ResourceShortage("processes or threads", "a process for the model runner")
+            await self._load()
             await trio.sleep(world.story.restart_s)
             world.reach("runner.start")
             self.num_blocks = world.num_blocks
         await super().start(on_progress)
+        self._load_silence.observe(self._load_s)
         world.note(f"runner started with {self.num_blocks} blocks")
         return attrs.evolve(
             model_info(self.num_blocks, self.block_size),
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
             pooling=PoolingInfo(tasks=("embed",), size=2),
         )
+
+    async def _load(self) -> None:
+        """Be silent for as long as the load takes, or until the engine has enough of that, as of a real process."""
+        world = self.world
+        if world.is_due("runner.load_slow"):
+            self._load_s = SLOW_LOAD_S
+            world.hung_s += SLOW_LOADS_S
+        is_hanging = world.is_due("runner.load_hang")
+        if is_hanging:
+            world.hung_s += MIN_LIMIT_S
+        limit_s = self._load_silence.limit_s()
+        with trio.move_on_after(math.inf if limit_s is None else limit_s) as patience:
+            await trio.sleep(math.inf if is_hanging else self._load_s)
+        if patience.cancelled_caught:
+            self._load_silence.count_hang()
+            raise RunnerDied("made no progress in loading the model", -9, is_hang=True)
 
     async def compute(self, plan: StepPlan) -> StepResult:
         known = {row_id: (row.start, len(row.tokens)) for row_id, row in self.model.rows.items()}

@@ -8,9 +8,10 @@ import attrs
 import pytest
 
 from tests.simulation.mutation import mutant
-from triolet.actors import watchdog
+from triolet.actors import supervisor, watchdog
 from triolet.core.journal import JournalEntry
-from triolet.core.recovery.recovery_state import CrashOutcome, OomBackoff, PoisonBisection
+from triolet.core.recovery.recovery_state import CrashOutcome, OomBackoff, PoisonBisection, RareHangLimit
+from triolet.core.recovery.supervision import RestartIntensity
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepResult
 from triolet.engine import engine, snapshot
@@ -107,3 +108,35 @@ def _tokenizer_forgotten(patch: pytest.MonkeyPatch) -> None:
         "_end",
         lambda progress, grammars, lives, name: name == "tokenizer" or end(progress, grammars, lives, name),
     )
+
+
+@mutant("a load that hangs is never ended")
+def _loads_hang_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RareHangLimit, "limit_s", lambda self: None)
+
+
+@mutant("a load has no more time after one that hung")
+def _loads_have_no_more_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RareHangLimit, "count_hang", lambda self: None)
+
+
+# -------------------------------------------------------------------------------------- shortages
+
+
+@mutant("an actor that finds no memory or a full disk is not started again")
+def _no_restart_without_memory(patch: pytest.MonkeyPatch) -> None:
+    allow = RestartIntensity.allow
+    causes = list[BaseException | None]()
+    note = supervisor.Supervisor._report
+
+    def noting(self: Any, context: str, reason: BaseException | None, offender: str) -> None:
+        causes.append(reason)
+        note(self, context, reason, offender)
+
+    def mutated(self: RestartIntensity, *arguments: Any, **named: Any) -> bool:
+        reason = causes[-1] if causes else None
+        is_shortage = reason is not None and isinstance(supervisor.root_cause(reason), MemoryError | OSError)
+        return allow(self, *arguments, **named) and not is_shortage
+
+    patch.setattr(supervisor.Supervisor, "_report", noting)
+    patch.setattr(RestartIntensity, "allow", mutated)

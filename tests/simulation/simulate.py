@@ -10,7 +10,7 @@ from tests.simulation.determinism import seeded_scheduling
 from tests.simulation.expected import expected_of, tokens_of
 from tests.simulation.hand_over import hand_over
 from tests.simulation.hooks import WatchedCore, WatchedScheduler, watched
-from tests.simulation.model import FaultyExecutor, FaultyTokenizer
+from tests.simulation.model import SLOW_LOADS_S, FaultyExecutor, FaultyTokenizer
 from tests.simulation.story import MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
@@ -143,6 +143,7 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
         2 * (MAX_STEP_S + world.story.limits["step_timeout"] + world.longest_hang_s)
         + world.story.restart_s
         + (2 * MAX_PAUSE_S if world.fired["shortage.runner"] else 0.0)
+        + (SLOW_LOADS_S if world.fired["runner.load_slow"] + world.fired["runner.load_hang"] else 0.0)
     )
     try:
         engine.check_health()

@@ -23,7 +23,7 @@ POOLED = 0.25  # of the stories: in these, many requests are pooled
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
 Ending = Literal["wait", "drain", "leave"]
-Kind = Literal["error", "panic", "group"]
+Kind = Literal["error", "panic", "group", "memory", "disk"]
 
 RUNNER_POINTS = (
     "runner.execute.before",
@@ -51,6 +51,8 @@ SCHEDULER_POINTS = (
     "scheduler.apply.after",
 )
 START_POINTS = ("runner.start", "scheduler.start", "shortage.runner")
+# Loads after the first: one makes no progress, or the machine has become so slow that all take seconds.
+LOAD_POINTS = ("runner.load_hang", "runner.load_slow")
 TOKENIZER_POINTS = ("tokenizer.answer.before", "tokenizer.answer.after")
 DETOKENIZER_POINTS = ("detokenizer.deliver.before", "detokenizer.deliver.after")
 TEXT_POINTS = (*TOKENIZER_POINTS, *DETOKENIZER_POINTS)
@@ -198,7 +200,7 @@ class Story:
 
 def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
-    story, forms = _draw_without_forms(seed), random.Random(f"forms {seed}")
+    story, forms = _draw_shortages(_draw_without_forms(seed)), random.Random(f"forms {seed}")
     if forms.random() >= FORMED:
         return attrs.evolve(story, asks=_draw_pooled(random.Random(f"pooled {seed}"), story.asks))
     asks = draw_forms(forms, story.asks, story.eos_token_ids)
@@ -454,6 +456,18 @@ def _draw_form_faults(rng: random.Random, mood: Mood) -> tuple[Fault, ...]:
         point, first = rng.choice(SHORTAGE_POINTS), rng.randint(1, 12)
         drawn += [Fault(point, nth, "error") for nth in range(first, first + rng.choice((3, 30)))]
     return tuple({(fault.point, fault.nth): fault for fault in drawn}.values())
+
+
+def _draw_shortages(story: Story) -> Story:
+    """Add late loads, and have some faults raise what Python raises without memory, or the system with a full disk."""
+    rng = random.Random(f"shortages {story.seed}")
+    faults = tuple(
+        attrs.evolve(fault, kind=rng.choice(("memory", "disk"))) if rng.random() < 0.2 else fault
+        for fault in story.faults
+    )
+    if story.mood == "faulty" and rng.random() < 0.3:
+        faults += (Fault(rng.choice(LOAD_POINTS), 1, "error"),)
+    return attrs.evolve(story, faults=faults)
 
 
 def _poison(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:

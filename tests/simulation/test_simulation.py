@@ -53,7 +53,7 @@ def test_nor_do_more_which_reach_every_point_and_every_ending() -> None:
     assert violations(map(run, range(NUM_SLOW))) == {}
     points = (
         *story.RUNNER_POINTS, *story.SCHEDULER_POINTS, *story.START_POINTS, *story.TEXT_POINTS, *story.OTHER_POINTS,
-        *story.HANG_POINTS, *story.FORM_POINTS,
+        *story.HANG_POINTS, *story.FORM_POINTS, *story.LOAD_POINTS,
     )  # fmt: skip
     assert fired.keys() == set(points)
     assert endings.keys() == {"stop", "length", "abort", "deadline", "error", "shutdown"}

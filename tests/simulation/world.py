@@ -40,6 +40,10 @@ def make_error(kind: Kind, point: str) -> BaseException:
             return Planted(point)
         case "panic":
             return Panic(point)
+        case "memory":
+            return MemoryError()
+        case "disk":
+            return OSError(errno.ENOSPC, "No space left on device")
         case "group":
             return BaseExceptionGroup(point, [Planted(point), Panic(point)])
 
@@ -48,7 +52,11 @@ def is_planted(error: BaseException) -> bool:
     """Whether the story explains it."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_planted, error.exceptions))
-    return isinstance(error, Planted | Panic | RunnerDied | ActorStuck | GrammarsDied | ResourceShortage)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
+    return isinstance(
+        error, Planted | Panic | RunnerDied | ActorStuck | GrammarsDied | ResourceShortage | MemoryError
+    )
 
 
 @attrs.define(eq=False)
