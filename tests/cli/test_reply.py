@@ -115,7 +115,7 @@ async def test_reasoning_is_told_apart_from_the_answer(
         cast(FakeEngine, backend._engine).reasoning_parser = "qwen3"
         with ReplyScreen(Screen.of(out), nursery, shows_reasoning=shows) as shown:
             await backend.reply(request, reply, shown)
-    assert (reply.reasoning, reply.text.strip()) == ("Hmm, let me see.", "Yes.")
+    assert (reply.reasoning, reply.answer) == ("Hmm, let me see.", "Yes.")
     assert out.getvalue() == written
 
 

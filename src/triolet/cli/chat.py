@@ -242,7 +242,7 @@ class Chat:
                     seeded = {} if seed is None else {"seed": seed + offset}
                     nursery.start_soon(reply_to, reply, {**self.state.sampling, **seeded})
         spinner.stop()
-        self.state.forks = [reply.text for reply in replies if reply.text]
+        self.state.forks = [reply.answer for reply in replies if reply.answer]
         self.screen.columns([f"{place}. {text}" for place, text in enumerate(self.state.forks, 1)])
         for error in failures:
             self.screen.complain(_explained(error))
@@ -262,8 +262,7 @@ class Chat:
         else:
             # What was stopped before its first word is no reply.
             if reply.text or not stopped:
-                # Behind reasoning an answer begins with empty lines.
-                self.state.conversation.answer(reply.text.lstrip("\n") if reply.reasoning else reply.text)
+                self.state.conversation.answer(reply.answer)
             self._comment(reply, stopped=stopped)
         self.screen.say("")
 

@@ -76,6 +76,11 @@ class Reply:
         self.text = self.reasoning = ""
 
     @property
+    def answer(self) -> str:
+        """Text for the conversation: behind reasoning, without the empty lines that follow it."""
+        return self.text.lstrip("\n") if self.reasoning else self.text
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Speed of generation after the first token; None with fewer than two tokens."""
         if not self.decode_s or self.decode_s < 0 or self.num_output_tokens < 2:
