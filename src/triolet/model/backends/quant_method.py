@@ -55,6 +55,7 @@ class QuantMethod:
         self, library: ctypes.CDLL, weights: WeightReader, name: str, *, gated: bool = False
     ) -> CppLinear | None:
         """Pack the blocks of the layer `name` as they are; None if it has none, or the kernels do not know them."""
+        # Formats are asked for first: blocks that do not fit would be read twice.
         if not self.keeps_blocks or (formats := weights.block_formats(f"{name}.weight")) is None:
             return None
         if not fits_panels(library, formats, weights.num_in(f"{name}.weight"), gated=gated):

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF model under the names of its layers, dequantised while they are read.
+"""Tensors of a GGUF model under the names of its layers, dequantised while they are read, or in their blocks.
 
 What llama.cpp's converter did to the weights is undone here: the rows of Llama's query and key projections, which it
 permutes for its own rotary encoding, and the 1 that it adds to the norms of Gemma.

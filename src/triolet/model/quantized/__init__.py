@@ -1,1 +1,1 @@
-"""Quantised checkpoints in model folders: GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes, read as float32."""
+"""Quantised model folders: GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes; read as float32 or as kept blocks."""
