@@ -311,9 +311,6 @@ def test_architectures_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> No
         with pytest.raises(UnsupportedModel, match=match):
             load_transformers_model(tmp_path, config, torch.float32, "cpu", False)
 
-    refused("FalconForCausalLM.*interface", model_type="falcon", architectures=["FalconForCausalLM"])
-    refused("StableLmForCausalLM.*interface", model_type="stablelm", architectures=["StableLmForCausalLM"])
-    refused("BloomForCausalLM.*interface", model_type="bloom", architectures=["BloomForCausalLM"])
     refused("MambaForCausalLM", model_type="mamba", architectures=["MambaForCausalLM"])
     refused(
         "RecurrentGemma.*state", model_type="recurrent_gemma", architectures=["RecurrentGemmaForCausalLM"]
@@ -353,12 +350,8 @@ def test_a_config_field_of_the_wrong_type_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("architecture", "fields", "match"),
     [
-        ("GptOssForCausalLM", dict(head_dim=16, num_local_experts=4), "s_aux"),
-        ("Llama4ForCausalLM", dict(head_dim=16, num_local_experts=2), "chunked_attention"),
         ("MiniMaxForCausalLM", dict(head_dim=16, num_local_experts=2), "linear_attention"),
-        ("DiffLlamaForCausalLM", {}, "more than once"),
-        ("BertLMHeadModel", {}, "both directions"),
-        ("DogeForCausalLM", {}, "mask|cannot be run"),
+        ("BertLMHeadModel", {}, "both directions.*own attention.*deviations"),
     ],
 )
 def test_attention_of_another_kind_is_refused_by_name(

@@ -26,14 +26,13 @@ from triolet.model.backends.packed_attention import (
 )
 from triolet.model.backends.transformers_attention import INSPECTED_ATTENTION, Inspection
 from triolet.model.backends.transformers_backend import (
-    BaseOutput,
     check_architecture,
     check_loading_report,
     longest_position,
     read_model,
     read_model_config,
-    returning,
 )
+from triolet.model.backends.transformers_head import BaseOutput, returning
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import Fields
 from triolet.model.interface import ForwardBatch, ModelSpec

@@ -10,8 +10,8 @@ and by looking and measuring afterwards (`transformers_check`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,21 +20,30 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import ModelFileError, RemoteCodeRefused, UnsupportedModel, WeightsMismatch
+from triolet.model.backends.own_attention import MAX_PADDING, OwnAttentionModel
 from triolet.model.backends.transformers_attention import PAGED_ATTENTION, PagedStep, register_attention
 from triolet.model.backends.transformers_check import (
+    cache_layers,
     check_positions,
+    compare_gathered,
     compare_with_own_attention,
     inspect_layers,
+    takes_padding,
 )
+from triolet.model.backends.transformers_head import compute_logits, decoder_of
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import Fields
-from triolet.model.interface import CausalModel, ForwardBatch, ModelSpec
+from triolet.model.interface import CausalModel, ForwardBatch, LayerCacheSpec, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+logger = logging.getLogger(__name__)
+
 # Layers that keep keys and values of every token, or nothing at all. Others keep something of another shape.
-_KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention", "dense", "sparse", "moe"})
+_KNOWN_LAYER_TYPES: Final = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "dense", "sparse", "moe"}
+)
 
 
 @attrs.frozen(eq=False)
@@ -47,16 +56,13 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
-        output = self.model.base_model(**self._arguments(batch))
+        output = decoder_of(self.model)(**self._arguments(batch))
         hidden: Tensor = output.last_hidden_state[0]
         return hidden.to(self.spec.dtype)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        # The model's own forward, because families scale and cap their logits there; its decoder only returns `hidden`.
-        with returning(self.model.base_model, BaseOutput(hidden[rows][None])):
-            logits: Tensor = self.model(input_ids=rows[None], use_cache=False).logits[0]
-        return logits.to(self.spec.dtype)
+        return compute_logits(self.model, hidden, rows).to(self.spec.dtype)
 
     @torch.inference_mode()
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
@@ -71,29 +77,6 @@ class TransformersModel:
             "use_cache": False,
             "paged_step": PagedStep(batch.cache, batch.attention, self.layer_of),
         }
-
-
-class BaseOutput:
-    """Output of a model without its head: hidden states, [1, num_tokens, hidden_size], and maybe what BERT pools."""
-
-    def __init__(self, hidden: Tensor, pooled: Tensor | None = None) -> None:
-        self.last_hidden_state, self.pooler_output = hidden, pooled
-
-    def __getitem__(self, index: int) -> Tensor | None:  # how older code reads it
-        return (self.last_hidden_state, self.pooler_output)[index]
-
-    def __getattr__(self, name: str) -> None:  # caches, attentions, router logits
-        return None
-
-
-@contextmanager
-def returning(module: nn.Module, output: object) -> Iterator[None]:
-    """Let a module return `output` whatever it is called with."""
-    vars(module)["forward"] = lambda *_, **__: output
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]  # the class has its own
 
 
 def load_transformers_model(
@@ -124,22 +107,56 @@ def load_transformers_model(
     max_position = longest_position(model_config)
     Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
     register_attention()
-    model = _load_weights(folder, model_class, model_config, dtype)
-    nn.Module.to(model, device)
-    calls = inspect_layers(model, max_position)
-    spec = ModelSpec(
-        architecture=architecture,
-        backend="transformers",
-        vocab_size=model.get_output_embeddings().weight.shape[0],
-        max_position=max_position,
-        cache_layers=tuple(call.cache_spec() for call in calls.values()),
-        dtype=dtype,
-        hidden_size=model.config.get_text_config().hidden_size,
+    own = "sdpa" if model_class._supports_sdpa else "eager"
+    problem = _interface_problem(model_class)
+    model = _load_weights(
+        folder, model_class, model_config, dtype, PAGED_ATTENTION if problem is None else own
     )
-    paged = TransformersModel(spec, model, {module: index for index, module in enumerate(calls)})
-    compare_with_own_attention(model, paged)
-    check_positions(model, paged, calls)
-    return paged
+    nn.Module.to(model, device)
+
+    def spec_of(layers: Iterable[LayerCacheSpec], backend: str) -> ModelSpec:
+        return ModelSpec(
+            architecture=architecture,
+            backend=backend,
+            vocab_size=model.get_output_embeddings().weight.shape[0],
+            max_position=max_position,
+            cache_layers=tuple(layers),
+            dtype=dtype,
+            hidden_size=model.config.get_text_config().hidden_size,
+        )
+
+    if problem is None:
+        try:
+            calls = inspect_layers(model, max_position)
+        except UnsupportedModel as error:
+            problem = str(error)
+            model.set_attn_implementation(own)
+        else:
+            spec = spec_of((call.cache_spec() for call in calls.values()), "transformers")
+            paged = TransformersModel(spec, model, {module: index for index, module in enumerate(calls)})
+            compare_with_own_attention(model, paged)
+            check_positions(model, paged, calls)
+            return paged
+    try:
+        layers = cache_layers(model)
+        gathered = OwnAttentionModel(
+            spec_of(layers.values(), "transformers, own attention"), model, tuple(layers)
+        )
+        compare_gathered(model, gathered)
+        gathered.max_padding = MAX_PADDING if takes_padding(model, gathered) else 0.0
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{problem}; with its own attention: {error}") from error
+    logger.warning("%s runs with its own attention, which is slower: %s", architecture, problem)
+    return gathered
+
+
+def _interface_problem(model_class: type[PreTrainedModel]) -> str | None:
+    """Return why a model's attention cannot be exchanged, as far as its class tells."""
+    if not model_class._supports_attention_backend:
+        return f"{model_class.__name__} does not support transformers' attention interface"
+    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
+        return f"{model_class.__name__} has no logits_to_keep: it computes the logits of all tokens or none"
+    return None
 
 
 def check_architecture(fields: Fields) -> str:
@@ -171,15 +188,9 @@ def _model_class(
         )
     else:
         model_class = _library_class(fields.text("model_type", ""), architecture)
-    if not model_class._supports_attention_backend:
-        raise UnsupportedModel(f"{architecture} does not support transformers' attention interface")
     if model_class._is_stateful:
         raise UnsupportedModel(
             f"{architecture} carries a state from token to token, which a paged cache does not hold"
-        )
-    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
-        raise UnsupportedModel(
-            f"{architecture} has no logits_to_keep: it computes the logits of all tokens or none"
         )
     return model_class
 
@@ -257,7 +268,11 @@ def longest_position(model_config: PreTrainedConfig) -> int:
 
 
 def _load_weights(
-    folder: Path, model_class: type[PreTrainedModel], model_config: PreTrainedConfig, dtype: torch.dtype
+    folder: Path,
+    model_class: type[PreTrainedModel],
+    model_config: PreTrainedConfig,
+    dtype: torch.dtype,
+    attention: str,
 ) -> PreTrainedModel:
     """Read the weights, one tensor at a time; every tensor must have its place and every place its tensor."""
     model, report = read_model(folder, model_class, model_config, dtype, PAGED_ATTENTION)

@@ -8,13 +8,18 @@ in two chunks, in one row with another sequence. That finds what no inspection s
 state from token to token, and positions that are counted instead of taken from `position_ids`. At last the same is
 asked around every threshold of the config (`check_positions`), with random keys and values for the earlier tokens.
 
+A model that attends by itself over gathered blocks is asked what it keeps (`cache_layers`), and then measured in the
+same way: chunks, decode steps and the positions around each threshold (`compare_gathered`), alone and with padding
+(`takes_padding`).
+
 The cost is four passes over at most seven tokens, and four more over eight tokens for each threshold. Most of them take
 about as long as one decode step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +28,15 @@ from torch import Tensor, nn
 
 from triolet.errors import TrioletError, UnsupportedModel
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.backends.position_thresholds import MAX_PREFIX, position_thresholds, spans_of, uncovered
+from triolet.model.backends.own_attention import OwnAttentionModel, cache_layers_of
+from triolet.model.backends.position_thresholds import (
+    MAX_PREFIX,
+    SPAN_TOKENS,
+    PositionSpan,
+    position_thresholds,
+    spans_of,
+    uncovered,
+)
 from triolet.model.backends.transformers_attention import (
     INSPECTED_ATTENTION,
     PAGED_ATTENTION,
@@ -33,8 +46,10 @@ from triolet.model.backends.transformers_attention import (
 )
 from triolet.model.backends.transformers_positions import (
     compare_attention_arguments,
+    compare_gathered_over_prefixes,
     compare_over_prefixes,
     mean_difference,
+    takes_positions_as_given,
 )
 from triolet.model.interface import CausalModel, ForwardBatch, LayerCache, LayerCacheSpec
 
@@ -93,22 +108,96 @@ def compare_with_own_attention(model: PreTrainedModel, paged: CausalModel) -> fl
     Raises:
         UnsupportedModel: the two differ by more than the dtype's rounding explains.
     """
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(paged.spec.vocab_size, (_NUM_OTHER + _NUM_TOKENS,), generator=generator)
-    neighbour, sequence = tokens.to(model.device).split([_NUM_OTHER, _NUM_TOKENS])
+    neighbour, sequence = _two_sequences(model, paged)
     model.set_attn_implementation("eager")
     own = _own_logits(model, sequence)
     model.set_attn_implementation(PAGED_ATTENTION)
     with _failures_as_unsupported(model):
         got = _paged_logits(paged, neighbour, sequence)
     difference = mean_difference(got, own)
-    allowed = _TOLERANCE[paged.spec.dtype]
+    _refuse_difference(model, difference, _TOLERANCE[paged.spec.dtype])
+    return difference
+
+
+def _refuse_difference(model: PreTrainedModel, difference: float, allowed: float) -> None:
     if not difference <= allowed:  # and not `>`: NaN must not pass
         raise UnsupportedModel(
             f"{type(model).__name__} computes other logits over the paged cache than by itself: they differ "
             f"by {difference:.2g} standard deviations in the mean, and rounding explains at most {allowed:g}"
         )
-    return difference
+
+
+def cache_layers(model: PreTrainedModel) -> Mapping[int, LayerCacheSpec]:
+    """Return what each layer of a model with its own attention keeps, by the layer's index.
+
+    Raises:
+        UnsupportedModel: the model keeps something else than keys and values of every token.
+    """
+    with _failures_as_unsupported(model):
+        return cache_layers_of(model)
+
+
+def compare_gathered(model: PreTrainedModel, paged: OwnAttentionModel) -> None:
+    """Compute random tokens with the model alone and over gathered blocks: first tokens, and those around thresholds.
+
+    Args:
+        model: with its weights and its own attention, in evaluation mode.
+        paged: the same model behind our interface.
+
+    Raises:
+        UnsupportedModel: the two differ by more than the dtype's rounding explains.
+    """
+    neighbour, sequence = _two_sequences(model, paged)
+    own = torch.cat((_own_logits(model, neighbour), _own_logits(model, sequence)))
+    with _failures_as_unsupported(model):
+        step = _stepper(paged, model.device)
+        # chunks, decode steps of both at once, and a chunk after a decode step
+        first = step(torch.cat((neighbour[:2], sequence[:4])), (0, 0, 2), (1, 0, 4))
+        both = step(torch.cat((neighbour[2:], sequence[4:5])), (0, 2, 3), (1, 4, 5))
+        last = step(sequence[5:], (1, 5, 7))
+        got = torch.cat((first[:2], both[:1], first[2:], both[1:], last))
+        _refuse_difference(model, mean_difference(got, own), _TOLERANCE[paged.spec.dtype])
+        spans, _ = _whole_spans(model, paged)
+        compare_gathered_over_prefixes(model, paged, spans, _TOLERANCE[paged.spec.dtype])
+
+
+def takes_padding(model: PreTrainedModel, paged: OwnAttentionModel) -> bool:
+    """Return whether decode steps of sequences of unlike length come out right in one call, at every threshold.
+
+    Args:
+        model: with its weights and its own attention, in evaluation mode.
+        paged: the same model behind our interface; it is left with as much padding as possible.
+    """
+    spans, are_all = _whole_spans(model, paged)
+    # A longer sequence pads the others, by a number of tokens that is no multiple of any threshold.
+    start = min(2 * spans[-1].start + 5, paged.spec.max_position - SPAN_TOKENS, MAX_PREFIX)
+    paged.max_padding = math.inf
+    try:
+        with _failures_as_unsupported(model):
+            if not are_all or not takes_positions_as_given(model, paged.spec.vocab_size, spans):
+                return False
+            longer = PositionSpan(start, start)
+            compare_gathered_over_prefixes(model, paged, (*spans, longer), _TOLERANCE[paged.spec.dtype])
+    except UnsupportedModel:
+        return False
+    return True
+
+
+def _whole_spans(model: PreTrainedModel, paged: CausalModel) -> tuple[list[PositionSpan], bool]:
+    """Return the spans whose earlier tokens are all there, and whether those are all that cross a threshold."""
+    # A model that counts what is in its cache would take a sequence without its beginning for a shorter one.
+    max_position = paged.spec.max_position
+    thresholds = position_thresholds(model.config.get_text_config().to_dict(), max_position)
+    spans = spans_of([threshold for threshold in thresholds if threshold.tokens < max_position], max_position)
+    whole = [span for span in spans if span.num_prefix == span.start]
+    return whole, all(span in whole or not span.thresholds for span in spans)
+
+
+def _two_sequences(model: PreTrainedModel, paged: CausalModel) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(paged.spec.vocab_size, (_NUM_OTHER + _NUM_TOKENS,), generator=generator)
+    neighbour, sequence = tokens.to(model.device).split([_NUM_OTHER, _NUM_TOKENS])
+    return neighbour, sequence
 
 
 def check_positions(
@@ -148,12 +237,22 @@ def _own_logits(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tenso
 
 def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Tensor:
     """Compute the sequence's logits in two steps over a paged cache, the first with a neighbour before it."""
-    spec, device = paged.spec, sequence.device
+    step = _stepper(paged, sequence.device)
+    beginning = torch.cat((neighbour, sequence[:_FIRST_CHUNK]))
+    logits = step(beginning, (0, 0, _NUM_OTHER), (1, 0, _FIRST_CHUNK))[_NUM_OTHER:]
+    return torch.cat((logits, step(sequence[_FIRST_CHUNK:], (1, _FIRST_CHUNK, _NUM_TOKENS))))
+
+
+def _stepper(paged: CausalModel, device: torch.device) -> Callable[..., Tensor]:
+    """Return a function that computes steps over a small paged cache: tokens and chunks in, all logits out."""
+    spec = paged.spec
     num_blocks = sum(map(len, _BLOCK_TABLES)) + 1
 
     def room(layer: LayerCacheSpec) -> Tensor:
         shape = (num_blocks, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
         return torch.zeros(shape, dtype=spec.dtype, device=device)
+
+    cache = tuple(LayerCache(keys=room(layer), values=room(layer)) for layer in spec.cache_layers)
 
     def step(tokens: Tensor, *chunks: tuple[int, int, int]) -> Tensor:
         positions, metadata = _metadata(chunks, device)
@@ -166,10 +265,7 @@ def _paged_logits(paged: CausalModel, neighbour: Tensor, sequence: Tensor) -> Te
         )
         return paged.forward_logits(batch)
 
-    cache = tuple(LayerCache(keys=room(layer), values=room(layer)) for layer in spec.cache_layers)
-    beginning = torch.cat((neighbour, sequence[:_FIRST_CHUNK]))
-    logits = step(beginning, (0, 0, _NUM_OTHER), (1, 0, _FIRST_CHUNK))[_NUM_OTHER:]
-    return torch.cat((logits, step(sequence[_FIRST_CHUNK:], (1, _FIRST_CHUNK, _NUM_TOKENS))))
+    return step
 
 
 def _metadata(

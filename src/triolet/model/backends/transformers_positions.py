@@ -15,6 +15,7 @@ the same ones in the model's own cache and in ours, and only a few tokens on bot
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 _BLOCK_SIZE: Final = 16
 _PARTS: Final = (slice(0, SPAN_TOKENS - 1), slice(SPAN_TOKENS - 1, SPAN_TOKENS))  # a chunk, and a decode step
+_NUM_MORE: Final = (
+    1009  # tokens that a model is told of and that are not there; no multiple of any usual threshold
+)
 _NUM_FILLERS: Final = 3  # blocks that all prefixes repeat between their first block and their last
 _MAX_WEIGHT: Final = 4096  # of the first tokens' values, so that float16 holds them
 
@@ -288,6 +292,80 @@ def compare_over_prefixes(
                 )
 
 
+def compare_gathered_over_prefixes(
+    model: PreTrainedModel, paged: CausalModel, spans: Sequence[PositionSpan], allowed: float
+) -> None:
+    """Compare what spans with a past compute, alone and over gathered blocks together.
+
+    Args:
+        model: with its weights and its own attention, in evaluation mode.
+        paged: the same model behind our interface.
+        spans: positions to compute.
+        allowed: mean difference that rounding explains, in standard deviations.
+
+    Raises:
+        UnsupportedModel: the logits of a span differ by more.
+    """
+    layout = _Layout.of(spans)
+    tokens = _tokens(model, paged.spec.vocab_size, len(spans))
+    past = _whole_past(layout, model, tokens[0])
+    states = [layer.slots for layer in past if layer.slots is not None]
+    cache = tuple(
+        LayerCache(keys=_in_blocks(keys, layer, paged.spec), values=_in_blocks(values, layer, paged.spec))
+        for (keys, values), layer in zip(states, paged.spec.cache_layers, strict=True)
+    )
+    wanted = []
+    for row, span in enumerate(spans):
+        for layer in past:
+            layer.num_tokens, layer.prefix = span.start, layout.prefix(row, span.num_prefix)
+        wanted.append(_after(past, model, tokens[row]))
+    parts = [paged.forward_logits(layout.batch(spans, tokens, part, cache)) for part in _PARTS]
+    got = torch.cat([part.reshape(len(spans), -1, part.shape[-1]) for part in parts], dim=1)
+    for row, span in enumerate(spans):
+        by = mean_difference(got[row], wanted[row])
+        if not by <= allowed:  # and not `>`: NaN must not pass
+            raise UnsupportedModel(
+                f"{type(model).__name__} computes other logits over the paged cache than by itself at {span}: they "
+                f"differ by {by:.2g} standard deviations in the mean, and rounding explains at most {allowed:g}"
+            )
+
+
+def takes_positions_as_given(model: PreTrainedModel, vocab_size: int, spans: Sequence[PositionSpan]) -> bool:
+    """Return whether a model computes the same bits however many tokens it counts in its cache.
+
+    What it computes may then depend on explicit positions and on distances only, and padding before a sequence changes
+    nothing. That is sharp in every dtype, because both are computed with the same shapes.
+
+    Args:
+        model: with its weights and its own attention, in evaluation mode.
+        vocab_size: of the tokens to draw.
+        spans: positions to compute.
+    """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    layout = _Layout.of(spans)
+    tokens = _tokens(model, vocab_size, len(spans))
+    past = _whole_past(layout, model, tokens[0])
+    for row, span in enumerate(spans):
+        positions = torch.arange(span.start, span.end, device=model.device)[None]
+        found = []
+        for num_more in (0, _NUM_MORE):
+            for layer in past:
+                layer.num_tokens, layer.prefix = span.start + num_more, layout.prefix(row, span.num_prefix)
+            mask = torch.ones(1, span.end + num_more, dtype=torch.int64, device=model.device)
+            found.append(_after(past, model, tokens[row], position_ids=positions, attention_mask=mask))
+        if not torch.equal(*found):
+            return False
+    return True
+
+
+def _whole_past(layout: _Layout, model: PreTrainedModel, tokens: Tensor) -> list[_PastLayer]:
+    """Return layers that have keys and values in all slots."""
+    past = [_PastLayer(0, (), layout.slot_weights()) for _ in range(_num_layers(model))]
+    _after(past, model, tokens)  # the first pass draws them
+    return past
+
+
 @contextmanager
 def _outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """Collect the output of each module's next call, in the order of the calls."""
@@ -306,16 +384,20 @@ def _outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 def _paged_past(inspection: Inspection, spec: ModelSpec, num_slots: int) -> tuple[LayerCache, ...]:
     """Put what the model has made of its invented past into a paged cache."""
-
-    def paged(states: Tensor, layer: LayerCacheSpec) -> Tensor:
-        slots = states.new_zeros((num_slots, layer.num_kv_heads, layer.head_dim), dtype=spec.dtype)
-        slots[..., : states.shape[-1]] = states[0, :, :num_slots].transpose(0, 1)
-        return slots.view(-1, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
-
     return tuple(
-        LayerCache(keys=paged(call.key, layer), values=paged(call.value, layer))
+        LayerCache(
+            keys=_in_blocks(call.key[..., :num_slots, :], layer, spec),
+            values=_in_blocks(call.value[..., :num_slots, :], layer, spec),
+        )
         for call, layer in zip(inspection.calls.values(), spec.cache_layers, strict=True)
     )
+
+
+def _in_blocks(states: Tensor, layer: LayerCacheSpec, spec: ModelSpec) -> Tensor:
+    """Put the states of all slots, [1, num_kv_heads, num_slots, width], into blocks."""
+    slots = states.new_zeros((states.shape[2], layer.num_kv_heads, layer.head_dim), dtype=spec.dtype)
+    slots[..., : states.shape[-1]] = states[0].transpose(0, 1)
+    return slots.view(-1, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
 
 
 def _after(past: Sequence[_PastLayer], model: PreTrainedModel, tokens: Tensor, **options: Any) -> Tensor:
