@@ -11,7 +11,8 @@ request that needs it must be served.
     descriptors  RLIMIT_NOFILE: all that the process may open are taken
     processes    RLIMIT_NPROC of 1 for all processes of the engine; root is exempt, so that this case runs as another
                  user with the right to read all files (`setpriv`)
-    memory       RLIMIT_AS of all processes but the model's is what they have, so that nothing can be mapped
+    memory       RLIMIT_AS of all processes but the model's is what they have, so that nothing can be mapped; a library
+                 counts the allocations that failed, and a round without any is no round
     disk         a tmpfs of 1 MB with the snapshot and temporary files is full; it takes the right to mount
 
 Prints one JSON line per case and exits with 1 if a stream differs from an undisturbed one, a hang is healed later than
@@ -352,6 +353,59 @@ def _mapped_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
+COUNTER_SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static void *(*real_malloc)(size_t), *(*real_realloc)(void *, size_t);
+static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
+static void count(void) {
+    int kept = errno;
+    const char *path = getenv("FAILED_ALLOCATIONS");
+    int fd = path ? open(path, O_WRONLY | O_APPEND) : -1;
+    if (fd >= 0) { if (write(fd, ".", 1) < 0) {} close(fd); }
+    errno = kept;
+}
+__attribute__((constructor)) static void find(void) {
+    real_malloc = dlsym(RTLD_NEXT, "malloc");
+    real_realloc = dlsym(RTLD_NEXT, "realloc");
+    real_mmap = dlsym(RTLD_NEXT, "mmap");
+}
+void *malloc(size_t size) {
+    if (!real_malloc) find();
+    void *block = real_malloc(size);
+    if (!block && size) count();
+    return block;
+}
+void *realloc(void *old, size_t size) {
+    if (!real_realloc) find();
+    void *block = real_realloc(old, size);
+    if (!block && size) count();
+    return block;
+}
+void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
+    if (!real_mmap) find();
+    void *block = real_mmap(at, size, protection, flags, fd, offset);
+    if (block == MAP_FAILED && errno == ENOMEM) count();
+    return block;
+}
+"""
+
+
+def count_failed_allocations(folder: Path) -> dict[str, str]:
+    """Return the environment in which every allocation that fails adds a byte to the file `failed` of a folder."""
+    source, library, failed = folder / "counter.c", folder / "counter.so", folder / "failed"
+    source.write_text(COUNTER_SOURCE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
+    failed.write_bytes(b"")
+    failed.chmod(0o666)
+    return {"LD_PRELOAD": str(library), "FAILED_ALLOCATIONS": str(failed)}
+
+
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
     """Fill the disk of a folder, on which a snapshot can then not be written, and the old one stays."""
@@ -414,7 +468,10 @@ async def shortage(
         num_restarts = engine.statistics().num_restarts
     is_exact = not crowd.num_wrong and not any(kind.startswith("stream") for kind in crowd.failures)
     is_served = num_served == num_rounds and not served.num_wrong and not served.failures
-    return {
+    found: dict[str, Any] = (
+        {} if name != "memory" else {"failed_allocations": (folder / "failed").stat().st_size}
+    )
+    return found | {
         "rounds": num_rounds,
         "streams_exact": is_exact,
         "failures": dict(crowd.failures),
@@ -479,6 +536,8 @@ def in_own_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 "error": "cannot mount a tmpfs",
             }
         environ = os.environ | ({"TMPDIR": folder} if is_mounted else {})
+        if name == "memory":
+            environ |= count_failed_allocations(Path(folder))
         try:
             ran = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
         finally:

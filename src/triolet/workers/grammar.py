@@ -109,7 +109,11 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
         _reply(connection, GrammarState(os.getpid(), ""))
         for request in _requests(connection):
             if isinstance(request, OpenGrammar):
-                grammar, problem = _compile(tokens, request)
+                try:
+                    grammar, problem = _compile(tokens, request)
+                except MemoryError as error:
+                    _reply(connection, _state_of(error, "compiling a grammar"))
+                    break
                 _reply(connection, GrammarState(os.getpid(), problem))
             elif isinstance(request, MaskQuestions) and grammar is not None:
                 grammar.forget(request.ended)
@@ -126,22 +130,29 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
 def _compile(tokens: GrammarVocabulary, request: OpenGrammar) -> tuple[Grammar | None, str]:
     from triolet.structured_outputs.compiler import Grammar, InvalidGrammar
 
-    if request.memory_bytes:
-        _limit_memory(request.memory_bytes)
+    has_its_memory = not request.memory_bytes or _limit_memory(request.memory_bytes)
     try:
         return Grammar(tokens, request.params), ""
     except InvalidGrammar as error:
         return None, str(error)
     except MemoryError:
+        if not has_its_memory:  # a shortage of the machine's, and no fault of the grammar
+            raise
         return None, f"it takes more than {request.memory_bytes} bytes of memory"
 
 
-def _limit_memory(num_bytes: int) -> None:
-    """Limit the memory that this process may take from here on."""
+def _limit_memory(num_bytes: int) -> bool:
+    """Limit the memory that this process may take from here on; return False if less is left than that."""
+    has_all = True
     if sys.platform == "linux":  # a limit on mapped memory also limits the memory in use
         with open("/proc/self/statm") as file:
             num_mapped = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (num_mapped + num_bytes, num_mapped + num_bytes))
+        limits = [num_mapped + num_bytes, *resource.getrlimit(resource.RLIMIT_AS)]
+        # An operator's limit stays: only root may raise it, and it would be no limit if that were done.
+        least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, (least, least))
+        has_all = least == limits[0]
+    return has_all
 
 
 def _requests(connection: socket.socket) -> Iterator[GrammarRequest]:

@@ -424,6 +424,24 @@ async def test_a_fork_that_fails_is_told_to_the_request_that_needs_it_and_the_ne
         assert engine.statistics().num_restarts == 0
 
 
+LIMIT_BELOW_A_GRAMMARS = """
+import resource
+from triolet.workers.grammar import _limit_memory
+operators = 2**36
+resource.setrlimit(resource.RLIMIT_AS, (operators, operators))
+assert not _limit_memory(2**40)
+assert resource.getrlimit(resource.RLIMIT_AS) == (operators, operators)
+assert _limit_memory(2**30)
+assert 2**30 < resource.getrlimit(resource.RLIMIT_AS)[0] < 2**35
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits mapped memory")
+def test_the_memory_of_a_grammar_is_limited_by_the_operators_limit_where_that_is_less() -> None:
+    command = [sys.executable, "-P", "-c", LIMIT_BELOW_A_GRAMMARS]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
 @needs_proc
 async def test_a_process_that_has_no_memory_to_start_in_fails_the_request_and_not_the_feature(
     folder: Path, monkeypatch: pytest.MonkeyPatch
