@@ -275,7 +275,7 @@ def _load_weights(
     attention: str,
 ) -> PreTrainedModel:
     """Read the weights, one tensor at a time; every tensor must have its place and every place its tensor."""
-    model, report = read_model(folder, model_class, model_config, dtype, PAGED_ATTENTION)
+    model, report = read_model(folder, model_class, model_config, dtype, attention)
     check_loading_report(report)
     return model
 
