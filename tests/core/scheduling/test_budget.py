@@ -289,7 +289,7 @@ def engine_limits(**fields: Any) -> SimpleNamespace:
 
 
 def limits_of(device: str = "cuda:1", **fields: Any) -> SchedulerConfig:
-    info = SimpleNamespace(device=device, num_kv_blocks=100, block_size=16, max_model_len=1000)
+    info = SimpleNamespace(device=device, num_kv_blocks=100, block_size=16, max_model_len=1000, pooling=None)
     return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key")
 
 
@@ -298,7 +298,7 @@ def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() 
         "num_blocks": 100, "block_size": 16, "max_num_seqs": 5, "max_num_batched_tokens": 2048, "max_model_len": 1000,
         "num_sure_tokens": 2048, "policy": "fair", "priority_aging_s": 1.5, "fair_ttft_factor": 2.5,
         "max_prefill_delay_s": 3.5, "enable_prefix_caching": False, "cache_key": b"key", "num_scheduler_steps": 6,
-        "num_speculative_tokens": 7, "prompt_lookup_min": 8,
+        "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False,
     }  # fmt: skip
     assert limits_of(speculative="none").num_speculative_tokens == 0
     unbounded = limits_of(priority_aging=None, fair_ttft_factor=None, max_prefill_delay=None)
