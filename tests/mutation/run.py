@@ -122,6 +122,7 @@ class _Server:
         }
         baseline = Baseline(seconds, lines)
         self._tell({"libraries": _libraries(), "tests": len(seconds)})
+        gc.unfreeze()  # frozen objects are not listed, and functions are looked for among the objects
         functions = _functions(files)
         trees = {file: load(ROOT / file) for file in files.values()}
         gc.freeze()  # a collection in a fork would copy every page of its parent
