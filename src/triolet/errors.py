@@ -14,15 +14,34 @@ the cause of an `EngineDead`. `InvariantViolated` is a bug in triolet. Messages 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 MAX_SHOWN_CHARS = 80
 
 
+class _Beginning(reprlib.Repr):
+    """Text of a value up to about the length that is shown."""
+
+    def __init__(self) -> None:
+        # What is not shown is not made either: `repr` of a text of megabytes holds the GIL for milliseconds. Each limit
+        # is well above the length that is shown, so that what is seen is the beginning of the usual text.
+        super().__init__()
+        self.maxlevel = self.maxlist = self.maxtuple = self.maxdict = MAX_SHOWN_CHARS
+        self.maxset = self.maxfrozenset = self.maxdeque = self.maxarray = MAX_SHOWN_CHARS
+        self.maxstring = self.maxlong = self.maxother = 4 * MAX_SHOWN_CHARS
+
+    def repr_instance(self, x: object, level: int) -> str:
+        return repr(x)
+
+
+_BEGINNING = _Beginning()
+
+
 def shown(got: object) -> str:
     """Return a short text of a value for a message; it never fails (an int of 5000 digits has no `repr`)."""
     try:
-        text = repr(got)
+        text = _BEGINNING.repr(got)
     except Exception:
         return f"a {type(got).__name__} that cannot be shown"
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

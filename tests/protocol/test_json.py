@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import LONG_TEXT, EncodedList, encode, parse_object
+from triolet.protocol.json import LONG_TEXT, EncodedList, encode, encode_long, parse_object
 
 
 @pytest.mark.parametrize(
@@ -132,3 +134,34 @@ def test_what_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.Mo
     for raw in ("{" + '"a":1,' * 10**6, '{"a":' + "[" * 10**6, '{"a":[' + "{}," * 10**6):
         with pytest.raises(WireError):
             parse_object(raw)
+
+
+@pytest.mark.parametrize("letter", ["x", "\\n", "😀", "{", " "])
+def test_no_call_of_the_parser_handles_more_than_a_window_of_a_long_text(letter: str) -> None:
+    raw = '{"a": "' + letter * 2**18 + '"}' if letter != " " else '{"a": ' + " " * 2**18 + "1}"
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "c_call" and getattr(argument, "__name__", "") in ("match", "split")
+
+    sys.setprofile(count)
+    try:
+        parse_object(raw)
+    finally:
+        sys.setprofile(None)
+    # One to look for what is outside of strings and one to read, of each window; a megabyte takes hundreds.
+    assert num_calls > 2 * len(raw) // 2**12
+
+
+def test_an_object_of_long_members_is_encoded_as_python_does() -> None:
+    value = {
+        "a": "é\n😀" * 5000,
+        "b": list(range(10_000)),
+        "c": ("x", 'y"') * 3000,
+        "d": [],
+        "e": None,
+        "f": 1.5,
+    }
+    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    assert encode_long(value) == plain.encode()

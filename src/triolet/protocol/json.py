@@ -1,7 +1,7 @@
 """JSON from clients: one object of Unicode text and finite numbers, within limits, parsed without holding the GIL long.
 
 Python's parser is one C call that holds the GIL until its end, so a long body parsed in a thread still stops the event
-loop. Therefore a long text is handled in windows of 64 KiB, with a bytecode boundary after each, where another thread
+loop. Therefore a long text is handled in windows of 4 KiB, with a bytecode boundary after each, where another thread
 can take the GIL:
 
 * `check_shape` counts values and nesting outside of strings before anything is built. A body of millions of keys is
@@ -29,7 +29,9 @@ from cattrs.gen import make_dict_structure_fn
 from triolet.protocol.errors import WireError, missing, wrong
 
 LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a millisecond to parse
-WINDOW: Final = 2**16  # characters handled in one C call
+# Characters handled in one C call: less than half a millisecond by the slowest pattern. The event loop takes the GIL
+# some twenty times for one short request, and each time waits for the call that the parse thread is in.
+WINDOW: Final = 2**12
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BRACKETS = re.compile(r"[^\[\]{}]+")
@@ -140,7 +142,8 @@ class _LongText:
     _SPACE = re.compile(r"[ \t\n\r]*")
     _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
     _NUMBERS = re.compile(r"[-+.eE0-9, \t\n\r]+")
-    _STRING_PIECE = re.compile(r'(?:[^"\\\x00-\x1f]|\\[^u]|\\u[0-9a-fA-F]{4})*')
+    # Possessive, as nothing follows that a shorter match could help; plain text is then one step for a whole run.
+    _STRING_PIECE = re.compile(r'(?:[^"\\\x00-\x1f]++|\\[^u]|\\u[0-9a-fA-F]{4})*+')
     _HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
     _WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
 
@@ -226,7 +229,7 @@ class _LongText:
 
     def _numbers(self, start: int, items: list[Any]) -> int:
         """Append a run of numbers to a list, all but its last one; return the place after them."""
-        match = self._NUMBERS.match(self._text, start, start + WINDOW // 8)
+        match = self._NUMBERS.match(self._text, start, start + WINDOW)
         while match and (comma := match[0].rfind(",")) > 0:
             run = match[0][:comma]
             try:
@@ -234,7 +237,7 @@ class _LongText:
             except json.JSONDecodeError as error:
                 raise json.JSONDecodeError(error.msg, self._text, start + max(error.pos - 1, 0)) from None
             start = self._skip(start + comma + 1)
-            match = self._NUMBERS.match(self._text, start, start + WINDOW // 8)
+            match = self._NUMBERS.match(self._text, start, start + WINDOW)
         return start
 
     def _string(self, start: int) -> tuple[str, int]:
@@ -286,6 +289,21 @@ def encode(value: Mapping[str, Any]) -> str:
     pieces: list[str] = []
     _write(value, pieces)
     return "".join(pieces)
+
+
+def encode_long(value: Mapping[str, Any]) -> bytes:
+    """Return an object with long texts and long lists of numbers as JSON, made window by window for a thread."""
+    members = []
+    for key, item in value.items():
+        is_long = isinstance(item, str | list | tuple) and len(item) > WINDOW
+        windows = (
+            [item[start : start + WINDOW] for start in range(0, len(item), WINDOW)] if is_long else [item]
+        )
+        # The quotes or brackets of each window are cut off, and those of the first and the last one put back.
+        texts = [_dumps(window)[1:-1] if is_long else _dumps(window) for window in windows]
+        text = f'"{"".join(texts)}"' if isinstance(item, str) else f"[{','.join(texts)}]"
+        members.append(f"{_dumps(key)}:{text if is_long else texts[0]}".encode())
+    return b"{%s}" % b",".join(members)
 
 
 def _write(value: Any, pieces: list[str]) -> None:

@@ -162,6 +162,13 @@ def test_a_long_text_is_encoded_as_a_short_one_is(folder: Path, add_special_toke
     assert ids == tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
+def test_many_tokens_are_decoded_as_few_are(folder: Path) -> None:
+    tokenizer = load(folder)
+    ids = tokenizer.encode("Grüß Gott 👋", add_special_tokens=False) * LONG_TEXT_CHARS
+    for skips in (False, True):
+        assert tokenizer.decode(ids, skip_special_tokens=skips) == tokenizer.backend.decode(ids, skips)
+
+
 @pytest.mark.parametrize("prompt", ["half \ud83d", [{"role": "user", "content": "half \ud83d"}]])
 def test_a_lone_surrogate_in_a_prompt_is_named(folder: Path, prompt: str | list[dict[str, str]]) -> None:
     with pytest.raises(InvalidPrompt, match=r"prompt must be Unicode text; got the lone surrogate '\\ud83d'"):

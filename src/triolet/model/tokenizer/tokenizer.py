@@ -112,7 +112,11 @@ class TextTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Decode token ids; ids without a token (padding of the vocabulary) have no text."""
-        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text: str
+        if len(token_ids) < LONG_TEXT_CHARS:
+            text = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        else:  # `decode` holds the GIL for its whole length as well
+            [text] = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
     def pieces(self, *, skip_special_tokens: bool) -> Piece:

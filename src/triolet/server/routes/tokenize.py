@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.prompt import ChatPrompt
@@ -17,7 +17,7 @@ from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterfac
 from triolet.errors import InvalidPrompt
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
-from triolet.protocol.json import structure
+from triolet.protocol.json import encode_long, structure
 from triolet.server.routes.app_context import AppContext, context_of
 from triolet.server.routes.request_body import read_json
 
@@ -105,7 +105,7 @@ async def tokenize(request: Request) -> Response:
     }
     if body.return_token_strs:
         answer["token_strs"] = await _in_thread(partial(_strings, tokenizer, tokenized.token_ids))
-    return JSONResponse(answer)
+    return await _json_response(answer)
 
 
 async def detokenize(request: Request) -> Response:
@@ -113,12 +113,15 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, lambda payload: structure(payload, DetokenizeRequest))
     tokenizer, vocab_size = _tokenizer(context, body.model), context.engine.model_info.vocab_size
-    for token_id in body.tokens:
+
+    def decode() -> str:
         # The tokenizer may know more tokens than the model, or none of this id.
-        if not 0 <= token_id < vocab_size:
-            raise wrong("tokens", f"in [0, {vocab_size})", token_id)
-    text = await _in_thread(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
-    return JSONResponse({"prompt": text})
+        for token_id in body.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise wrong("tokens", f"in [0, {vocab_size})", token_id)
+        return tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+    return await _json_response({"prompt": await _in_thread(decode)})
 
 
 def _tokenizer(context: AppContext, model: str | None) -> TokenizerInterface:
@@ -127,6 +130,10 @@ def _tokenizer(context: AppContext, model: str | None) -> TokenizerInterface:
     if context.engine.tokenizer is None:
         raise WireError("The model has no tokenizer.", code="unsupported_model", param="model")
     return context.engine.tokenizer
+
+
+async def _json_response(answer: Mapping[str, Any]) -> Response:
+    return Response(await _in_thread(partial(encode_long, answer)), media_type="application/json")
 
 
 def _strings(tokenizer: TokenizerInterface, token_ids: tuple[int, ...]) -> list[str]:
