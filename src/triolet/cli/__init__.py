@@ -16,6 +16,7 @@ import click
 from triolet import __version__
 from triolet.cli import failures, options
 from triolet.cli.client.address import ServerAddress
+from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 
@@ -282,3 +283,7 @@ def bench_serve(
         api_key=api_key,
     )
     run(benchmark, as_json=as_json)
+
+
+for one in MODEL_COMMANDS:
+    main.add_command(one)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
 from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
 from triolet.cli.loading import opened
+from triolet.cli.models.hub_cache import NANO, cached_models
 from triolet.cli.reply import Reply, explain_waiting
 from triolet.config.engine import EngineConfig
 from triolet.core.request.params import RequestOutputKind, SamplingParams
@@ -18,8 +18,6 @@ from triolet.core.tools import AnswerEvent, AnswerParser, ReasoningPiece, TextPi
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine
-
-NANO: Final = "triolet-nano"
 
 
 @attrs.define(eq=False)
@@ -147,19 +145,12 @@ def _deliver(events: tuple[AnswerEvent, ...], reply: Reply, sink: ReplySink) -> 
 
 def _cached_models() -> list[ModelEntry]:
     """Return the models of the hub's cache on this machine."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
     try:
-        repositories = scan_cache_dir().repos
-    except (CacheNotFound, OSError):
+        models = cached_models()
+    except OSError:
         return []
     return [
-        ModelEntry(one.repo_id, f"{one.size_on_disk / 1e9:.1f} GB in the cache")
-        for one in sorted(repositories, key=lambda one: one.repo_id)
-        if one.repo_type == "model" and _has_weights(one.repo_path)
+        ModelEntry(one.name, f"{one.size_bytes / 1e9:.1f} GB in the cache")
+        for one in models
+        if one.has_weights
     ]
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(path.suffix in (".safetensors", ".gguf") for path in folder.glob("snapshots/*/*"))

@@ -1,0 +1,65 @@
+"""Commands on models: those of the hub's cache on this machine."""
+
+from __future__ import annotations
+
+import click
+
+JSON_LINES = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+
+
+@click.command("list")
+@JSON_LINES
+def list_(as_json: bool) -> None:
+    """List the models on this machine.
+
+    They are triolet-nano and those in the cache of the Hugging Face hub.
+    """
+    from triolet.cli.models.hub_cache import list_models
+
+    list_models(as_json=as_json)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@JSON_LINES
+def show(model: str, as_json: bool) -> None:
+    """Show where a model is, its size and its architecture.
+
+    MODEL is an id in the cache, a folder, a GGUF file or triolet-nano.
+    """
+    from triolet.cli.models.hub_cache import show_model
+
+    show_model(model, as_json=as_json)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.")
+def pull(model: str, revision: str | None) -> None:
+    """Fetch a model from the Hugging Face hub.
+
+    MODEL is an id such as Qwen/Qwen3-0.6B, or Qwen/Qwen3-0.6B-GGUF:Q8_0 for one GGUF file of a repository. A download
+    that broke off goes on where it was. The folder is printed.
+    """
+    from triolet.cli.models.hub_cache import pull_model
+
+    pull_model(model, revision)
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option(
+    "--revision", metavar="COMMIT", help="Delete only this revision; the beginning of it is enough."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+def rm(models: tuple[str, ...], revision: str | None, yes: bool) -> None:
+    """Delete models from the Hugging Face cache of this machine.
+
+    If one of the names is wrong, nothing is deleted.
+    """
+    from triolet.cli.models.hub_cache import remove_models
+
+    remove_models(models, revision, asks=not yes)
+
+
+MODEL_COMMANDS = (list_, show, pull, rm)
