@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import trio
@@ -20,7 +21,7 @@ from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.errors import EngineDead, ModelNotFound, PromptTooLong, RequestFailed
 
-Prompt = str | list[dict[str, str]]
+Prompt = str | list[dict[str, str]] | dict[str, Any]
 STORY = "Once upon a time there was a little fox who wanted to see the other side of the hill. "
 
 
@@ -83,9 +84,10 @@ class FakeEngine:
     @asynccontextmanager
     async def generate(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[FakeStream]:
         self.asked.append(prompt)
+        messages: Any = prompt["messages"] if isinstance(prompt, dict) else prompt
         self.params.append(params)
         assert params.output_kind is RequestOutputKind.DELTA
-        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        question = messages if isinstance(messages, str) else messages[-1]["content"]
         if "too long" in question:
             raise PromptTooLong(1100, self.max_model_len)
         if "kill the engine" in question:

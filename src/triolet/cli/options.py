@@ -17,7 +17,9 @@ import attrs
 import click
 from click.core import ParameterSource
 
+from triolet import nano
 from triolet.cli.client.address import ServerAddress
+from triolet.cli.models.presets import Preset, find_preset
 from triolet.config.engine import EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
@@ -33,6 +35,7 @@ Config = TypeVar("Config")
 SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
 GATEWAY_SECTION: Final = f"Server (or {ENVIRONMENT_PREFIX}* in the environment)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
+PRESET: Final = "triolet.preset"  # place of the command's preset in click's context
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 # In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
 SERVER_DEFAULTS: Final = {"runner": "process"}
@@ -187,9 +190,19 @@ def server_address_options(command: Command) -> Command:
 
 def named_model() -> str | None:
     """Return the MODEL or --model of the command line; None without one, whatever the environment says."""
-    params = click.get_current_context().params
+    context = click.get_current_context()
+    if (preset := context.meta.get(PRESET)) is not None:
+        found: str | None = preset.model
+        return found
+    params = context.params
     named: str | None = params.get("positional") or params.get("model")
     return named
+
+
+def named_template() -> str | None:
+    """Return the chat template of the command's preset; None without one."""
+    preset: Preset | None = click.get_current_context().meta.get(PRESET)
+    return None if preset is None else preset.template
 
 
 def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
@@ -241,7 +254,7 @@ def _config_options(
 
 
 def _model_argument(command: Command) -> Command:
-    """Add a positional MODEL that means the same as --model."""
+    """Add a positional MODEL that means the same as --model; either may name a preset."""
 
     @functools.wraps(command)
     def with_model(positional: str | None, **values: Any) -> Any:
@@ -251,9 +264,42 @@ def _model_argument(command: Command) -> Command:
                     f"the model must be given once; got {positional!r} and --model {values['model']!r}"
                 )
             values["model"] = positional
-        return command(**values)
+        name = values["model"] or os.environ.get(variable_name("model"))
+        preset = None if name is None else find_preset(name)
+        return command(**(values if preset is None else _with_preset(preset, values)))
 
     return cast(Command, click.argument("positional", metavar="[MODEL]", required=False)(with_model))
+
+
+def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a command, with those of the preset where no flag was given.
+
+    Raises:
+        click.UsageError: a setting is for a model in this process, and the command asks a server.
+    """
+    click.get_current_context().meta[PRESET] = preset
+    if values.get("address") is not None and (preset.engine or preset.template):
+        raise click.UsageError(
+            f"preset {preset.name} has a template or engine fields, which are for a model in this process; with --url "
+            "they have no effect"
+        )
+    # None would leave it to TRIOLET_MODEL, which may be what named the preset.
+    filled: dict[str, Any] = {"model": preset.model or str(nano.PATH), **preset.engine}
+    if "gateway" in values:  # `serve`: clients ask for the model by the name of the preset
+        filled = {"served_model_name": preset.name, **filled}
+        if preset.sampling or preset.system or preset.template:
+            click.echo(
+                f"triolet: warning: preset {preset.name}: system prompt, template and sampling are those of chats; "
+                "a server takes them from its clients",
+                err=True,
+            )
+    given = {name: value for name, value in values.items() if value is not None and name != "model"}
+    if "sampling" in values:
+        filled["sampling"] = {**preset.sampling, **values["sampling"]}
+        del given["sampling"]
+    if "system" in values:
+        filled["system"] = preset.system
+    return {**values, **filled, **given}
 
 
 def engine_config(

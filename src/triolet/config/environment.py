@@ -13,7 +13,8 @@ from triolet.config.server import GatewayConfig
 
 # read elsewhere: by the command line, by the CPU kernels and their build, and by runner processes
 OTHER_VARIABLES: Final = frozenset(
-    ENVIRONMENT_PREFIX + name for name in ("DEBUG", "CPU_KERNELS", "PURE_WHEEL", "LIFELINE", "URL", "API_KEY")
+    ENVIRONMENT_PREFIX + name
+    for name in ("DEBUG", "CPU_KERNELS", "PURE_WHEEL", "LIFELINE", "URL", "API_KEY", "CONFIG")
 )
 
 

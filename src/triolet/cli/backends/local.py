@@ -26,14 +26,17 @@ class LocalBackend:
 
     _nursery: trio.Nursery
     _config: EngineConfig
+    _template: str | None  # chat template in place of the model's own
     _engine: Engine = attrs.field(init=False)
     _leave: trio.Event = attrs.field(factory=trio.Event, init=False)  # ends the engine
     _has_left: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     @classmethod
-    async def open(cls, stack: AsyncExitStack, config: EngineConfig) -> LocalBackend:
+    async def open(
+        cls, stack: AsyncExitStack, config: EngineConfig, template: str | None = None
+    ) -> LocalBackend:
         """Load the model; the engine closes with `stack`."""
-        backend = cls(await stack.enter_async_context(trio.open_nursery()), config)
+        backend = cls(await stack.enter_async_context(trio.open_nursery()), config, template)
         await backend._load(config)
         stack.callback(backend.close)
         return backend
@@ -105,11 +108,16 @@ class LocalBackend:
                     _deliver(parser.finish(), reply, sink)
 
     def _prompt(self, request: ReplyRequest) -> Any:
-        if request.thinks is None:
+        if request.thinks is None and self._template is None:
             return request.messages
         # The variable of most templates that can switch reasoning off; others ignore it.
-        values = {"enable_thinking": request.thinks}
-        return {"messages": request.messages, "tools": None, "chat_template_kwargs": values}
+        values = {} if request.thinks is None else {"enable_thinking": request.thinks}
+        return {
+            "messages": request.messages,
+            "tools": None,
+            "chat_template": self._template,
+            "chat_template_kwargs": values,
+        }
 
     async def models(self) -> list[ModelEntry]:
         found = [ModelEntry(NANO, "ships with triolet")]

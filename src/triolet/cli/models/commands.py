@@ -62,4 +62,18 @@ def rm(models: tuple[str, ...], revision: str | None, yes: bool) -> None:
     remove_models(models, revision, asks=not yes)
 
 
-MODEL_COMMANDS = (list_, show, pull, rm)
+@click.command()
+@click.argument("preset", metavar="[PRESET]", required=False)
+@JSON_LINES
+def config(preset: str | None, as_json: bool) -> None:
+    """Show presets, their file, and the variables that are set.
+
+    A preset is a model with sampling, system prompt, chat template and engine fields; its name is the MODEL of a
+    command.
+    """
+    from triolet.cli.models.presets import show_config
+
+    show_config(preset, as_json=as_json)
+
+
+MODEL_COMMANDS = (list_, show, pull, rm, config)
