@@ -44,7 +44,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.D
 _ARGUMENTS = re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 _ARGUMENT = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^# -+ (.+)$")
-_CLASS = re.compile(r"^class (\w+)\(")
+_CLASS = re.compile(r"^class ([A-Z]\w*)\(")
 
 
 @attrs.frozen

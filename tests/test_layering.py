@@ -66,6 +66,7 @@ EXCEPTIONS = {
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.server.routes": words("starlette"),
+    "triolet.server.models.routing": words("starlette"),
     "triolet.server.responses": words("trio_websocket"),
     "triolet.server.transport": words("trio_websocket wsproto starlette hypercorn h11"),
 }

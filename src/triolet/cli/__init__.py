@@ -9,7 +9,7 @@ Exit codes: 0 success, 1 error, 2 usage, 130 interrupted, 143 terminated.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from triolet.cli.client.address import ServerAddress
 from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
+
+if TYPE_CHECKING:
+    from triolet.server.models.host import FurtherModel
 
 
 class CommandGroup(click.Group):
@@ -160,7 +163,7 @@ def chat(
 
 @main.command(cls=options.SectionedCommand)
 @options.server_options
-def serve(gateway: GatewayConfig, config: EngineConfig) -> None:
+def serve(gateway: GatewayConfig, config: EngineConfig, models: Mapping[str, FurtherModel]) -> None:
     """Serve a model over WebSocket and HTTP, with a page to chat on.
 
     The WebSocket speaks OpenAI's Responses protocol; OpenAI's HTTP routes are on the same port. When the server is
@@ -169,7 +172,7 @@ def serve(gateway: GatewayConfig, config: EngineConfig) -> None:
     """
     from triolet.cli.serve import run
 
-    run(gateway, config)
+    run(gateway, config, models)
 
 
 @main.command(cls=options.SectionedCommand)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import attrs
 import click
@@ -19,7 +20,7 @@ from click.core import ParameterSource
 
 from triolet import nano
 from triolet.cli.client.address import ServerAddress
-from triolet.cli.models.presets import Preset, find_preset
+from triolet.cli.models.presets import Preset, find_preset, read_presets
 from triolet.config.engine import EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
@@ -29,6 +30,9 @@ from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
+if TYPE_CHECKING:
+    from triolet.server.models.host import FurtherModel
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Config = TypeVar("Config")
 
@@ -36,6 +40,10 @@ SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
 GATEWAY_SECTION: Final = f"Server (or {ENVIRONMENT_PREFIX}* in the environment)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
 PRESET: Final = "triolet.preset"  # place of the command's preset in click's context
+REPEATED: Final = " Given several times, as NAME=MODEL or the name of a preset, the server has all of them."
+NAMED_MODEL: Final = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<model>.+)")
+# Of one model only, so that no other one of the server takes them over from the command line.
+OF_ONE_MODEL: Final = ("model", "served_model_name", "tokenizer", "revision")
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 # In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
 SERVER_DEFAULTS: Final = {"runner": "process"}
@@ -162,7 +170,8 @@ def server_options(command: Command) -> Command:
         field.evolve(default=SERVER_DEFAULTS.get(field.name, field.default))
         for field in attrs.fields(EngineConfig)
     ]
-    command = _model_argument(_config_options(command, "config", fields, ENGINE_SECTION, structured))
+    command = _config_options(command, "config", fields, ENGINE_SECTION, structured, repeated=("model",))
+    command = _models_option(_model_argument(command, is_declared=False))
     gateway_fields = [field for field in attrs.fields(GatewayConfig) if field.name not in SHARED_FIELDS]
     return _config_options(command, "gateway", gateway_fields, GATEWAY_SECTION, gateway_config)
 
@@ -238,6 +247,7 @@ def _config_options(
     fields: list[attrs.Attribute[Any]],
     section: str,
     structure: Callable[[Mapping[str, str]], object],
+    repeated: Collection[str] = (),
 ) -> Command:
     """Add a flag per field; the command gets what `structure` makes of those that were given, as `argument`."""
 
@@ -249,12 +259,16 @@ def _config_options(
 
     decorated: Callable[..., Any] = with_config
     for field in reversed(fields):
-        decorated = _config_option(field, section)(decorated)
+        decorated = _config_option(field, section, is_repeated=field.name in repeated)(decorated)
     return cast(Command, decorated)
 
 
-def _model_argument(command: Command) -> Command:
-    """Add a positional MODEL that means the same as --model; either may name a preset."""
+def _model_argument(command: Command, *, is_declared: bool = True) -> Command:
+    """Add a positional MODEL that means the same as --model; either may name a preset.
+
+    Args:
+        is_declared: False if a decorator around this one declares MODEL.
+    """
 
     @functools.wraps(command)
     def with_model(positional: str | None, **values: Any) -> Any:
@@ -268,7 +282,90 @@ def _model_argument(command: Command) -> Command:
         preset = None if name is None else find_preset(name)
         return command(**(values if preset is None else _with_preset(preset, values)))
 
-    return cast(Command, click.argument("positional", metavar="[MODEL]", required=False)(with_model))
+    declared: Callable[..., Any] = with_model
+    if is_declared:
+        declared = click.argument("positional", metavar="[MODEL]", required=False)(with_model)
+    return cast(Command, declared)
+
+
+def _models_option(command: Command) -> Command:
+    """Add --models; the command gets the models beside the first one as `models`, by name."""
+
+    @functools.wraps(command)
+    def with_models(positional: str | None, models_file: Path | None, **values: Any) -> Any:
+        named = [positional] if positional is not None else []
+        named += [one for one in values["model"] if one not in named]
+        chosen = [_chosen(one) for one in named]
+        if models_file is not None:
+            chosen += read_presets(models_file)
+        if len(chosen) <= 1 and models_file is None and not _has_name(named):
+            return command(positional=None, models={}, **{**values, "model": named[0] if named else None})
+        if (
+            positional is not None
+            and len(values["model"]) == 1
+            and models_file is None
+            and not _has_name(named)
+        ):
+            raise click.UsageError(
+                f"the model must be given once; got {positional!r} and --model {values['model'][0]!r}; several have "
+                "names, as NAME=MODEL"
+            )
+        if values["served_model_name"] is not None:
+            raise click.UsageError(
+                "--served-model-name is for one model; with several, NAME=MODEL names each"
+            )
+        names = [preset.name for preset in chosen]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise click.UsageError(f"the names of models must differ; got {twice[0]!r} twice")
+        if not chosen:
+            raise click.UsageError(f"--models must name a file with presets; {models_file} has none")
+        flags = {
+            field.name: str(value)
+            for field in _engine_fields()
+            if field.name not in OF_ONE_MODEL and (value := values[field.name]) is not None
+        }
+        models = {preset.name: _further_model(preset, flags) for preset in chosen[1:]}
+        values["model"] = None
+        return command(positional=None, models=models, **_with_preset(chosen[0], values))
+
+    option = click.option(
+        "--models",
+        "models_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Serve every preset of this TOML file; the first model stays loaded, the others are loaded on demand.",
+    )
+    return cast(Command, option(click.argument("positional", metavar="[MODEL]", required=False)(with_models)))
+
+
+def _has_name(named: list[str]) -> bool:
+    return any(NAMED_MODEL.fullmatch(one) for one in named)
+
+
+def _chosen(text: str) -> Preset:
+    """Return the model that a text names: a preset, NAME=MODEL, or a model under its own name."""
+    if (preset := find_preset(text)) is not None:
+        return preset
+    if (named := NAMED_MODEL.fullmatch(text)) and not os.path.exists(text):
+        return attrs.evolve(
+            find_preset(named["model"]) or Preset(name="", model=named["model"]), name=named["name"]
+        )
+    return Preset(name=EngineConfig(model=text).model_name, model=text)
+
+
+def _further_model(preset: Preset, flags: Mapping[str, str]) -> FurtherModel:
+    """Return a model that a server loads on demand; flags count for it as for the first one."""
+    environment = EngineConfig.environment_fields()
+    for name in OF_ONE_MODEL:
+        environment.pop(name, None)
+    fields = {**SERVER_DEFAULTS, **environment, "served_model_name": preset.name, **preset.engine, **flags}
+    if preset.model is not None:
+        fields["model"] = preset.model
+    config = _blaming(flags, lambda: EngineConfig.from_texts(fields))
+    from triolet.cli.models.hub_cache import weight_bytes
+    from triolet.server.models.host import FurtherModel
+
+    return FurtherModel(config=config, size_bytes=weight_bytes(config.model))
 
 
 def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
@@ -355,7 +452,7 @@ def _engine_fields() -> list[attrs.Attribute[Any]]:
 
 
 def _config_option(
-    field: attrs.Attribute[Any], section: str
+    field: attrs.Attribute[Any], section: str, *, is_repeated: bool
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     flag, metavar = _flag(field.name), rule_of(field).metavar
     names = [f"{flag}/--no-{flag[2:]}"] if metavar is None else [flag]
@@ -368,8 +465,9 @@ def _config_option(
         section=section,
         # None tells a flag that was not given, for which environment and defaults count.
         default=None,
+        multiple=is_repeated,
         metavar=metavar,
-        help=field.metadata["help"] + default,
+        help=field.metadata["help"] + (REPEATED if is_repeated else "") + default,
     )
 
 

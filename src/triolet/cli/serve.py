@@ -20,7 +20,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from triolet.engine.gc_freeze import freeze_gc
 from triolet.errors import EngineUnhealthy
 from triolet.protocol.access import Access
 from triolet.server import create_app
+from triolet.server.models.host import FurtherModel
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
@@ -52,8 +53,14 @@ SWITCH_INTERVAL_S = 0.0001
 log = logging.getLogger("triolet.serve")
 
 
-def run(gateway: GatewayConfig, config: EngineConfig) -> None:
+def run(
+    gateway: GatewayConfig, config: EngineConfig, models: Mapping[str, FurtherModel] | None = None
+) -> None:
     """Serve until a signal comes.
+
+    Args:
+        config: of the first model, which stays loaded.
+        models: further models, by name.
 
     Raises:
         ConfigError: the snapshot cannot be written to its folder.
@@ -64,7 +71,7 @@ def run(gateway: GatewayConfig, config: EngineConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     check_directory(gateway.snapshot)
     warn_of_open_access(gateway, config)
-    server = Server(gateway, config)
+    server = Server(gateway, config, models=models or {})
     try:
         trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
     finally:
@@ -79,7 +86,8 @@ class Server:
     """Run of `triolet serve`."""
 
     gateway: GatewayConfig  # configuration of the server
-    config: EngineConfig  # configuration of the engine
+    config: EngineConfig  # configuration of the first model's engine
+    models: Mapping[str, FurtherModel] = attrs.field(factory=dict)  # further models, by name
     signal: int | None = None  # number of the first signal; None before
     _front: Listener | None = attrs.field(default=None, init=False)
     _url: str = attrs.field(default="", init=False)
@@ -93,7 +101,7 @@ class Server:
                 nursery.start_soon(_cancel_after, signalled, loading)
                 async with AsyncExitStack() as stack:
                     engine = await opened(stack, self.config)
-                    gateway = await stack.enter_async_context(open_gateway(engine, self.gateway))
+                    gateway = await stack.enter_async_context(open_gateway(engine, self.gateway, self.models))
                     loading.shield = True  # from now on a signal drains instead of cancelling
                     await self._serve(engine, gateway, signalled)
             nursery.cancel_scope.cancel()
@@ -150,6 +158,8 @@ class Server:
         await self._front.drain()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until, closed_by, gateway.drain, deadline)
+            if gateway.models is not None:
+                nursery.start_soon(gateway.models.drain, deadline)
             snapshot = await engine.drain(deadline)  # ends the requests of HTTP, too
         await self._front.stop(closed_by)
         if self.gateway.snapshot is not None:

@@ -230,6 +230,24 @@ class GatewayConfig(Configuration):
         default=64 * 2**20,
     )
 
+    # ----------------------------------------------------------------------------------------- models
+
+    max_loaded_models: int | None = _count(
+        "With several models: most that are loaded beside the first one; by default no limit.", default=None
+    )
+    max_model_bytes: int | None = option(
+        # KV caches come on top: they have limits of their own.
+        "With several models: most bytes of the weights that are loaded beside the first model's; by default no limit. "
+        "A model whose size is not known counts nothing.",
+        default=None,
+        rule=whole(1, optional=True),
+    )
+    model_idle: float | None = _seconds(
+        # ollama's
+        "With several models: seconds without a request after which a model is unloaded; none: never.",
+        default=300.0,
+    )
+
     # ---------------------------------------------------------------------------------------- metrics
 
     metrics_prefix: str = option(

@@ -74,6 +74,21 @@ class Access:
             param="priority",
         )
 
+    def check_operator(self, owner: str | None) -> None:
+        """Check that a client may see and stop the models of a server.
+
+        Raises:
+            WireError: 403, there are keys, and this one is none of the priority keys.
+        """
+        if not self.api_keys or owner in {owner_name(key.encode()) for key in self.priority_keys}:
+            return
+        raise WireError(
+            "This API key may not see or stop models (--priority-keys).",
+            code="operator_key_needed",
+            status=403,
+            type="permission_error",
+        )
+
     def check_host(self, host: str | None) -> None:
         """Check the Host header.
 

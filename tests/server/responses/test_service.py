@@ -24,8 +24,8 @@ from tests.server.responses.websocket_client import (
 )
 from triolet.config.server import GatewayConfig
 from triolet.core.step_plan import StepPlan
-from triolet.server.responses import service
 from triolet.server.responses.service import open_gateway
+from triolet.server.transport import websocket
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
 LONG = 200
@@ -339,7 +339,7 @@ async def test_a_handshake_that_never_ends_is_ended(autojump_clock: trio.testing
 async def test_what_a_slow_reader_has_not_read_is_joined_and_nothing_is_lost(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HIGH_WATER_BYTES", 1000)
+    monkeypatch.setattr(websocket, "HIGH_WATER_BYTES", 1000)
     pair = trio.testing.lockstep_stream_pair()  # a send waits until it has been read
     async with chatting_engine() as engine, open_gateway(engine) as gateway:
         async with connected_through(gateway, pair) as client:

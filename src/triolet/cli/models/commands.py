@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import click
+
+from triolet.cli import options
+from triolet.cli.client.address import ServerAddress
 
 JSON_LINES = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
 
@@ -76,4 +83,51 @@ def config(preset: str | None, as_json: bool) -> None:
     show_config(preset, as_json=as_json)
 
 
-MODEL_COMMANDS = (list_, show, pull, rm, config)
+def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --url and --api-key of a running server; the command gets its address as `address`."""
+
+    @functools.wraps(command)
+    def with_address(url: str, api_key: str | None, **values: Any) -> Any:
+        return command(address=options.server_address(url, api_key), **values)
+
+    key = click.option(
+        "--api-key", envvar="TRIOLET_API_KEY", metavar="KEY", help="One of its --priority-keys."
+    )
+    url = click.option(
+        "--url",
+        envvar="TRIOLET_URL",
+        metavar="URL",
+        default="http://127.0.0.1:8000",
+        show_default=True,
+        help="Address of the server (or TRIOLET_URL in the environment).",
+    )
+    return url(key(with_address))
+
+
+@click.command()
+@_server_options
+@JSON_LINES
+def ps(address: ServerAddress, as_json: bool) -> None:
+    """Show the models of a running server.
+
+    A server with API keys asks for one of its --priority-keys.
+    """
+    from triolet.cli.models.running import show_running
+
+    show_running(address, as_json=as_json)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@_server_options
+def stop(model: str, address: ServerAddress) -> None:
+    """Have a running server unload a model.
+
+    Requests that it has are answered first; the next request loads it again. The server's first model stays loaded.
+    """
+    from triolet.cli.models.running import stop_model
+
+    stop_model(address, model)
+
+
+MODEL_COMMANDS = (list_, show, pull, rm, config, ps, stop)

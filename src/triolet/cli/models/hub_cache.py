@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import click
 
+from triolet import nano
 from triolet.cli.failures import CommandFailure
 from triolet.cli.loading import Loading
 from triolet.model.folder.hub import resolve_folder
@@ -160,6 +161,13 @@ def find_model(name: str) -> CachedModel:
     return models[name]
 
 
+def weight_bytes(model: str | None) -> int:
+    """Return the bytes of a model's weights on this machine; 0 for one that is not here."""
+    if model is None or os.path.exists(path := os.path.expanduser(model)):
+        return _size_of(nano.PATH if model is None else Path(path))
+    return next((one.size_bytes for one in cached_models() if one.name == model.partition(":")[0]), 0)
+
+
 def size_text(num_bytes: int) -> str:
     """Return a size in the unit that suits it."""
     for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -197,8 +205,6 @@ def _is_local(name: str) -> bool:
 
 
 def _local_folder(name: str) -> Path:
-    from triolet import nano
-
     return nano.PATH if name == NANO else resolve_folder(name)
 
 

@@ -306,6 +306,7 @@ class SamplingPlan:
 
     params: SamplingParams
     tools: ToolPlan
+    model: str | None = None  # name of the model that it was made for; None for the server's first one
 
 
 @attrs.frozen(kw_only=True)

@@ -260,7 +260,7 @@ class ResponsesContext:
         """
         # Once per request, because a client may send hundreds of tools, and a plan reads them all.
         tools = request.plan(self.tool_parser, self.reasoning_parser)
-        return SamplingPlan(request.sampling_params(self.defaults, tools), tools)
+        return SamplingPlan(request.sampling_params(self.defaults, tools), tools, self.models[0])
 
     def answer(
         self, request: CreateResponse, planned: SamplingPlan, before: tuple[Message, ...], now: int
@@ -277,7 +277,7 @@ class ResponsesContext:
             response_id=self.new_id("resp"),
             request=request,
             params=planned.params,
-            model=self.models[0],
+            model=planned.model or self.models[0],
             created_at=now,
             new_id=self.new_id,
             plan=planned.tools,

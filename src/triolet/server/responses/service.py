@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import attrs
@@ -36,7 +36,7 @@ from triolet.engine.token_stream import TokenStream
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
-from triolet.protocol.responses.requests import ClientEvent, read_event
+from triolet.protocol.responses.requests import ClientEvent, CreateResponse, SamplingPlan, read_event
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.responses.session import (
@@ -51,6 +51,7 @@ from triolet.protocol.responses.session import (
     shutting_down,
 )
 from triolet.protocol.responses.snapshot import ReplaySkipper
+from triolet.server.models.host import FurtherModel, ModelHost, ModelNotLoaded
 from triolet.server.responses.generate import (
     ActivePerKey,
     ActiveResponses,
@@ -65,74 +66,13 @@ from triolet.server.responses.generate import (
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
 from triolet.server.transport.client_stream import ClientStream
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
-from triolet.server.transport.websocket import PING, Handshake, ServerSocket, SocketLimits
-
-# The send queue never lets a producer wait: `put` has no limit, and producers call `wait_for_room` before
-# they make more. So a slow reader delays only its own responses, while the engine's outputs are merged in
-# their streams.
-HIGH_WATER_BYTES = 2**16  # some hundred events
-MAX_REPLIES = 1024  # to messages that start no response, such as errors
-
-
-@attrs.define(eq=False)
-class SendQueue:
-    """Bounded by its producers: texts to send, then perhaps a close frame."""
-
-    close: tuple[int, str] | None = None  # code and reason of the close frame, once queued
-    _texts: list[str] = attrs.field(factory=list, init=False)
-    num_bytes: int = attrs.field(default=0, init=False)
-    _writer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _producers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-
-    def put(self, text: str) -> None:
-        """Queue a text; ignored after `put_close`."""
-        if self.close is None:
-            self._texts.append(text)
-            self.num_bytes += len(text)
-            self._writer.unpark_all()
-
-    def put_close(self, code: int, reason: str) -> None:
-        """Queue the close frame; the first code and reason are kept."""
-        if self.close is None:
-            self.close = (code, reason)
-            self._writer.unpark_all()
-
-    def abort(self, code: int, reason: str) -> None:
-        """Drop all queued texts and close the connection."""
-        self.num_bytes -= sum(map(len, self._texts))
-        self._texts.clear()
-        self.put_close(code, reason)
-
-    async def wait_for_room(self) -> None:
-        """Wait until less than HIGH_WATER_BYTES are queued."""
-        await trio.lowlevel.checkpoint()
-        while self.num_bytes > HIGH_WATER_BYTES:
-            await self._producers.park()
-
-    async def wait_for_reply_room(self) -> None:
-        """Wait until one more client message may be answered.
-
-        This limit is higher than that of `wait_for_room`, so that a slow reader can still cancel a response.
-        """
-        await trio.lowlevel.checkpoint()
-        while len(self._texts) > MAX_REPLIES:
-            await self._producers.park()
-
-    async def take(self) -> list[str]:
-        """Take all queued texts; an empty list means that only the close frame is left."""
-        while not self._texts and self.close is None:
-            await self._writer.park()
-        texts, self._texts = self._texts, []
-        return texts
-
-    def mark_sent(self, texts: list[str]) -> None:
-        """Record that these texts were handed to the network."""
-        self.num_bytes -= sum(map(len, texts))
-        self._producers.unpark_all()
-
+from triolet.server.transport.websocket import PING, Handshake, SendQueue, ServerSocket, SocketLimits
 
 FAILED, SLOW = 1011, 1013
 NO_CLOSE_FRAME = 1006
+
+PlanOf = Callable[[CreateResponse], SamplingPlan]
+"""Returns the sampling parameters and the tool plan of a request."""
 
 RunTurn = Callable[[Turn, str | None, EmitEvents, WaitForRoom], Awaitable[None]]
 """Generates the response of a turn: (turn, owner, emit events, wait for room)."""
@@ -149,6 +89,7 @@ class ResponsesConnection:
         answer: generates the response of a turn.
         owner: name of the API key; None without keys.
         on_error: told of status and code of each error that the client gets.
+        models: the further models of the server, if it has any.
     """
 
     def __init__(
@@ -159,8 +100,9 @@ class ResponsesConnection:
         answer: RunTurn,
         owner: str | None,
         on_error: Callable[[int, str], None] = lambda status, code: None,
+        models: ModelHost | None = None,
     ) -> None:
-        self._on_error = on_error
+        self._on_error, self._models = on_error, models
         self._socket, self._config, self._context = socket, config, context
         self._run_response, self._owner = answer, owner
         self._session = Session(context, owner)
@@ -225,7 +167,35 @@ class ResponsesConnection:
             self._socket.message_taken()
 
     async def _parse(self, raw: str | bytes) -> ClientEvent:
-        models, plan_of = self._context.models, self._context.planned
+        if self._models is None:
+            return await self._read_event(raw, self._context.planned)
+        try:
+            return await self._read_event(raw, self._plan)
+        except ModelNotLoaded as wanted:
+            # Later messages of this connection wait for the load.
+            return await self._read_event(raw, await self._plan_when_loaded(self._models, wanted.name))
+
+    def _plan(self, request: CreateResponse) -> SamplingPlan:
+        """Return the plan of a request for any model of the server."""
+        if self._models is None or request.model not in self._models.names:
+            return self._context.planned(request)
+        return self._models.plan(request)
+
+    async def _plan_when_loaded(self, models: ModelHost, name: str) -> PlanOf:
+        """Load a model; return what plans its requests, or refuses them if it cannot be loaded."""
+        try:
+            with models.hold(name):
+                return (await models.loaded(name)).context.planned
+        except WireError as error:
+            refusal = error
+
+        def refused(request: CreateResponse) -> SamplingPlan:
+            raise refusal
+
+        return refused
+
+    async def _read_event(self, raw: str | bytes, plan_of: PlanOf) -> ClientEvent:
+        models = self._context.models
         limits = json_limits(self._config)
         if len(raw) < LONG_INPUT_BYTES:
             return read_event(raw, models, plan_of, limits)
@@ -318,9 +288,16 @@ class ResponsesService:
     Args:
         engine: a running engine.
         nursery: for tasks that outlive a connection.
+        models: further models, by name; they are loaded when a request asks for them.
     """
 
-    def __init__(self, engine: Engine, config: GatewayConfig, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: GatewayConfig,
+        nursery: trio.Nursery,
+        models: Mapping[str, FurtherModel] | None = None,
+    ) -> None:
         self.engine, self.config = engine, config
         self.access = access_to(engine, config)
         self.resumable = ResumableResponses(
@@ -337,6 +314,11 @@ class ResponsesService:
         self.input_budget = input_budget(config)
         self.context = responses_context(engine, config, self.resumable.find)
         self.store = self.context.store
+        self.models: ModelHost | None = None
+        if models:
+            self.models = ModelHost(models, config, self._context_of)
+            self.context = attrs.evolve(self.context, models=(*self.context.models, *models))
+            nursery.start_soon(self.models.run, nursery)
         self._limits = SocketLimits(
             max_message_bytes=config.max_message_bytes,
             max_message_fragments=config.max_message_fragments,
@@ -352,6 +334,16 @@ class ResponsesService:
             config.metrics_prefix, lambda: len(self._connections), self._num_waiting_bytes
         )
         self._no_connections = trio.lowlevel.ParkingLot()
+
+    def _context_of(self, engine: Engine, name: str) -> ResponsesContext:
+        """Return what sessions need to know of a further model; the store is that of the server."""
+        return attrs.evolve(
+            self.context,
+            models=(name,),
+            defaults=engine.default_sampling_params(),
+            tool_parser=engine.tool_parser,
+            reasoning_parser=engine.reasoning_parser,
+        )
 
     def _num_waiting_bytes(self) -> int:
         return sum(connection.num_waiting_bytes for connection in self._connections)
@@ -402,7 +394,7 @@ class ResponsesService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(socket.run)
             connection = ResponsesConnection(
-                socket, self.config, self.context, self.answer, owner, self.metrics.note_error
+                socket, self.config, self.context, self.answer, owner, self.metrics.note_error, self.models
             )
             with self._counted(connection, owner):
                 await connection.run()
@@ -480,7 +472,12 @@ class ResponsesService:
         wait_for_room: WaitForRoom,
     ) -> None:
         with self.acquire_slot(owner, answer):
-            await self.active.generate(self.engine, answer, messages, owner, emit, wait_for_room)
+            if self.models is None or answer.model not in self.models.names:
+                await self.active.generate(self.engine, answer, messages, owner, emit, wait_for_room)
+                return
+            with self.models.hold(answer.model):  # again: it may have waited in its lane
+                engine = (await self.models.loaded(answer.model)).engine
+                await self.active.generate(engine, answer, messages, owner, emit, wait_for_room)
 
     def continue_restored(
         self, answer: ResponseBuilder, owner: str | None, stream: TokenStream | None, rest: ReplaySkipper
@@ -553,16 +550,19 @@ class ResponsesService:
 
 @asynccontextmanager
 async def open_gateway(
-    engine: Engine, config: GatewayConfig | None = None
+    engine: Engine,
+    config: GatewayConfig | None = None,
+    models: Mapping[str, FurtherModel] | None = None,
 ) -> AsyncGenerator[ResponsesService]:
     """Open the responses service of an engine; its tasks are cancelled when the scope ends.
 
     Args:
         engine: a running engine.
         config: the limits; default: `GatewayConfig()`.
+        models: further models, by name; they are loaded when a request asks for them.
     """
     async with trio.open_nursery() as nursery:
-        yield ResponsesService(engine, config or GatewayConfig(), nursery)
+        yield ResponsesService(engine, config or GatewayConfig(), nursery, models)
         nursery.cancel_scope.cancel()
 
 

@@ -11,6 +11,7 @@ from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.errors import TrioletError
 from triolet.observability.prometheus import GatewayMetrics, Metrics
+from triolet.server.models.routing import ModelMiddleware, list_resident, stop_model
 from triolet.server.responses.generate import ActiveResponses, input_budget, responses_context
 from triolet.server.responses.service import ResponsesService
 from triolet.server.routes.app_context import AppContext
@@ -58,6 +59,9 @@ def create_app(
         gateway_metrics=gateway.metrics if gateway is not None else GatewayMetrics(config.metrics_prefix),
         input_budget=gateway.input_budget if gateway is not None else input_budget(config),
     )
+    middleware = [Middleware(AccessMiddleware, context=context)]
+    if gateway is not None and gateway.models is not None:
+        middleware.append(Middleware(ModelMiddleware, context=context, host=gateway.models))
     app = Starlette(
         routes=[
             Route("/", page),
@@ -71,6 +75,8 @@ def create_app(
             Route("/v1/requests", requests),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
+            Route("/v1/operator/models", list_resident),
+            Route("/v1/operator/models/stop", stop_model, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/responses", no_websocket, methods=["GET"]),
             Route("/v1/responses/{id}", get_response, methods=["GET"]),
@@ -88,7 +94,7 @@ def create_app(
             Route("/v1/rerank", rerank, methods=["POST"]),
             Route("/v2/rerank", rerank, methods=["POST"]),
         ],
-        middleware=[Middleware(AccessMiddleware, context=context)],
+        middleware=middleware,
         exception_handlers={TrioletError: answer_error, HTTPException: answer_http_error},
     )
     app.state.context = context

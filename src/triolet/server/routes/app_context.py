@@ -94,7 +94,8 @@ class AppContext:
 
 def context_of(request: Request) -> AppContext:
     """Return the context of the app that serves a request."""
-    context: AppContext = request.app.state.context
+    # With several models, a request has the context of its own.
+    context: AppContext = request.scope["state"].get("context") or request.app.state.context
     return context
 
 

@@ -70,14 +70,16 @@ async def requests(request: Request) -> Response:
     """List the live requests; with keys, those of the same key."""
     context = context_of(request)
     # Prompts are not shown, but ids and lengths of other keys' requests would be.
-    live = context.engine.requests(owner_of(request))
+    host = None if context.gateway is None else context.gateway.models
+    engines = [context.engine, *(() if host is None else host.engines)]
+    live = [one for engine in engines for one in engine.requests(owner_of(request))]
     return JSONResponse(
         {"object": "list", "data": [{"object": "request", **attrs.asdict(one)} for one in live]}
     )
 
 
 async def models(request: Request) -> Response:
-    """List the served model under all its names."""
+    """List the served models under all their names."""
     context = context_of(request)
     return JSONResponse({"object": "list", "data": [_card(context, name) for name in context.model_names]})
 
@@ -94,6 +96,17 @@ async def model(request: Request) -> Response:
 
 
 def _card(context: AppContext, name: str) -> dict[str, Any]:
+    host = None if context.gateway is None else context.gateway.models
+    if host is not None and name in host.names:
+        card = {
+            "id": name,
+            "object": "model",
+            "created": context.began_at,
+            "owned_by": "triolet",
+            "root": name,
+        }
+        # Longest context and tasks are known once it has been loaded.
+        return {**card, "parent": None, "max_model_len": None, "tasks": None, **host.described(name)}
     return {
         "id": name,
         "object": "model",

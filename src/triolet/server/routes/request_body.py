@@ -36,10 +36,17 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         WireError: it is no such thing, it is too long, or it takes too long to come.
         Gone: the client went before its end.
     """
+    state = request.scope["state"]
+    if (payload := state.pop("payload", None)) is not None:
+        # With several models it was read to find the model.
+        if state["body_bytes"] < LONG_INPUT_BYTES:
+            return structure(payload)
+        return await parse_in_thread(lambda: structure(payload), client_of(request))
     context = context_of(request)
     limits = json_limits(context.config)
     with context.input_budget.reservation(client_of(request)) as reservation:
         body = await _read(request, context.config.max_body_bytes, reservation)
+        state["body_bytes"] = len(body)
         # A thread costs more than parsing a short body.
         if len(body) < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))

@@ -1,0 +1,1 @@
+"""Several models in one server: engines that are opened and closed on demand."""

@@ -1,0 +1,285 @@
+"""Host of the further models of a server: one engine each, opened when a request asks for it and closed when idle.
+
+    open_gateway's nursery
+      ModelHost.run        asks `core.model_registry` what is to be done, whenever something has changed or is due
+        _host, one a model   the scope of its engine, from `LoadModel` to `UnloadModel`
+
+The first model of the server is not hosted here: it stays loaded, and the server ends with it. A hosted model that
+cannot be loaded, or whose engine dies, fails only the requests that asked for it; the next request loads it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
+
+import attrs
+import trio
+
+import triolet
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.core.model_registry import LoadModel, ModelRegistry, ModelState
+from triolet.engine.engine import Engine
+from triolet.errors import EngineUnhealthy, TrioletError
+from triolet.protocol.errors import WireError, model_not_found
+from triolet.protocol.responses.requests import CreateResponse, SamplingPlan
+from triolet.protocol.responses.session import ResponsesContext
+
+CHECK_INTERVAL_S = 1.0
+
+OpenEngine = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
+log = logging.getLogger("triolet.models")
+
+
+@attrs.frozen(kw_only=True)
+class FurtherModel:
+    """Model that a server has beside its first one."""
+
+    config: EngineConfig
+    size_bytes: int = 0  # of its weights; 0 if it is not known
+
+
+class ModelNotLoaded(Exception):
+    """The model of a request is not loaded now."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@attrs.define(eq=False)
+class LoadAttempt:
+    """Outcome of the present or next load of a model."""
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    error: Exception | None = None  # why it failed
+
+
+@attrs.define(eq=False)
+class HostedModel:
+    """One model, and its engine while it is loaded."""
+
+    name: str
+    config: EngineConfig
+    engine: Engine | None = None
+    context: ResponsesContext | None = None  # of its sessions; None while it is not loaded
+    attempt: LoadAttempt = attrs.field(factory=LoadAttempt)
+    leave: trio.Event = attrs.field(factory=trio.Event)  # closes the engine
+
+
+@attrs.frozen(eq=False)
+class ModelSession:
+    """Engine of a model that a request holds, and what its responses are made with."""
+
+    engine: Engine
+    context: ResponsesContext
+
+
+class ModelHost:
+    """Further models of a server.
+
+    Args:
+        models: by the name under which clients ask for them.
+        config: how many may be loaded, and for how long.
+        context_of: makes what sessions need to know of a loaded engine, from the engine and the model's name.
+        open_engine: opens the engine of a model; by default `triolet.open_engine`.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, FurtherModel],
+        config: GatewayConfig,
+        context_of: Callable[[Engine, str], ResponsesContext],
+        open_engine: OpenEngine | None = None,
+    ) -> None:
+        self._models = {name: HostedModel(name, model.config) for name, model in models.items()}
+        self._context_of = context_of
+        self._open_engine: OpenEngine = open_engine or triolet.open_engine
+        self.registry = ModelRegistry(
+            {name: model.size_bytes for name, model in models.items()},
+            max_loaded=config.max_loaded_models,
+            max_bytes=config.max_model_bytes,
+            idle_s=config.model_idle,
+        )
+        self._changed = trio.lowlevel.ParkingLot()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Engines of the loaded models."""
+        return [model.engine for model in self._models.values() if model.engine is not None]
+
+    def described(self, name: str) -> dict[str, Any]:
+        """Return what is known of a model: its state, and the rest if it is loaded."""
+        residency, engine = self.registry.models[name], self._models[name].engine
+        since_s, idle_s = residency.idle_since_s, self.registry.idle_s
+        unloads_in_s = None
+        if engine is not None and since_s is not None and idle_s is not None:
+            unloads_in_s = max(0.0, since_s + idle_s - trio.current_time())
+        facts: dict[str, Any] = {
+            "state": residency.state.value,
+            "num_requests": residency.num_holders,
+            "size_bytes": residency.size_bytes or None,
+            "unloads_in_s": unloads_in_s,
+        }
+        if engine is not None:
+            facts |= {"max_model_len": engine.max_model_len, "tasks": engine.model_info.tasks}
+        return facts
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def plan(self, request: CreateResponse) -> SamplingPlan:
+        """Return the plan of a request for a hosted model.
+
+        Raises:
+            WireError: the request is wrong, or there is no such model.
+            ModelNotLoaded: it must be loaded first.
+        """
+        model = self._models.get(request.model)
+        if model is None:
+            raise model_not_found(request.model)
+        if model.context is None:
+            raise ModelNotLoaded(model.name)
+        return model.context.planned(request)
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Keep a model loaded, or have it loaded, for a request.
+
+        Raises:
+            WireError: too many requests wait for it, or it is larger than the limit.
+        """
+        if not self.registry.fits(name):
+            raise WireError(
+                f"The model {name} is larger than this server's limit (--max-model-bytes).",
+                code="model_too_large",
+                status=503,
+                type="server_error",
+            )
+        limit = self._models[name].config.max_queued_requests
+        is_loaded = self.registry.models[name].state is ModelState.LOADED
+        # Bodies of requests that wait are in memory.
+        if not is_loaded and self.registry.models[name].num_holders >= limit:
+            raise WireError(
+                f"{limit} requests wait until the model {name} is loaded.",
+                code="rate_limit_exceeded",
+                status=429,
+                type="rate_limit_error",
+                retry_after_s=1.0,
+            )
+        self.registry.hold(name)
+        self._changed.unpark_all()
+        try:
+            yield
+        finally:
+            self.registry.release(name, trio.current_time())
+            self._changed.unpark_all()
+
+    async def loaded(self, name: str) -> ModelSession:
+        """Wait until a model that is held has been loaded.
+
+        Raises:
+            WireError: it cannot be loaded.
+        """
+        await trio.lowlevel.checkpoint()
+        model = self._models[name]
+        while model.engine is None or model.context is None:
+            attempt = model.attempt
+            await attempt.done.wait()
+            if attempt.error is not None:
+                raise load_failed(name, attempt.error)
+        return ModelSession(model.engine, model.context)
+
+    def stop(self, name: str) -> None:
+        """UnloadModel a model as soon as no request holds it."""
+        self.registry.stop(name)
+        self._changed.unpark_all()
+
+    # ---------------------------------------------------------------------------------------- tasks
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """LoadModel and unload until cancelled; the engines run in `nursery`."""
+        while True:
+            for decision in self.registry.decide(trio.current_time()):
+                if isinstance(decision, LoadModel):
+                    nursery.start_soon(self._host, self._models[decision.name])
+                else:
+                    self._models[decision.name].leave.set()
+            wakes_at = self.registry.wakes_at()
+            with trio.move_on_at(float("inf") if wakes_at is None else wakes_at):
+                await self._changed.park()
+
+    async def _host(self, model: HostedModel) -> None:
+        """Keep the engine of a model open until it is to be unloaded, or dies."""
+        model.leave = trio.Event()
+        log.info("loading model %s", model.name)
+        try:
+            async with self._open_engine(model.config) as engine:
+                context = self._context_of(engine, model.name)
+                model.engine, model.context = engine, context
+                self.registry.note_loaded(model.name, trio.current_time())
+                model.attempt.done.set()
+                self._changed.unpark_all()
+                log.info("model %s is loaded", model.name)
+                try:
+                    await _until_left(model, engine)
+                finally:
+                    # Before the engine closes: no request may get it any more.
+                    model.engine, model.context, model.attempt = None, None, LoadAttempt()
+            log.info("model %s is unloaded", model.name)
+        except Exception as error:
+            if isinstance(error, TrioletError):
+                log.warning("model %s failed: %s", model.name, error)
+            else:
+                log.exception("model %s failed", model.name)
+            if not model.attempt.done.is_set() and self._is_loading(model):
+                failed, model.attempt = model.attempt, LoadAttempt()
+                failed.error = error
+                failed.done.set()
+        self.registry.note_unloaded(model.name)
+        self._changed.unpark_all()
+
+    def _is_loading(self, model: HostedModel) -> bool:
+        return self.registry.models[model.name].state is ModelState.LOADING
+
+    async def drain(self, deadline: float) -> None:
+        """End the requests of all loaded models by `deadline`; no new ones may come."""
+        async with trio.open_nursery() as nursery:
+            for engine in self.engines:
+                nursery.start_soon(_drained, engine.drain, deadline)
+
+
+async def _drained(drain: Callable[[float], Awaitable[object]], deadline: float) -> None:
+    # An engine that is dying beside the drain has told its own requests.
+    with contextlib.suppress(TrioletError):
+        await drain(deadline)
+
+
+async def _until_left(model: HostedModel, engine: Engine) -> None:
+    """Wait until the model is to be unloaded.
+
+    Raises:
+        EngineDead: its engine has died.
+    """
+    while not model.leave.is_set():
+        with trio.move_on_after(CHECK_INTERVAL_S):
+            await model.leave.wait()
+        with contextlib.suppress(EngineUnhealthy):
+            engine.check_health()
+
+
+def load_failed(name: str, error: Exception) -> WireError:
+    """Return the error for requests whose model cannot be loaded; the log has the cause, which may name files."""
+    return WireError(
+        f"The model {name} cannot be loaded ({type(error).__name__}); the server's log says why.",
+        code="model_load_failed",
+        status=503,
+        type="server_error",
+    )

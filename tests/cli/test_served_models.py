@@ -1,0 +1,146 @@
+"""The models of `triolet serve`: --model several times, --models FILE, presets; `ps` and `stop` against a server."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from triolet.cli import main
+from triolet.cli.models import running
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.server.models.host import FurtherModel
+
+SERVED = tuple[EngineConfig, Mapping[str, FurtherModel]]
+RUN = Callable[..., Result]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[SERVED]:
+    served: list[SERVED] = []
+
+    def run(gateway: GatewayConfig, config: EngineConfig, models: Mapping[str, FurtherModel]) -> None:
+        served.append((config, models))
+
+    # As an attribute of the package, `serve` is the command.
+    monkeypatch.setattr(importlib.import_module("triolet.cli.serve"), "run", run)
+    return served
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[presets.poet]\nmodel = "some/poet"\nengine = { block_size = 32 }\n[presets.nano]\n',
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("TRIOLET_CONFIG", str(tmp_path / "none"))
+    (tmp_path / "none").touch()
+    return path
+
+
+@pytest.fixture
+def run() -> RUN:
+    return lambda *arguments, **more: CliRunner().invoke(main, arguments, **more)
+
+
+def test_each_model_has_its_name_and_the_flags_count_for_all(
+    run: RUN, served: list[SERVED], file: Path
+) -> None:
+    environ = {"TRIOLET_MODEL": "other", "TRIOLET_MAX_NUM_SEQS": "3"}
+    models = ["a=some/model", "-m", "b=some/other", "-m", "more/c"]
+    result = run("serve", "--model", *models, "--block-size", "64", env=environ)
+    assert result.exit_code == 0, result.stderr
+    [(first, others)] = served
+    configs = [first, *(other.config for other in others.values())]
+    assert list(others) == ["b", "c"]
+    assert [one.model_name for one in configs] == ["a", "b", "c"]
+    assert [one.model for one in configs] == ["some/model", "some/other", "more/c"]
+    assert {(one.block_size, one.max_num_seqs, one.runner) for one in configs} == {(64, 3, "process")}
+
+
+def test_every_preset_of_a_file_is_served_and_its_fields_are_its_own(
+    run: RUN, served: list[SERVED], file: Path
+) -> None:
+    assert run("serve", "--models", str(file)).exit_code == 0
+    [(first, others)] = served
+    assert (first.model, first.model_name, first.block_size) == ("some/poet", "poet", 32)
+    nano = others["nano"]
+    assert (nano.config.model_name, nano.config.block_size) == ("nano", EngineConfig().block_size)
+    assert nano.size_bytes > 100_000
+
+
+def test_one_model_is_served_as_ever(run: RUN, served: list[SERVED], file: Path) -> None:
+    assert run("serve", "some/model", "--served-model-name", "x").exit_code == 0
+    assert run("serve", env={"TRIOLET_MODEL": "other/model"}).exit_code == 0
+    assert [(first.model, first.model_name, dict(others)) for first, others in served] == [
+        ("some/model", "x", {}),
+        ("other/model", "model", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["a=x", "-m", "a=y"], "the names of models must differ; got 'a' twice"),
+        (["a=x", "-m", "b=y", "--served-model-name", "c"], "--served-model-name is for one model"),
+        (["--models", "/nowhere.toml"], "does not exist"),
+        (["a=x", "-m", "b=y", "--block-size", "0"], "--block-size must be"),
+    ],
+    ids=str,
+)
+def test_models_that_cannot_be_served_together_are_refused(
+    run: RUN, served: list[SERVED], file: Path, arguments: list[str], sentence: str
+) -> None:
+    result = run("serve", *arguments)
+    assert sentence in result.stderr and result.exit_code == 2
+    assert served == []
+
+
+def test_ps_shows_states_and_stop_says_what_happens(run: RUN, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"id": "a", "state": "loaded", "num_requests": 2, "stays_loaded": True}
+    second = {
+        "id": "long-name",
+        "state": "loaded",
+        "num_requests": 1,
+        "size_bytes": 5_000,
+        "unloads_in_s": 7.4,
+    }
+
+    async def get_json(address: Any, path: str) -> Any:
+        await trio.lowlevel.checkpoint()
+        return {"data": [first, second]}
+
+    async def stop(address: Any, model: str) -> Any:
+        await trio.lowlevel.checkpoint()
+        return {"stopping": model != "idle", "num_requests": int(model == "busy"), "state": "unloaded"}
+
+    monkeypatch.setattr(running, "get_json", get_json)
+    monkeypatch.setattr(running, "_stop", stop)
+    assert run("ps").stdout.splitlines() == [
+        "MODEL      STATE      REQUESTS       SIZE  UNLOADED",
+        "a          loaded            2             never",
+        "long-name  loaded            1     5.0 kB  in 7 s",
+    ]
+    assert [json.loads(line) for line in run("ps", "--json").stdout.splitlines()] == [first, second]
+    told = [run("stop", model).stdout for model in ("busy", "free", "idle")]
+    assert told == [
+        "busy is unloaded when its 1 requests have ended\n",
+        "free is unloaded\n",
+        "idle was not loaded (unloaded)\n",
+    ]
+
+
+def test_a_server_that_is_not_there_is_one_line(run: RUN) -> None:
+    result = run("ps", "--url", "http://127.0.0.1:9")
+    assert result.stderr == (
+        "triolet: error: cannot connect to http://127.0.0.1:9/v1: all attempts to connect to 127.0.0.1:9 failed\n"
+    )
+    assert result.exit_code == 1

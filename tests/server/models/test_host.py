@@ -1,0 +1,191 @@
+"""Several models in one server, on fake engines: chosen by name, loaded on demand, unloaded when idle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import triolet
+from tests.actors.harness import FakeExecutor, assert_all_blocks_back, fake_engine
+from tests.server.responses.websocket_client import connected, text_of
+from tests.server.routes.harness import HELLO, Answer, ChatTokenizer, Scene
+from triolet.config.engine import EngineConfig
+from triolet.config.server import GatewayConfig
+from triolet.engine.engine import Engine
+from triolet.errors import ModelNotFound
+from triolet.server import create_app
+from triolet.server.models.host import FurtherModel
+from triolet.server.responses.service import ResponsesService, open_gateway
+
+LOAD_S = 3.0
+MODELS = {
+    name: FurtherModel(config=EngineConfig(served_model_name=name)) for name in ("second", "third", "broken")
+}
+
+
+class Loads:
+    """Engines that were opened, in order, and how many are open."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.open: list[str] = []
+
+    @asynccontextmanager
+    async def open_engine(self, config: EngineConfig) -> AsyncGenerator[Engine]:
+        self.names.append(config.model_name)
+        await trio.sleep(LOAD_S)
+        if config.model_name == "broken":
+            raise ModelNotFound("there is no folder '/secret'")
+        executor = FakeExecutor(num_blocks=256, block_size=4)
+        fields = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "served_model_name": config.model_name}
+        async with fake_engine(executor, tokenizer=ChatTokenizer(), **fields) as engine:
+            self.open.append(config.model_name)
+            try:
+                yield engine
+            finally:
+                assert_all_blocks_back(engine)
+                self.open.remove(config.model_name)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    loads = Loads()
+    monkeypatch.setitem(vars(triolet), "open_engine", loads.open_engine)
+    return loads
+
+
+@asynccontextmanager
+async def open_server(**fields: Any) -> AsyncGenerator[tuple[Scene, ResponsesService]]:
+    config = GatewayConfig(**fields)
+    executor = FakeExecutor(num_blocks=256, block_size=4)
+    async with (
+        fake_engine(executor, tokenizer=ChatTokenizer(), max_num_batched_tokens=256) as engine,
+        open_gateway(engine, config, MODELS) as gateway,
+    ):
+        yield Scene(engine, create_app(engine, config, gateway=gateway), gateway), gateway
+
+
+async def chat(site: Scene, model: str) -> Answer:
+    return await site.post("/v1/chat/completions", {**HELLO, "model": model, "max_tokens": 4})
+
+
+async def test_the_model_of_a_body_chooses_the_engine_and_loads_it_once(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server() as (site, _):
+        assert (await chat(site, "triolet-nano")).json["model"] == "triolet-nano"
+        assert loads.names == []
+        for _ in range(2):
+            assert (await chat(site, "second")).json["model"] == "second"
+        assert loads.names == ["second"]
+        assert (await chat(site, "fourth")).error == (404, "model_not_found", "model")
+        listed = {one["id"]: one.get("state") for one in (await site.get("/v1/models")).json["data"]}
+    assert listed == {"triolet-nano": None, "second": "loaded", "third": "unloaded", "broken": "unloaded"}
+    assert loads.open == []
+
+
+async def test_an_idle_model_is_unloaded_and_loaded_again_for_the_next_request(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server(model_idle=60.0) as (site, _):
+        await chat(site, "second")
+        await trio.sleep(59.0)
+        assert loads.open == ["second"]
+        await trio.sleep(3.0)
+        assert loads.open == []
+        assert (await chat(site, "second")).status == 200
+    assert loads.names == ["second", "second"]
+
+
+async def test_with_room_for_one_the_other_waits_until_its_requests_have_ended(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server(max_loaded_models=1) as (site, _), trio.open_nursery() as nursery:
+        for model in ("second", "third", "second", "third"):
+            nursery.start_soon(chat, site, model)
+    assert sorted(loads.names) == ["second", "third"]
+
+
+async def test_a_failed_load_fails_only_the_requests_that_asked_for_it(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    answers: dict[str, Answer] = {}
+
+    async def ask(site: Scene, model: str) -> None:
+        answers[model] = await chat(site, model)
+
+    async with open_server() as (site, _):
+        async with trio.open_nursery() as nursery:
+            for model in ("broken", "second", "triolet-nano"):
+                nursery.start_soon(ask, site, model)
+        assert answers["broken"].error == (503, "model_load_failed", None)
+        assert "/secret" not in answers["broken"].body.decode()
+        assert (answers["second"].status, answers["triolet-nano"].status) == (200, 200)
+        assert (await chat(site, "broken")).status == 503
+    assert loads.names.count("broken") == 2
+
+
+async def test_a_client_that_leaves_while_its_model_loads_holds_nothing(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server() as (site, gateway):
+        call = site.call("POST", "/v1/chat/completions", {**HELLO, "model": "second"})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call.run)
+            await trio.sleep(LOAD_S / 2)
+            call.leave()
+        assert gateway.models is not None
+        assert gateway.models.registry.models["second"].num_holders == 0
+
+
+async def test_one_websocket_asks_several_models_and_continues_a_response_of_another(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server() as (_, gateway), connected(gateway) as client:
+        await client.create(model="second", input="Hello", seed=7)
+        first = (await client.until_ended())[-1]["response"]
+        assert (first["model"], first["status"]) == ("second", "incomplete")
+        await client.create(input="Hello", seed=7)
+        nano = await client.until_ended()
+        assert nano[-1]["response"]["model"] == "triolet-nano" and text_of(nano)
+        await client.create(model="broken", input="Hello")
+        [error] = await client.until_ended()
+        assert (error["type"], error["error"]["code"]) == ("error", "model_load_failed")
+        await client.create(model="fourth", input="Hello")
+        [error] = await client.until_ended()
+        assert error["error"]["code"] == "model_not_found"
+        await client.create(model="third", input="!", previous_response_id=first["id"])
+        third = (await client.until_ended())[-1]["response"]
+        assert third["model"] == "third"
+        assert third["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+async def test_an_operator_sees_and_stops_models_and_other_keys_do_not(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server(api_keys=("k",), priority_keys=("op",)) as (site, _):
+        operator, other = ({"authorization": f"Bearer {key}"} for key in ("op", "k"))
+        path = "/v1/operator/models"
+        assert (await site.get(path, headers=other)).error == (403, "operator_key_needed", None)
+        stop = {"model": "second"}
+        assert (await site.post(f"{path}/stop", stop, headers=other)).error[0] == 403
+        await site.post("/v1/chat/completions", {**HELLO, "model": "second", "max_tokens": 4}, headers=other)
+        listed = {one["id"]: one["state"] for one in (await site.get(path, headers=operator)).json["data"]}
+        assert listed == {
+            "triolet-nano": "loaded",
+            "second": "loaded",
+            "third": "unloaded",
+            "broken": "unloaded",
+        }
+        assert (await site.post(f"{path}/stop", stop, headers=operator)).json["stopping"] is True
+        await trio.sleep(1.0)
+        assert loads.open == []
+        assert (await site.post(f"{path}/stop", stop, headers=operator)).json["stopping"] is False
+        first = await site.post(f"{path}/stop", {"model": "triolet-nano"}, headers=operator)
+        assert first.error == (409, "model_stays_loaded", "model")
+        assert (await site.post(f"{path}/stop", {"model": "x"}, headers=operator)).error[0] == 404
