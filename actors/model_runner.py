@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.supervisor import foreign_errors_kept
@@ -57,14 +58,21 @@ async def model_runner_actor(
     progress: ActorProgress,
     executor: Executor,
     on_progress: OnProgress,
+    adapters: AdapterRegistry | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Compute plan after plan until cancelled."""
+    """Compute plan after plan until cancelled.
+
+    Args:
+        adapters: LoRA adapters that a runner prepares when it has started; None for a model without them.
+    """
     with channels.runner_inbox.clone() as inbox:
         async with executor.running():
             core.model.info = await executor.start(on_progress)
             channels.discard_plans()
+            if adapters is not None:
+                await adapters.replay()
             if core.recovery.has_runner_failed:
                 await executor.execute(_proof(core.model.info), channels.send_result)
                 core.recovery.has_runner_failed = False

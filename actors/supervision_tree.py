@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import detokenizer_actor
 from triolet.actors.executors.contract import Executor
@@ -47,6 +48,7 @@ def build_supervision_tree(
     grammars: GrammarRequests,
     executor: Executor,
     load_tokenizer: LoadTokenizer,
+    adapters: AdapterRegistry | None = None,
     *,
     on_progress: OnProgress,
     on_step: Callable[[float], None],
@@ -62,6 +64,7 @@ def build_supervision_tree(
         grammars: meeting point of tasks and grammars.
         executor: computes the steps.
         load_tokenizer: reads the tokenizer.
+        adapters: LoRA adapters; None for a model without them.
         on_progress: called with the progress of loading.
         on_step: called with the time after every step.
         on_report: called with every crash.
@@ -82,7 +85,7 @@ def build_supervision_tree(
         halt=executor.halt,
         report=on_step,
     )
-    model_runner = partial(model_runner_actor, core, channels, progress, executor, on_progress)
+    model_runner = partial(model_runner_actor, core, channels, progress, executor, on_progress, adapters)
     engine = Supervisor(
         "engine",
         [

@@ -63,6 +63,7 @@ EXCEPTIONS = {
     "triolet.actors.executors.grammars": words(
         "triolet.structured_outputs"
     ),  # follows grammars here, in tests
+    "triolet.actors.adapters": words("triolet.model"),  # reads adapter folders
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.server.routes": words("starlette"),

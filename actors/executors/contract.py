@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from triolet.core.load_progress import OnProgress
+from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 
@@ -36,6 +37,17 @@ class Executor(Protocol):
             tell: called with each result but the last.
         Returns:
             The last result.
+        """
+        ...
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        """Have the runner read a LoRA adapter, so that the step that needs it does not wait.
+
+        Args:
+            adapter: read and checked.
+            is_pinned: whether the runner keeps it until it is removed.
+        Raises:
+            AdapterError: it cannot be read. An executor that does not wait for its runner leaves that to the step.
         """
         ...
 

@@ -16,8 +16,10 @@ import trio
 
 from triolet.actors.executors.contract import Tell
 from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import (
+    AdapterRunner,
     BackgroundRunner,
     StepPlan,
     StepResult,
@@ -49,6 +51,10 @@ class _Kept:
     def execute(self, plan: StepPlan) -> StepResult:
         assert self.loaded is not None
         return self.loaded[0].execute(plan)
+
+    def prepare_adapter(self, adapter: Adapter, is_pinned: bool) -> None:
+        if self.loaded is not None and isinstance(runner := self.loaded[0], AdapterRunner):
+            runner.prepare_adapter(adapter.path, adapter.digest, is_pinned=is_pinned)
 
     def forget(self) -> None:
         """Free the memory of model and KV cache now, not at the next garbage collection."""
@@ -87,6 +93,10 @@ class InlineExecutor:
             if (result := next(steps)).is_last:
                 return result
             tell(result)
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        self._kept.prepare_adapter(adapter, is_pinned)
 
     def halt(self) -> None:
         self._is_halted = True
@@ -220,6 +230,10 @@ class ThreadExecutor:
             token.run_sync_soon(tell, result)
 
         return await self._call(partial(self._compute, plan, tell_there), self.halt)
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        # Not in the runner's own thread: a step must not wait for the disk.
+        await trio.to_thread.run_sync(self._kept.prepare_adapter, adapter, is_pinned)
 
     def halt(self) -> None:
         self._is_halted = True

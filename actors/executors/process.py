@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -35,12 +36,13 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.recovery_state import HangLimit, RareHangLimit, step_kind
 from triolet.core.recovery.supervision import StderrTail, typed_shortages
+from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
 from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild
-from triolet.ipc.messages import REPLIES, REQUESTS, FrameReader, Halt, Reply, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, FrameReader, Halt, PrepareAdapter, Reply, Request
 
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 
@@ -102,6 +104,7 @@ class ProcessExecutor:
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
         self._is_running = False
+        self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -112,6 +115,7 @@ class ProcessExecutor:
             RunnerDied: the process ended between two requests.
         """
         self._hang_limit = HangLimit(self._config.step_timeout)
+        self._unsent.clear()
         process = RunnerProcess.spawn(self._command)
         try:
             async with process.running() as self._process:
@@ -183,6 +187,8 @@ class ProcessExecutor:
         limit_s, began_s = self._hang_limit.limit_s(kind), trio.current_time()
         source = "step_timeout" if limit_s == self._config.step_timeout else "learned from such steps"
         async with process.conversation(limit_s, f"took more than {limit_s} s for a step ({source})"):
+            while self._unsent:
+                await process.ask(self._unsent.pop(0))
             await process.ask(plan)
             self._is_running = True
             try:
@@ -200,6 +206,15 @@ class ProcessExecutor:
         assert isinstance(reply, StepResult)
         self._hang_limit.observe(kind, trio.current_time() - began_s)
         return reply
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._process is None:
+            return  # the next process is told once it has loaded the model
+        message = PrepareAdapter(adapter.path, adapter.digest, is_pinned)
+        # While a plan is being sent, nothing may come in between.
+        if not (self._is_running or self._process.is_idle) or not self._process.post(message):
+            self._unsent.append(message)
 
     def halt(self) -> None:
         if self._is_running and self._process is not None:
@@ -333,12 +348,30 @@ class RunnerProcess:
         if self._talk is not None and timeout_s is not None and not self._dying.is_set():
             self._talk.deadline = trio.current_time() + timeout_s
 
+    @property
+    def is_idle(self) -> bool:
+        """True between two conversations."""
+        return self._talk is None
+
     def halt(self) -> None:
         """Send a `Halt`, after a plan."""
-        # It fits into the pipe, which has been read empty but for one other. The reader of the replies learns of a
-        # death.
+        self.post(Halt())
+
+    def post(self, message: Halt | PrepareAdapter) -> bool:
+        """Send a request that is not answered, and may come at any time but while another one is being sent.
+
+        Returns:
+            False if nothing was sent, because there is no room in the pipe now.
+        """
+        frame = REQUESTS.pack(message)
+        # A pipe takes as much as this whole or not at all.
+        if len(frame) > select.PIPE_BUF:
+            return False
+        # The reader of the replies learns of a death.
         with suppress(OSError):
-            os.write(self._requests.fileno(), REQUESTS.pack(Halt()))
+            os.write(self._requests.fileno(), frame)
+            return True
+        return False
 
     async def reply(self) -> Reply:
         """Receive the next reply, within a conversation."""

@@ -31,6 +31,7 @@ from triolet.core.output.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
@@ -58,6 +59,7 @@ __all__ = [
     "EngineStatistics",
     "FinishReason",
     "FlatLogprobs",
+    "LoRARequest",
     "LoadProgress",
     "Logprob",
     "RepetitionDetectionParams",

@@ -128,6 +128,19 @@ class UnsupportedFeature(InvalidRequest):
     """A feature that is known by name and not offered (yet): it is refused rather than ignored."""
 
 
+class AdapterError(InvalidRequest):
+    """A LoRA adapter that cannot be loaded; the engine and its other adapters are unchanged.
+
+    Args:
+        path: the file or the folder.
+        problem: what is wrong with it, with the tensor or the field, completing "<path>: ...".
+    """
+
+    def __init__(self, path: object, problem: str) -> None:
+        super().__init__(f"{path}: {problem}", field="lora", got=str(path))
+        self.path, self.problem = str(path), problem
+
+
 class SnapshotError(InvalidRequest):
     """Bytes that are not a snapshot of unfinished requests, or a snapshot that this engine cannot resume."""
 
@@ -230,6 +243,21 @@ class Overloaded(TrioletError):
         super().__init__(f"the engine is full ({limit}={bound}{kept}); retry after {retry_after_s:.1f} s")
         self.limit, self.bound, self.retry_after_s = limit, bound, retry_after_s
         self.is_for_others = is_for_others
+
+
+class AdaptersPinned(Overloaded, RuntimeError):
+    """There is no room for another LoRA adapter: all that are loaded are pinned items.
+
+    Args:
+        bound: how many may be loaded.
+    """
+
+    def __init__(self, bound: int) -> None:
+        TrioletError.__init__(
+            self,
+            f"all {bound} LoRA adapters that may be loaded (max_cpu_loras) are pinned items; remove one of them first",
+        )
+        self.limit, self.bound, self.retry_after_s, self.is_for_others = "max_cpu_loras", bound, 1.0, False
 
 
 class ResourceShortage(TrioletError):

@@ -13,6 +13,7 @@ from triolet.actors.executors.contract import Tell
 from triolet.config.engine import EngineConfig
 from triolet.core import engine_core
 from triolet.core.load_progress import OnProgress
+from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.scheduler import Scheduler
@@ -74,6 +75,7 @@ class FakeExecutor:
         self.num_lives = 0
         self.plans: list[StepPlan] = []  # a run as its steps
         self.is_halted = False
+        self.prepared: list[tuple[str, bool]] = []  # adapters, and whether they are pinned
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -93,6 +95,10 @@ class FakeExecutor:
             if rest is not None:
                 tell(result)
         return result
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        self.prepared.append((adapter.name, is_pinned))
 
     def halt(self) -> None:
         self.is_halted = True

@@ -44,10 +44,11 @@ CHOICES = {
     "logprobs_mode": LOGPROBS_MODES,
     "tool_parser": TOOL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
+    "lora_dtype": DTYPES,
 }
 TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
 LISTS = ("api_keys", "classifier_from_token")
-FLAGS = ("enable_prefix_caching", "log_stats", "trust_remote_code")
+FLAGS = ("enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
     "block_size": 1,
@@ -61,6 +62,9 @@ MINIMA = {
     "stream_interval": 1,
     "num_speculative_tokens": 1,
     "prompt_lookup_min": 1,
+    "max_loras": 1,
+    "max_lora_rank": 1,
+    "max_cpu_loras": 1,
     "max_logprobs": -1,
     "max_n": 1,
     "max_stop_strings": 0,
@@ -76,6 +80,7 @@ MAXIMA = {
     "num_speculative_tokens": 16,
     "prompt_lookup_min": 16,
     "max_num_seqs": 2**16,
+    "max_loras": 2**16,
     "max_n": MAX_N,
     "max_stop_strings": MAX_ENTRIES,
     "max_logit_bias": MAX_ENTRIES,
@@ -130,6 +135,11 @@ FIELDS: dict[str, Any] = {
     "speculative": "ngram",
     "num_speculative_tokens": 3,
     "prompt_lookup_min": 2,
+    "enable_lora": True,
+    "max_loras": 3,
+    "max_lora_rank": 64,
+    "max_cpu_loras": 5,
+    "lora_dtype": "bfloat16",
     "served_model_name": "mine",
     "api_keys": ("one", "two"),
     "step_timeout": 2.5,
@@ -409,3 +419,8 @@ def test_the_model_is_shown_under_its_last_name(
     model: str | None, served_model_name: str | None, name: str
 ) -> None:
     assert EngineConfig(model=model, served_model_name=served_model_name).model_name == name
+
+
+def test_at_least_the_adapters_of_one_step_are_kept() -> None:
+    assert str(refusal(max_loras=4, max_cpu_loras=3)) == "max_cpu_loras must be at least max_loras (4); got 3"
+    assert EngineConfig(max_loras=4, max_cpu_loras=4).max_cpu_loras == 4

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from triolet.config.engine import DEVICES, DTYPES, RUNNERS, EngineConfig
 from triolet.core.load_progress import LoadProgress
+from triolet.core.request.lora import AdapterModule, AdapterSupport
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import TASKS, PoolingInfo, PoolingParams
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.step_plan import (
+    AdapterStart,
     PlanRow,
     PooledVectors,
     PromptLogprobs,
@@ -24,7 +26,7 @@ from triolet.core.step_plan import (
     TokenLogprobs,
 )
 from triolet.ipc.failures import Failure
-from triolet.ipc.messages import Halt
+from triolet.ipc.messages import Halt, PrepareAdapter
 
 MANY = 4  # items of a list, at most: what a long list does, a short one does
 
@@ -98,6 +100,7 @@ row_starts = st.builds(
     bad_words_token_ids=lists(token_lists),
     wants_prompt_logprobs=st.booleans(),
     pooling=maybe() | pooling_params,
+    adapter_slot=maybe() | naturals,
 )
 plan_rows = st.builds(
     PlanRow,
@@ -109,7 +112,10 @@ plan_rows = st.builds(
     st.none() | st.binary(max_size=64),
     token_lists,
 )
-plans = st.builds(StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows), naturals)
+adapter_starts = st.builds(AdapterStart, slot=naturals, name=any_text, path=any_text, digest=any_text)
+plans = st.builds(
+    StepPlan, naturals, token_lists, lists(row_starts), lists(plan_rows), naturals, lists(adapter_starts)
+)
 configs = st.builds(
     EngineConfig,
     model=maybe() | names,
@@ -160,6 +166,13 @@ infos = st.builds(
         labels=lists(any_text),
     ),
     process_id=maybe() | naturals,
+    adapters=maybe()
+    | st.builds(
+        AdapterSupport,
+        lists(st.builds(AdapterModule, any_text, any_text, naturals, naturals, naturals, st.booleans())),
+        any_text,
+        naturals,
+    ),
 )
 logprobs = st.builds(TokenLogprobs, token_lists, lists(numbers), naturals)
 sampled_tokens = st.builds(SampledToken, any_text, naturals, naturals, token_ids, maybe() | logprobs)
@@ -171,5 +184,5 @@ results = st.builds(StepResult, naturals, lists(row_results), numbers, maybe() |
 arguments = maybe() | any_text | st.integers(-(2**63), 2**63 - 1) | numbers | st.booleans() | lists(any_text)
 failures = st.builds(Failure, any_text, any_text, st.dictionaries(any_text, arguments, max_size=MANY))
 
-requests = configs | plans | st.builds(Halt)
+requests = configs | plans | st.builds(Halt) | st.builds(PrepareAdapter, any_text, any_text, st.booleans())
 replies = progress | infos | results | failures

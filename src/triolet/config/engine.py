@@ -270,6 +270,32 @@ class EngineConfig(Configuration):
         default=3,
         rule=whole(1, 16),
     )
+    enable_lora: bool = option(
+        # off by default: the decoder with adapters is slower than the C++ one
+        "Serve LoRA adapters beside the model.",
+        default=False,
+        rule=flag(),
+    )
+    max_loras: int = option(
+        "Most different LoRA adapters in one step.",
+        default=1,  # vLLM's
+        rule=whole(1, MAX_NUM_SEQS),
+    )
+    max_lora_rank: int = option(
+        "Highest rank of a LoRA adapter.",
+        default=16,  # vLLM's
+        rule=whole(1),
+    )
+    max_cpu_loras: int | None = option(
+        "Most LoRA adapters that are kept in memory, those in use included; by default max_loras.",
+        default=None,
+        rule=whole(1, optional=True),
+    )
+    lora_dtype: str = option(
+        "Data type in which LoRA adapters are kept and multiplied; auto takes the model's.",
+        default="auto",
+        rule=one_of(DTYPES),
+    )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default the last part of its folder or hub id.",
         default=None,
@@ -303,6 +329,10 @@ class EngineConfig(Configuration):
     trust_remote_code: bool = option(
         "Allow Python code in the model folder to run.", default=False, rule=flag()
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError("max_cpu_loras", f"at least max_loras ({self.max_loras})", self.max_cpu_loras)
 
     @classmethod
     def of(cls, config: EngineConfig | str | None = None, /, **fields: Unpack[EngineFields]) -> EngineConfig:
@@ -379,6 +409,11 @@ class EngineFields(TypedDict, total=False):
     speculative: str
     num_speculative_tokens: int
     prompt_lookup_min: int
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int | None
+    lora_dtype: str
     served_model_name: str | None
     api_keys: tuple[str, ...]
     step_timeout: float | None

@@ -40,6 +40,17 @@ class RowStart:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     wants_prompt_logprobs: bool = False  # whether those that `params` ask for are not known yet
     pooling: PoolingParams | None = None  # of a request that is pooled: no token of it is sampled
+    adapter_slot: int | None = None  # slot of the adapter that computes its tokens; None for none
+
+
+@attrs.frozen(kw_only=True)
+class AdapterStart:
+    """A LoRA adapter takes a slot of the runner, in the place of the one that was there."""
+
+    slot: int  # below `max_loras`
+    name: str
+    path: str  # folder that the runner reads it from, unless it still has it
+    digest: str  # of the contents: if the folder has others now, the rows with this slot fail
 
 
 @attrs.frozen
@@ -72,6 +83,7 @@ class StepPlan:
     # How many steps at most. If more than one, every row has a single token to compute and one to be sampled,
     # without mask or draft; there are no `starts`; and there are blocks for the tokens of all steps.
     num_steps: int = 1
+    adapters: tuple[AdapterStart, ...] = ()  # slots to fill, before `starts` are looked at
 
     @property
     def num_tokens(self) -> int:
@@ -188,6 +200,21 @@ class BackgroundRunner(StepRunner, Protocol):
         Args:
             plan: one step or several.
             done_fd: an eventfd that counts the steps that are done.
+        """
+        ...
+
+
+@runtime_checkable
+class AdapterRunner(StepRunner, Protocol):
+    """A runner with LoRA adapters."""
+
+    def prepare_adapter(self, path: str, digest: str, *, is_pinned: bool) -> None:
+        """Read an adapter, so that the step that needs it does not wait. May be called from any thread.
+
+        Args:
+            path: its folder.
+            digest: of its contents; another one is an error.
+            is_pinned: whether it is kept until the runner ends.
         """
         ...
 

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
 from triolet.actors.grammar_requests import GrammarRequests
@@ -32,6 +33,7 @@ from triolet.core.output.pooling_outputs import (
 )
 from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.recovery.supervision import CrashReport, RestartLog
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import EMBED, POOLED, PoolingParams
@@ -40,19 +42,13 @@ from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
+from triolet.engine.adapters import AdapterMethods
 from triolet.engine.live_requests import live_requests
 from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
 from triolet.engine.token_stream import Availability, RequestTable, TokenStream, death_by
-from triolet.errors import (
-    EngineClosed,
-    EngineDead,
-    InvalidPrompt,
-    InvalidRequest,
-    UnsupportedFeature,
-    shown,
-)
+from triolet.errors import EngineClosed, EngineDead, InvalidPrompt, InvalidRequest, shown
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
@@ -87,7 +83,7 @@ class RestartStream:
         raise StopAsyncIteration
 
 
-class Engine:
+class Engine(AdapterMethods):
     """Running engine; `open_engine` makes it.
 
     Methods raise `WrongTrioRun` outside of the Trio run in which the engine was opened.
@@ -100,14 +96,16 @@ class Engine:
         channels: Channels,
         progress: ActorProgress,
         grammars: GrammarRequests,
+        adapters: AdapterRegistry,
     ) -> None:
         self.config = config
         self._run, self._opened_s = TrioRunGuard(), trio.current_time()
         self._core, self._channels, self._progress, self._grammars = core, channels, progress, grammars
+        self._adapters = adapters
         # Requests without a seed draw theirs from here: an engine of one seed repeats its answers.
         seeds = random.Random(config.seed)
         builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
-        preparation = RequestPreparation(builder, channels, progress, grammars)
+        preparation = RequestPreparation(builder, channels, progress, grammars, adapters)
         self._availability = Availability()
         hold_back = cast("HoldBack", config.hold_back)
         self._requests = RequestTable(hold_back, core, channels, progress, preparation, self._availability)
@@ -256,7 +254,7 @@ class Engine:
         client: str | None = None,
         deadline: float | None = None,
         queue_timeout: float | None = None,
-        lora: None = None,
+        lora: LoRARequest | None = None,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         owner: str | None = None,
@@ -272,7 +270,7 @@ class Engine:
             deadline: absolute `trio.current_time()` at which the answer ends with the tokens so far; the deadline of
                 the caller's own cancel scope counts as well.
             queue_timeout: seconds that the request may wait to be scheduled.
-            lora: not offered yet.
+            lora: LoRA adapter that computes the answer; loaded now if it is not yet.
             cache_salt: prefixes are shared only between requests of the same salt.
             trace_headers: `traceparent` and `tracestate` of the request's trace; by default the caller's span.
             owner: name that `requests` filters by. It takes the place of `client` in admission and fairness: a server
@@ -283,23 +281,23 @@ class Engine:
         """
         self._run.check()
         if lora is not None:
-            raise UnsupportedFeature("lora is not offered yet", field="lora", got=lora)
+            check_type("lora", lora, LoRARequest, "a LoRARequest")
         if sampling_params is not None:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
-        return self._stream(
-            self._submission(
-                prompt,
-                sampling_params,
-                request_id=request_id,
-                priority=priority,
-                client=client,
-                deadline=deadline,
-                queue_timeout=queue_timeout,
-                cache_salt=cache_salt,
-                trace_headers=trace_headers,
-                owner=owner,
-            )
+        submission = self._submission(
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            client=client,
+            deadline=deadline,
+            queue_timeout=queue_timeout,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            owner=owner,
         )
+        submission.lora = lora
+        return self._stream(submission)
 
     def encode(
         self,

@@ -9,6 +9,7 @@ from typing import Unpack
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.registry import open_executor
@@ -73,7 +74,8 @@ async def run_engine(
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
     grammars = GrammarRequests(core.masks)
-    engine = Engine(config, core, channels, progress, grammars)
+    adapters = AdapterRegistry(config, core.model, executor)
+    engine = Engine(config, core, channels, progress, grammars, adapters)
     tree = build_supervision_tree(
         config,
         core,
@@ -82,6 +84,7 @@ async def run_engine(
         grammars,
         executor,
         load_tokenizer or make_tokenizer_loader(config, core.model),
+        adapters if config.enable_lora else None,
         on_progress=on_progress,
         on_step=engine._reporting.report,
         on_report=engine._note_report,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 import trio
 
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.request.lora import Adapter, LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.prompt import ParsedPrompt
 from triolet.core.request.request import Request
@@ -56,11 +58,22 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
         priority=first.priority,
         client=first.client,
         cache_salt=first.cache_namespace.salt,
+        **({} if first.adapter is None else _saved_adapter(first.adapter)),
         trace_headers=first.trace_headers,
         owner=submission.owner,
         time_left_s=_time_left(first.deadline_s, now_s),
         queue_time_left_s=None if was_scheduled else _time_left(first.queue_deadline_s, now_s),
     )
+
+
+def _saved_adapter(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "lora_name": adapter.name,
+        "lora_int_id": adapter.int_id,
+        "lora_path": adapter.path,
+        "lora_base_model_name": adapter.base_model_name,
+        "adapter": adapter.digest,
+    }
 
 
 def _saved_answer(entry: JournalEntry) -> SavedAnswer:
@@ -132,6 +145,9 @@ def resumed(saved: SavedRequest) -> Submission:
         deadline_s=math.inf if saved.time_left_s is None else now_s + saved.time_left_s,
         queue_timeout_s=math.inf if saved.queue_time_left_s is None else saved.queue_time_left_s,
         cache_salt=saved.cache_salt,
+        lora=None
+        if saved.lora_name is None
+        else LoRARequest(saved.lora_name, saved.lora_int_id, saved.lora_path, saved.lora_base_model_name),
         trace_headers=saved.trace_headers,
         owner=saved.owner,
         saved=saved,

@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels, WaitCell
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.tokenizer import ask_tokenizer
@@ -23,13 +24,14 @@ from triolet.core.output.output_processor import (
     RequestProgress,
     collector_of,
 )
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import ParsedPrompt
 from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, Request, RequestStatus, TraceHeaders
 from triolet.core.request.request_builder import Need, RequestBuilder
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.errors import InvalidRequest, Overloaded, WrongTrioRun, shown
+from triolet.errors import InvalidRequest, Overloaded, SnapshotError, WrongTrioRun, shown
 from triolet.ipc.snapshot import SavedRequest
 
 
@@ -45,6 +47,7 @@ class Submission:
     deadline_s: float
     queue_timeout_s: float
     cache_salt: str | None
+    lora: LoRARequest | None = None
     pooling: PoolingParams | None = None  # parameters of a pooled request
     most_tokens: int | None = None  # length to which the prompt of a pooled request is cut, tokens
     trace_headers: TraceHeaders = ()  # headers of the request's trace
@@ -166,12 +169,19 @@ class RequestPreparation:
     Args:
         channels: to the tokenizer.
         grammars: compiles grammars.
+        adapters: loads LoRA adapters.
     """
 
     def __init__(
-        self, builder: RequestBuilder, channels: Channels, progress: ActorProgress, grammars: GrammarRequests
+        self,
+        builder: RequestBuilder,
+        channels: Channels,
+        progress: ActorProgress,
+        grammars: GrammarRequests,
+        adapters: AdapterRegistry,
     ) -> None:
         self._builder, self._channels, self._progress, self._grammars = builder, channels, progress, grammars
+        self._adapters = adapters
 
     def check(self, submission: Submission) -> SamplingParams:
         """Check the parameters; return them, or the model's own for None. See `RequestBuilder.check`."""
@@ -190,6 +200,14 @@ class RequestPreparation:
         deadline_s = min(submission.deadline_s, trio.current_effective_deadline())
         queue_deadline_s = arrival_s + submission.queue_timeout_s
         await trio.lowlevel.checkpoint()
+        adapter = None
+        if submission.lora is not None:
+            adapter = await self._adapters.resolve(submission.lora)
+            if submission.saved is not None and submission.saved.adapter != adapter.digest:
+                raise SnapshotError(
+                    f"request {shown(submission.request_id)} was answered by other contents of adapter "
+                    f"{shown(adapter.name)} than its folder {adapter.path} has now"
+                )
         if submission.pooling is None:
             tokenized = await self._run(self._builder.tokenize(submission.prompt, params))
         else:
@@ -220,6 +238,7 @@ class RequestPreparation:
             cache_salt=submission.cache_salt,
             trace_headers=submission.trace_headers,
             pooling=submission.pooling,
+            adapter=adapter,
         )
 
     async def _run(self, steps: Generator[Need, Tokenized | None, T], owner: str | None = None) -> T:

@@ -4,9 +4,10 @@
                                                                                      ModelInfo      loaded
                          StepPlan       compute this step, or run                    StepResult     computed
                          Halt           end the run                                  Failure        it raised
+                         PrepareAdapter read this adapter, meanwhile
 
 A run is answered with a `StepResult` for each step, and a `Halt` with nothing: one that comes too late is about a run
-that is over.
+that is over. A `PrepareAdapter` is answered with nothing either, and ends a run as a `Halt` does.
 
 On the way a message is [name of its class, fields], as msgpack, in a frame.
 """
@@ -329,7 +330,16 @@ class Halt:
     """Request to end the current run after the step that is being computed."""
 
 
-Request = EngineConfig | StepPlan | Halt
+@attrs.frozen
+class PrepareAdapter:
+    """Request to read a LoRA adapter in a thread, before a step needs it."""
+
+    path: str
+    digest: str
+    is_pinned: bool
+
+
+Request = EngineConfig | StepPlan | Halt | PrepareAdapter
 Reply = LoadProgress | ModelInfo | StepResult | Failure
 
 
@@ -389,7 +399,7 @@ class Way(Generic[M]):
             yield self.unpack(payload)
 
 
-_REQUESTS: Final = (EngineConfig, StepPlan, Halt)
+_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter)
 _REPLIES: Final = (LoadProgress, ModelInfo, StepResult, Failure)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 

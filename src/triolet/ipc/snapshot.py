@@ -65,6 +65,12 @@ class SavedRequest:
     priority: int = attrs.field(default=0, validator=_is_int64)  # see `Engine.generate`
     client: str | None = None  # likewise
     cache_salt: str | None = None  # likewise
+    # Adapter that computes the answer, as it was loaded, and the digest of its contents.
+    lora_name: str | None = None
+    lora_int_id: int = 0
+    lora_path: str = ""
+    lora_base_model_name: str | None = None
+    adapter: str | None = None
     trace_headers: TraceHeaders = ()  # likewise
     owner: str | None = None  # likewise
     # Until its deadline, seconds; None if it has none.

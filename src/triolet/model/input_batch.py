@@ -36,6 +36,7 @@ class Row:
 
     __slots__ = (
         "_tokens",
+        "adapter_slot",
         "epoch",
         "mask",
         "num_blocks",
@@ -52,6 +53,7 @@ class Row:
     def __init__(self, start: RowStart, vocab_size: int) -> None:
         self.request_id = start.request_id
         self.epoch = start.epoch
+        self.adapter_slot = start.adapter_slot
         self._tokens: Int64s = np.array(start.prompt_token_ids + start.output_token_ids, dtype=np.int64)
         self.num_tokens = len(self._tokens)
         self.num_prompt_tokens = len(start.prompt_token_ids)
@@ -155,6 +157,8 @@ class StepInput:
     sampled: tuple[Row, ...]
     prompted: tuple[PromptShare, ...] = ()  # what the others are for
     pooled: tuple[PoolShare, ...] = ()  # rows of which nothing is sampled
+    # [num_tokens] int64 on the CPU, the slot of each token's adapter, negative for none; None if no row has one.
+    adapter_slots: Tensor | None = None
 
     def token_type_ids(self) -> Tensor:
         """Return 1 for the tokens of the second text of each pair, 0 for all others; [num_tokens] int64."""
@@ -172,6 +176,7 @@ class StepInput:
             cache=cache,
             attention=self.attention,
             logits_indices=self.logits_indices,
+            adapter_slots=self.adapter_slots,
         )
 
 
@@ -185,6 +190,7 @@ class Decoding:
     cu_query_lens: Tensor
     logits_indices: Tensor
     query_lens: tuple[int, ...]
+    adapter_slots: Tensor | None
 
 
 def _pool_share(planned: PlanRow, row: Row, params: PoolingParams, step_end: int) -> PoolShare:
@@ -209,6 +215,13 @@ def _is_plain_decode(planned: PlanRow, row: Row) -> bool:
         and not planned.draft_token_ids
         and not row.prompt_share(planned.start, planned.start + 1)
     )
+
+
+def _adapter_slots(rows: Sequence[Row], query_lens: Sequence[int]) -> Tensor | None:
+    if all(row.adapter_slot is None for row in rows):
+        return None
+    slots = [-1 if row.adapter_slot is None else row.adapter_slot for row in rows]
+    return torch.from_numpy(np.repeat(np.array(slots, dtype=np.int64), query_lens))
 
 
 class RowTable:
@@ -258,6 +271,11 @@ class RowTable:
                 return ()
             rows.append(row)
         return tuple(rows)
+
+    def adapted_rows(self, plan: StepPlan) -> list[Row]:
+        """Return the rows of a plan that have an adapter."""
+        rows = [self._rows[self._checked(planned.row_id)] for planned in plan.rows]
+        return [row for row in rows if row is not None and row.adapter_slot is not None]
 
     def take(self, plan: StepPlan) -> StepInput:
         """Apply a plan to the table and build the input of its step.
@@ -408,6 +426,7 @@ class RowTable:
             sampled=tuple(row for row, count in zip(rows, num_sampled, strict=True) for _ in range(count)),
             prompted=tuple(prompted),
             pooled=tuple(pooled),
+            adapter_slots=_adapter_slots(rows, query_lens),
         )
 
     def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:
@@ -429,7 +448,12 @@ class RowTable:
             seq_lens_host=tuple([start + 1 for start in starts]),
         )
         return StepInput(
-            self._tensor(np.array(token_ids)), self._tensor(positions), attention, known.logits_indices, rows
+            self._tensor(np.array(token_ids)),
+            self._tensor(positions),
+            attention,
+            known.logits_indices,
+            rows,
+            adapter_slots=known.adapter_slots,
         )
 
     def _decoding_of(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...]) -> Decoding:
@@ -441,6 +465,7 @@ class RowTable:
             cu_query_lens=self._tensor(np.arange(len(rows) + 1, dtype=np.int32)),
             logits_indices=self._tensor(places),
             query_lens=(1,) * len(rows),
+            adapter_slots=_adapter_slots(rows, (1,) * len(rows)),
         )
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:

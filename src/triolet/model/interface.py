@@ -58,6 +58,8 @@ class ForwardBatch:
     logits_indices: Tensor  # [num_logits] int64, the tokens after which logits are wanted
     # [num_tokens] int64, 1 for the second text of a pair; None for a model that does not tell the texts apart so.
     token_type_ids: Tensor | None = None
+    # [num_tokens] int64 on the CPU, the slot of each token's LoRA adapter, negative for none; None if no token has one.
+    adapter_slots: Tensor | None = None
 
 
 class CausalModel(Protocol):

@@ -27,7 +27,7 @@ from triolet.model.architectures.decoder_config import (
 from triolet.model.architectures.families import native_family, parse_decoder_config
 from triolet.model.architectures.weight_map import WeightReader, WeightSource, check_fit, plan_tensors
 from triolet.model.backends.cpu_decoder import build_cpu_decoder, can_plan, can_quantise
-from triolet.model.backends.torch_decoder import build_decoder
+from triolet.model.backends.torch_decoder import Decoder, build_decoder
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
@@ -45,9 +45,20 @@ from triolet.model.pooling import DEEP_HEAD, Pooler, load_pooler
 from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
 
 if TYPE_CHECKING:
+    from triolet.model.adapters import AdapterBank
     from triolet.model.backends.encoder import EncoderModel
 
 _logger = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class AdapterLimits:
+    """Limits of the LoRA adapters of an engine, under the names of the fields of `EngineConfig`."""
+
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int
+    lora_dtype: str
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -59,6 +70,7 @@ class LoadedFolder:
     generation_defaults: GenerationDefaults  # how its makers want it to be sampled
     generates: bool = True  # whether it has an output head
     pooler: Pooler | None = None  # what it computes for pooled requests
+    adapters: AdapterBank | None = None  # LoRA adapters of its layers
 
 
 def load_model(
@@ -72,6 +84,7 @@ def load_model(
     quantization: str | None = None,
     convert: str = "auto",
     classifier_from_token: tuple[str, ...] = (),
+    adapter_limits: AdapterLimits | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedFolder:
     """Load a model folder or a GGUF file, or fetch and load a model of the hub.
@@ -88,10 +101,12 @@ def load_model(
         quantization: `int8` or `int4` rounds the weights while they are read; see `EngineConfig`.
         convert: see `EngineConfig`.
         classifier_from_token: see `EngineConfig`.
+        adapter_limits: of LoRA adapters; None for a model without them.
         on_progress: told how many bytes were fetched and read.
 
     Raises:
-        ConfigError: `dtype`, `max_model_len`, `quantization` or `convert` is not possible with this model.
+        ConfigError: `dtype`, `max_model_len`, `quantization`, `convert` or `enable_lora` is not possible with this
+            model.
         ModelError: the model cannot be loaded; the subclass says why. Nothing half-loaded stays.
     """
     if dtype not in ("auto", *DTYPES):
@@ -101,6 +116,8 @@ def load_model(
     if classifier_from_token:
         _check_classifier_tokens(classifier_from_token, convert, folder)
     if folder.is_file():
+        if adapter_limits is not None:
+            raise ConfigError("enable_lora", "false for a GGUF file", True)
         return _load_gguf(folder, dtype, device, max_model_len, quantization, convert, on_progress)
     config = read_config(folder)
     if classifier_from_token:
@@ -125,7 +142,9 @@ def load_model(
             checkpoint = quantized = open_quantized(stored, config, folder)
         if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
             parsed, generates = _without_head(parsed), False
-        loaded = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
+        loaded = _build(
+            parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress, adapter_limits
+        )
         if quantized is not None:
             _logger.info(
                 "of the %d quantised weights of %s, %d are kept; the others are converted to %s",
@@ -137,6 +156,8 @@ def load_model(
     else:
         if quantization is not None:
             raise _not_quantised(quantization)
+        if adapter_limits is not None:
+            raise ConfigError("enable_lora", f"false for {architecture}, which has no native decoder", True)
         # imported here because it takes seconds, and the native path needs none of it
         if pooling is not None and architecture.endswith(ENCODER_ENDINGS):
             from triolet.model.backends.encoder import load_encoder
@@ -158,6 +179,7 @@ def load_model(
         folder=folder,
         generation_defaults=defaults,
         generates=generates,
+        adapters=loaded.adapters if isinstance(loaded, Decoder) else None,
         pooler=None
         if pooling is None
         else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size, encoder),
@@ -191,6 +213,7 @@ def _build(
     max_model_len: int | None,
     quantization: str | None,
     on_progress: OnProgress | None,
+    adapter_limits: AdapterLimits | None = None,
 ) -> CausalModel:
     plans = plan_tensors(parsed, checkpoint.tensors)
     # Names and shapes come first: they take no time, and the weights may take minutes.
@@ -201,6 +224,19 @@ def _build(
             on_progress(LoadProgress("weights", done_bytes, total_bytes))
 
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
+    if adapter_limits is not None:
+        if quantization is not None:
+            raise ConfigError("quantization", "none with enable_lora", quantization)
+        # imported here because most engines have no adapters
+        from triolet.model.adapters import AdapterBank, adapter_support
+
+        support = adapter_support(parsed, plans, adapter_limits.max_lora_rank)
+        lora_dtype = DTYPES.get(adapter_limits.lora_dtype, dtype)
+        bank = AdapterBank(
+            support, max_adapters=adapter_limits.max_cpu_loras, dtype=lora_dtype, device=reader.device
+        )
+        # The C++ decoder computes a step in one call, which has no place for adapters.
+        return build_decoder(parsed, reader, max_model_len=max_model_len, adapters=bank)
     if can_plan(parsed, dtype, reader.device) and (
         quantization is None or can_quantise(parsed, quantization)
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -29,7 +30,7 @@ from triolet.model.interface import (
     GreedyRun,
     GreedyStep,
 )
-from triolet.model.load import LoadedFolder, load_model
+from triolet.model.load import AdapterLimits, LoadedFolder, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
 from triolet.model.memory.page_prefault import prefault_pages
@@ -38,6 +39,9 @@ from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
 from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, greedy_samples
 from triolet.model.sampling.sampling_row import SamplingRow
+
+if TYPE_CHECKING:
+    from triolet.model.adapters import AdapterBank
 
 
 class ModelRunner:
@@ -52,6 +56,7 @@ class ModelRunner:
         device: where the model is.
         logprobs_mode: see `EngineConfig`.
         pooler: pools the hidden states of pooled requests; None for a model that only generates.
+        adapters: LoRA adapters of the model's layers; None for a model without them.
     Raises:
         ConfigError: there is no memory for so many blocks.
     """
@@ -67,8 +72,10 @@ class ModelRunner:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         pooler: Pooler | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self._model = model
+        self._adapters = adapters
         self._pooler = pooler
         self._logprobs_mode = logprobs_mode
         self._greedy = model if isinstance(model, GreedyModel) else None
@@ -94,6 +101,8 @@ class ModelRunner:
         """Forget every row."""
         # the KV cache needs no clearing: no block is read before it is written again
         self._table.clear()
+        if self._adapters is not None:
+            self._adapters.clear()
         self._batch_for(())
         self.rest()
 
@@ -126,7 +135,9 @@ class ModelRunner:
                 plan
             )  # as if the step had not begun: what is in the KV cache is written again
             return StepResult(plan.step_id, (), out_of_memory=problem)
-        rows = (*self.note(step.sampled, samples), *others)
+        rows: tuple[RowResult, ...] = (*self.note(step.sampled, samples), *others)
+        if self._adapters is not None and step.adapter_slots is not None:
+            rows = self._with_failed_adapters(plan, rows)
         return StepResult(plan.step_id, rows, time.perf_counter() - began_s)
 
     @torch.inference_mode()
@@ -152,7 +163,30 @@ class ModelRunner:
         run = self._background.begin_greedy(batch, num_steps=plan.num_steps, done_fd=done_fd)
         return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
 
+    def prepare_adapter(self, path: str, digest: str, *, is_pinned: bool) -> None:
+        """Read an adapter, so that the step that needs it does not wait. May be called from any thread."""
+        if self._adapters is not None:
+            self._adapters.prepare(path, digest)
+            if is_pinned:
+                self._adapters.pin(digest)
+
+    def _with_failed_adapters(self, plan: StepPlan, rows: tuple[RowResult, ...]) -> tuple[RowResult, ...]:
+        """Fail the rows whose adapter could not be loaded, instead of giving them the answers of the plain model."""
+        assert self._adapters is not None
+        failures = [
+            RowFailure(row.request_id, row.epoch, problem)
+            for row in self._table.adapted_rows(plan)
+            if row.adapter_slot is not None
+            and (problem := self._adapters.failure(row.adapter_slot)) is not None
+        ]
+        failed = {failure.epoch for failure in failures}
+        return (*[row for row in rows if row.epoch not in failed], *failures) if failed else rows
+
     def _take(self, plan: StepPlan) -> StepInput:
+        for adapter in plan.adapters:
+            if self._adapters is None:
+                raise InvariantViolated(f"adapter {adapter.name!r} must not be planned: there are no slots")
+            self._adapters.place(adapter)
         step = self._table.take(plan)
         if self._pages is not None:
             self._pages.reach(self._table.highest_block_id)
@@ -307,11 +341,13 @@ def load_runner(
     logprobs_mode: str = "raw_logprobs",
     convert: str = "auto",
     classifier_from_token: tuple[str, ...] = (),
+    adapter_limits: AdapterLimits | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
     """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
 
     Args:
+        adapter_limits: of LoRA adapters; None for a model without them.
         on_progress: told how much of the model is there.
     Raises:
         ConfigError: no such device, or model and KV cache do not allow `max_model_len`.
@@ -330,6 +366,7 @@ def load_runner(
         quantization=quantization,
         convert=convert,
         classifier_from_token=classifier_from_token,
+        adapter_limits=adapter_limits,
         on_progress=on_progress,
     )
     spec = loaded.model.spec
@@ -371,6 +408,7 @@ def _runner_of(
         device=device,
         logprobs_mode=logprobs_mode,
         pooler=loaded.pooler,
+        adapters=loaded.adapters,
     )
     return runner, _model_info(loaded, device, max_model_len, num_blocks, block_size)
 
@@ -462,6 +500,7 @@ def _model_info(
         generation=loaded.generation_defaults,
         generates=loaded.generates,
         pooling=None if loaded.pooler is None else loaded.pooler.info,
+        adapters=None if loaded.adapters is None else loaded.adapters.support,
     )
 
 
@@ -493,5 +532,17 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         logprobs_mode=config.logprobs_mode,
         convert=config.convert,
         classifier_from_token=config.classifier_from_token,
+        adapter_limits=_adapter_limits(config),
         on_progress=on_progress,
+    )
+
+
+def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:
+    if not config.enable_lora:
+        return None
+    return AdapterLimits(
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        max_cpu_loras=config.max_cpu_loras or config.max_loras,
+        lora_dtype=config.lora_dtype,
     )

@@ -36,10 +36,10 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import StepPlan, StepRunner, steps_of
+from triolet.core.step_plan import AdapterRunner, StepPlan, StepRunner, steps_of
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
-from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, PrepareAdapter, Reply, Request
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -154,8 +154,18 @@ def _replies(load: Load, transport: Transport) -> Iterator[Reply]:
         elif runner is None and isinstance(request, StepPlan):
             raise RuntimeError("a model must be loaded before the first step")
         elif runner is not None and isinstance(request, StepPlan):
-            # A request that comes while a plan is computed can only be a Halt.
+            # A request that comes while a plan is computed is a Halt, or an adapter that the next plan may need.
             yield from steps_of(request, runner.execute, transport.has_request)
+        elif isinstance(request, PrepareAdapter) and isinstance(runner, AdapterRunner):
+            # In a thread, so that the next plan is read at once; a step that needs the adapter waits for it.
+            threading.Thread(target=_prepare, args=(runner, request), daemon=True).start()
+
+
+def _prepare(runner: AdapterRunner, request: PrepareAdapter) -> None:
+    try:
+        runner.prepare_adapter(request.path, request.digest, is_pinned=request.is_pinned)
+    except Exception as error:  # the step that needs the adapter fails its requests with the reason
+        sys.stderr.write(f"adapter {request.path} cannot be prepared: {error}\n")
 
 
 def _die_with_parent(requests_fd: int) -> None:

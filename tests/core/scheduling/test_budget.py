@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from tests.core.stage import Stage, make_config
+from triolet.core.request.lora import AdapterSupport
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.scheduling.budget import (
     MEMORY_STEPS,
@@ -283,13 +284,17 @@ def engine_limits(**fields: Any) -> SimpleNamespace:
     defaults: dict[str, Any] = {
         "max_num_seqs": 5, "max_num_batched_tokens": None, "policy": "fair", "priority_aging": 1.5,
         "fair_ttft_factor": 2.5, "max_prefill_delay": 3.5, "enable_prefix_caching": False, "num_scheduler_steps": 6,
-        "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8,
+        "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8, "max_loras": 2,
     }  # fmt: skip
     return SimpleNamespace(**(defaults | fields))
 
 
-def limits_of(device: str = "cuda:1", **fields: Any) -> SchedulerConfig:
-    info = SimpleNamespace(device=device, num_kv_blocks=100, block_size=16, max_model_len=1000, pooling=None)
+def limits_of(
+    device: str = "cuda:1", adapters: AdapterSupport | None = None, **fields: Any
+) -> SchedulerConfig:
+    info = SimpleNamespace(
+        device=device, num_kv_blocks=100, block_size=16, max_model_len=1000, pooling=None, adapters=adapters
+    )
     return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key")
 
 
@@ -298,9 +303,10 @@ def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() 
         "num_blocks": 100, "block_size": 16, "max_num_seqs": 5, "max_num_batched_tokens": 2048, "max_model_len": 1000,
         "num_sure_tokens": 2048, "policy": "fair", "priority_aging_s": 1.5, "fair_ttft_factor": 2.5,
         "max_prefill_delay_s": 3.5, "enable_prefix_caching": False, "cache_key": b"key", "num_scheduler_steps": 6,
-        "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False,
+        "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False, "max_adapters": 0,
     }  # fmt: skip
     assert limits_of(speculative="none").num_speculative_tokens == 0
+    assert limits_of(adapters=AdapterSupport((), "", 8)).max_adapters == 2
     unbounded = limits_of(priority_aging=None, fair_ttft_factor=None, max_prefill_delay=None)
     bounds = (unbounded.priority_aging_s, unbounded.fair_ttft_factor, unbounded.max_prefill_delay_s)
     assert bounds == (math.inf, math.inf, math.inf)

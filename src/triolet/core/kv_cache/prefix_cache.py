@@ -25,7 +25,9 @@ class CacheNamespace:
 
     # Chosen by the caller, so that the timing of other requests tells nothing of its prompts.
     salt: str | None = None
-    adapter: str | None = None  # name of the adapter that the KV is computed with; None for none
+    # Digest of the contents of the adapter that the KV is computed with; None for none. A name would not do: the files
+    # behind it may change.
+    adapter: str | None = None
     weights_version: int = 0  # counts the changes of the model's weights
 
     def to_bytes(self) -> bytes:

@@ -126,6 +126,7 @@ class OutputCollector:
             num_cached_tokens=self.entry.num_cached_tokens,
             num_cache_creation_tokens=self.entry.num_cache_creation_tokens,
             prompt_logprobs=self._described_prompt(),
+            lora_request=None if request.adapter is None else request.adapter.lora_request,
         )
         self._num_taken = self._num_tokens
         self._has_news, self._was_taken = False, True
@@ -141,6 +142,7 @@ class OutputCollector:
             logprobs=self._answer_logprobs() if self._wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
+            lora_request=None if entry.request.adapter is None else entry.request.adapter.lora_request,
         )
 
     def _part(self, items: list[T]) -> Sequence[T]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from triolet.core.output.logprobs import FlatLogprobs, Logprob, Position
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 
 __all__ = [
@@ -42,7 +43,7 @@ class CompletionOutput:
         finish_reason: None while it continues.
         stop_reason: the stop string or stop token id; None for the tokenizer's end of sequence. Further end
             tokens of the model are given like stop token ids.
-        lora_request: None: LoRA is not offered yet.
+        lora_request: LoRA adapter that computed it; None for none.
     """
 
     index: int
@@ -52,7 +53,7 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         """Return True if this answer has ended."""
@@ -90,7 +91,7 @@ class RequestOutput:
         num_cache_creation_tokens: prompt tokens that were computed, and whose KV is in the prefix cache now.
         prompt_logprobs: per token of the prompt, if they were asked for: in the first output with DELTA, in each with
             the other kinds.
-        lora_request: None: LoRA is not offered yet.
+        lora_request: LoRA adapter that computes the answers; None for none.
         encoder_prompt: None: there are no encoder-decoder models.
         encoder_prompt_token_ids: None, for the same reason.
         kv_transfer_params: None: KV stays in its engine.
@@ -105,7 +106,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_cache_creation_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     kv_transfer_params: None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from triolet.core.request.lora import AdapterSupport
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import GENERATE, PoolingInfo
 from triolet.core.request.tokenizer_interface import TokenizerInterface
@@ -59,6 +60,7 @@ class ModelInfo:
         process_id: of the model's process, if it is not the engine's own.
         generates: whether it generates text.
         pooling: what it computes for pooled requests; None if it only generates.
+        adapters: what LoRA adapters may change; None if the engine takes none.
     """
 
     folder: str
@@ -76,6 +78,7 @@ class ModelInfo:
     process_id: int | None = None
     generates: bool = True
     pooling: PoolingInfo | None = None
+    adapters: AdapterSupport | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

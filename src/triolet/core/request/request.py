@@ -12,6 +12,7 @@ import attrs
 
 from triolet.core.kv_cache.prefix_cache import DEFAULT_NAMESPACE, CacheNamespace
 from triolet.core.request.grammar_state import Constraint
+from triolet.core.request.lora import Adapter
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -74,6 +75,7 @@ class Request:
     # Of a request that wants vectors instead of an answer; `params` has no meaning for it then.
     pooling: PoolingParams | None = None
     cache_namespace: CacheNamespace = DEFAULT_NAMESPACE  # requests share cached blocks only within one
+    adapter: Adapter | None = None  # LoRA adapter that computes the answer
     trace_headers: TraceHeaders = ()  # names and values of the trace context headers
     arrival_s: float = 0.0  # when it was admitted, monotonic seconds
     deadline_s: float = float("inf")  # when it ends with what it has, monotonic seconds; infinity for never

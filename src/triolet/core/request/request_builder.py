@@ -16,6 +16,7 @@ import attrs
 
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
 from triolet.core.request.grammar_state import Constraint, ThinkingRules
+from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.param_validation import refuse, too_many
 from triolet.core.request.params import SamplingParams
@@ -318,6 +319,7 @@ class RequestBuilder:
         cache_salt: str | None = None,
         trace_headers: TraceHeaders = (),
         pooling: PoolingParams | None = None,
+        adapter: Adapter | None = None,
     ) -> tuple[Request, ...]:
         """Return the requests for each of the n answers.
 
@@ -346,7 +348,10 @@ class RequestBuilder:
             constraint=constraint,
             client=client,
             owner=owner,
-            cache_namespace=CacheNamespace(salt=cache_salt),
+            cache_namespace=CacheNamespace(
+                salt=cache_salt, adapter=None if adapter is None else adapter.digest
+            ),
+            adapter=adapter,
             trace_headers=trace_headers,
             arrival_s=arrival_s,
             deadline_s=deadline_s,

@@ -73,6 +73,11 @@ class SchedulerLimits(Protocol):
         """Tokens that must agree."""
         ...
 
+    @property
+    def max_loras(self) -> int:
+        """Different adapters in a step."""
+        ...
+
 
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
@@ -99,6 +104,7 @@ class SchedulerConfig:
     prompt_lookup_min: int = 3  # last tokens that must have occurred before for a draft
     # True if tokens attend in both directions: a prompt is computed in one step, and nothing of it is kept.
     whole_prompts: bool = False
+    max_adapters: int = 0  # different LoRA adapters in a step; 0 for a model without them
 
     @classmethod
     def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
@@ -122,6 +128,7 @@ class SchedulerConfig:
             num_scheduler_steps=limits.num_scheduler_steps,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,
+            max_adapters=limits.max_loras if info.adapters is not None else 0,
         )
 
 

@@ -281,6 +281,8 @@ class Scheduler:
         for epoch, failure in failures.items():
             if (failed := self._queues.by_epoch.get(epoch)) is not None:
                 failed.entry.failure = failure.reason
+                if self._planner.adapters is not None and failed.entry.request.adapter is not None:
+                    self._planner.adapters.load_again(failed.entry.request.adapter.digest)
                 self._finish(failed, FinishReason.ERROR)
         self._scheduled = []
         if not result.is_last:

@@ -34,6 +34,7 @@ class Sequence:
     # Of leading full blocks, computed or not: a look-up need not compute them twice.
     known_hashes: list[bytes] = attrs.field(factory=list)
     prefix_root: bytes = b""  # hash of its cache namespace; empty until it is needed
+    adapter_slot: int | None = None  # slot of its adapter, while it has a row; None for none
 
     @property
     def num_pending_tokens(self) -> int:
@@ -104,6 +105,7 @@ class Sequence:
             bad_words_token_ids=request.bad_words_token_ids,
             wants_prompt_logprobs=entry.wants_prompt_logprobs,
             pooling=request.pooling,
+            adapter_slot=self.adapter_slot,
         )
 
     def take_row(self) -> PlanRow:

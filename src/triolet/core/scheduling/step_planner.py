@@ -28,6 +28,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.recovery.recovery_state import RecoveryState
+from triolet.core.scheduling.adapter_slots import AdapterSlots, adapter_of
 from triolet.core.scheduling.admission import Found, PrefixesInStep, RequestQueues, find_computed, has_room
 from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, TokenBudget
 from triolet.core.scheduling.ngram_proposer import NgramIndex
@@ -217,14 +218,20 @@ class StepPlanner:
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
     _underway: PrefixesInStep = attrs.field(init=False)
+    adapters: AdapterSlots | None = attrs.field(
+        init=False
+    )  # slots of LoRA adapters; None for a model without them
 
     def __attrs_post_init__(self) -> None:
         self._underway = PrefixesInStep(self.cache)
+        self.adapters = AdapterSlots(self.config.max_adapters) if self.config.max_adapters else None
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed."""
         self.scheduled, self._starts = [], []
         self._hold_back()
+        if self.adapters is not None:
+            self._clear_slot(self.adapters, now_s)
         self.queues.waiting.begin_step(now_s)
         self._underway.begin_step()
         self.budget.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.queues.running))
@@ -244,6 +251,7 @@ class StepPlanner:
             tuple(self._starts),
             tuple([sequence.take_row() for sequence in self.scheduled]),
             num_steps,
+            () if self.adapters is None else self.adapters.take_starts(),
         )
 
     def _num_steps(self) -> int:
@@ -274,6 +282,15 @@ class StepPlanner:
         while len(running) > self._max_rows:
             self.queues.preempt(running[-1])
 
+    def _clear_slot(self, adapters: AdapterSlots, now_s: float) -> None:
+        """Preempt the requests of an adapter whose slot another one has waited for too long."""
+        digest = adapters.begin_step(self.queues.running, self.queues.waiting, now_s)
+        if digest is None:
+            return
+        for sequence in tuple(self.queues.running):
+            if (adapter := adapter_of(sequence)) is not None and adapter.digest == digest:
+                self.queues.preempt(sequence)
+
     @property
     def _max_rows(self) -> int:
         # Each row has a token in every step: a row left out of one step needs it in a later one.
@@ -281,9 +298,11 @@ class StepPlanner:
         return self.recovery.memory.max_rows(most)
 
     def may_be_admitted(self, sequence: Sequence) -> bool:
-        """Return False if a rule defers a waiting request: an awaited mask or prefix, or a poison bisection."""
+        """Return False if a rule defers a request: an awaited mask, prefix or adapter slot, or a poison bisection."""
         entry = sequence.entry
         is_held = entry.awaits_mask or entry.serial in self._underway.held
+        if self.adapters is not None and (adapter := adapter_of(sequence)) is not None:
+            is_held = is_held or not self.adapters.may_start(adapter)
         return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
 
     def _admit_overtaking(self, budget: int, now_s: float) -> int:
@@ -363,6 +382,9 @@ class StepPlanner:
             self.counters.prefix_cache_queries += entry.num_tokens
             self.counters.prefix_cache_hits += num_cached
         self.journal.scheduled(entry, now_s, num_cached)
+        if self.adapters is not None:
+            adapter = adapter_of(sequence)
+            sequence.adapter_slot = None if adapter is None else self.adapters.take(adapter)
         self._starts.append(sequence.row_start())
         return num_tokens
 

@@ -8,6 +8,7 @@ apart is in the data: a norm that is absent, a bias that is None, a window, a so
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -26,6 +27,9 @@ from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.quant_method import UNQUANTIZED, LinearWeights
 from triolet.model.interface import ForwardBatch, LayerCache, LayerCacheSpec, ModelSpec
 
+if TYPE_CHECKING:
+    from triolet.model.adapters import AdapterBank
+
 # Layers are plain callables, not `torch.nn.Module`s: they are never trained or moved, and at small batches the overhead
 # of a module's call would be a good part of a step.
 
@@ -40,6 +44,10 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         # [..., in] -> [..., out]
         return functional.linear(x, self.weight, self.bias)
+
+    def stored(self) -> tuple[Tensor, Tensor | None]:
+        """Return the weight [num_out, num_in] and the bias."""
+        return self.weight, self.bias
 
 
 @attrs.frozen(eq=False, slots=True)
@@ -56,6 +64,14 @@ class PackedLinear:
         # [num_tokens, in] -> [num_tokens, out]
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y
+
+    def stored(self) -> tuple[Tensor, Tensor | None]:
+        """Return the weight [num_out, num_in], unpacked, and the bias."""
+        return self.weight.to_dense(), self.bias
+
+
+# [num_tokens, in] to [num_tokens, out]: a `Linear`, a `PackedLinear`, or one of them with adapters.
+LinearLayer = Callable[[Tensor], Tensor]
 
 
 def make_linear(weights: LinearWeights) -> Linear | PackedLinear:
@@ -106,8 +122,8 @@ class Norm:
 class Attention:
     """Causal attention over the paged cache, with grouped queries."""
 
-    qkv: Linear | PackedLinear
-    out: Linear | PackedLinear
+    qkv: LinearLayer
+    out: LinearLayer
     query_norm: Norm | None
     key_norm: Norm | None
     cos_sin: Tensor | None  # this layer's rotary table; None where positions are learned vectors
@@ -146,8 +162,8 @@ class Attention:
 class FeedForward:
     """Project up, activate (and gate), project down."""
 
-    project_in: Linear | PackedLinear
-    project_out: Linear | PackedLinear
+    project_in: LinearLayer
+    project_out: LinearLayer
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -198,6 +214,7 @@ class Decoder:
     final_norm: Norm
     head: Linear | PackedLinear
     logit_soft_cap: float | None
+    adapters: AdapterBank | None = None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -207,19 +224,23 @@ class Decoder:
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Compute the logits of rows. An inference tensor: only inference mode may change it."""
-        return self._logits(hidden[rows])
+        return self._logits(hidden[rows], rows)
 
     @torch.inference_mode()
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
         """Compute the logits of a batch. An inference tensor: only inference mode may change it."""
         x, residual = self._layers(batch)
         rows = batch.logits_indices  # only these are normalised
-        return self._logits(self.final_norm.add(x[rows], None if residual is None else residual[rows])[0])
+        hidden = self.final_norm.add(x[rows], None if residual is None else residual[rows])[0]
+        return self._logits(hidden, rows)
 
     def _layers(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """Return what is yet to be added to the residual stream, and the stream."""
         positions = batch.positions
         x = functional.embedding(batch.token_ids, self.embedding)
+        if self.adapters is not None:
+            self.adapters.begin(batch.adapter_slots)
+            self.adapters.add_to_embeddings(x, batch.token_ids)
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         if self.learned_positions is not None:
@@ -229,8 +250,10 @@ class Decoder:
             x, residual = layer(x, residual, positions, layer_cache, batch.attention)
         return x, residual
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def _logits(self, x: Tensor, rows: Tensor) -> Tensor:
         logits = self.head(x)
+        if self.adapters is not None:
+            self.adapters.add_to_logits(logits, x, rows)
         if self.logit_soft_cap is not None:
             logits = torch.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         return logits
@@ -240,7 +263,11 @@ class Decoder:
 
 
 def build_decoder(
-    config: DecoderConfig, weights: WeightReader, *, max_model_len: int | None = None
+    config: DecoderConfig,
+    weights: WeightReader,
+    *,
+    max_model_len: int | None = None,
+    adapters: AdapterBank | None = None,
 ) -> Decoder:
     """Read the weights, tensor by tensor, into a decoder.
 
@@ -248,15 +275,19 @@ def build_decoder(
         config: the model.
         weights: loaded by the plans of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
+        adapters: LoRA adapters that change its layers.
     """
     facts = decoder_facts(config, weights, max_model_len)
     embedding = weights["embedding.weight"]
     learned_positions = weights.get("positions.weight")
     layers = tuple(
-        _build_layer(config, layer, f"layers.{index}.", weights, facts.rope_tables)
+        _build_layer(config, layer, f"layers.{index}.", weights, facts.rope_tables, adapters)
         for index, layer in enumerate(config.layers)
     )
-    head = weights.get("head.weight")
+    stored_head = weights.get("head.weight")
+    head = make_linear(LinearWeights(embedding if stored_head is None else stored_head))
+    if adapters is not None:
+        adapters.add_layer("head", head.stored)
     return Decoder(
         spec=facts.spec,
         embedding=embedding,
@@ -264,17 +295,23 @@ def build_decoder(
         learned_positions=learned_positions,
         layers=layers,
         final_norm=_build_norm(config, "final_norm", weights),
-        head=make_linear(LinearWeights(embedding if head is None else head)),
+        head=head,
         logit_soft_cap=config.logit_soft_cap,
+        adapters=adapters,
     )
 
 
 def _build_layer(
-    config: DecoderConfig, layer: LayerConfig, prefix: str, weights: WeightReader, tables: dict[Rope, Tensor]
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    tables: dict[Rope, Tensor],
+    adapters: AdapterBank | None,
 ) -> DecoderLayer:
     attention = Attention(
-        qkv=_build_linear(prefix + "qkv", weights),
-        out=_build_linear(prefix + "attention_out", weights),
+        qkv=_build_linear(prefix + "qkv", weights, adapters),
+        out=_build_linear(prefix + "attention_out", weights, adapters),
         query_norm=_build_optional_norm(config, prefix + "query_norm", weights),
         key_norm=_build_optional_norm(config, prefix + "key_norm", weights),
         cos_sin=None if layer.rope is None else tables[layer.rope],
@@ -290,28 +327,36 @@ def _build_layer(
         attention=attention,
         post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
         mlp_norm=_build_norm(config, prefix + "mlp_norm", weights),
-        mlp=_build_mlp(config, layer, prefix, weights),
+        mlp=_build_mlp(config, layer, prefix, weights, adapters),
         post_mlp_norm=_build_optional_norm(config, prefix + "post_mlp_norm", weights),
     )
 
 
 def _build_mlp(
-    config: DecoderConfig, layer: LayerConfig, prefix: str, weights: WeightReader
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    adapters: AdapterBank | None,
 ) -> FeedForward | MixtureOfExperts:
-    def block(name: str) -> FeedForward:
-        project_in = _build_linear(f"{prefix}{name}.in", weights)
-        project_out = _build_linear(f"{prefix}{name}.out", weights)
+    def block(name: str, adapters: AdapterBank | None = None) -> FeedForward:
+        project_in = _build_linear(f"{prefix}{name}.in", weights, adapters)
+        project_out = _build_linear(f"{prefix}{name}.out", weights, adapters)
         return FeedForward(project_in, project_out, activation)
 
     activation = _activation(config.activation, gated=config.gated)
     if layer.moe is None:
-        return block("mlp")
+        return block("mlp", adapters)
     experts = tuple(block(f"experts.{expert}") for expert in range(layer.moe.num_experts))
     return MixtureOfExperts(_build_linear(prefix + "router", weights), experts, layer.moe)
 
 
-def _build_linear(name: str, weights: WeightReader) -> Linear | PackedLinear:
-    return make_linear(UNQUANTIZED.read(weights, name))
+def _build_linear(name: str, weights: WeightReader, adapters: AdapterBank | None = None) -> LinearLayer:
+    plain = make_linear(UNQUANTIZED.read(weights, name))
+    if adapters is None:
+        return plain
+    adapters.add_layer(name, plain.stored)
+    return adapters.adapted(plain, name)
 
 
 def _build_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm:

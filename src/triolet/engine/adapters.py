@@ -1,0 +1,51 @@
+"""Methods of `Engine` about LoRA adapters, with the names and the return values of vLLM."""
+
+from __future__ import annotations
+
+from triolet.actors.adapters import AdapterRegistry
+from triolet.core.request.lora import LoRARequest
+from triolet.engine.submission import TrioRunGuard, check_type
+
+
+class AdapterMethods:
+    """Base class of `Engine`: loads, lists, pins and removes adapters."""
+
+    _run: TrioRunGuard
+    _adapters: AdapterRegistry
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter, unless one with its number is loaded and `load_inplace` is False; return True.
+
+        Raises:
+            AdapterError: it cannot be loaded; nothing has changed.
+            InvalidRequest: adapters are not enabled, or name and number do not belong to one adapter.
+            AdaptersPinned: all loaded adapters are pinned, and there is no room for another.
+        """
+        self._run.check()
+        check_type("lora_request", lora_request, LoRARequest, "a LoRARequest")
+        await self._adapters.resolve(lora_request)
+        return True
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Forget a LoRA adapter; requests with it go on. Return False if it is not loaded."""
+        self._run.check()
+        return self._adapters.remove(lora_int_id)
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded LoRA adapters."""
+        self._run.check()
+        return {adapter.int_id for adapter in self._adapters.adapters}
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """Return the loaded LoRA adapters."""
+        self._run.check()
+        return tuple(adapter.lora_request for adapter in self._adapters.adapters)
+
+    async def pin_lora(self, lora_int_id: int) -> bool:
+        """Keep a LoRA adapter loaded until it is removed; return True.
+
+        Raises:
+            InvalidRequest: it is not loaded.
+        """
+        self._run.check()
+        return await self._adapters.pin(lora_int_id)
