@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
 import os
 import subprocess
 import tracemalloc
@@ -854,3 +855,15 @@ def test_any_source_gives_text_or_the_one_error(parts: list[str], cut: int) -> N
     with contextlib.suppress(ChatTemplateError):
         template = ChatTemplate(source[cut:], max_work=20_000, max_output_chars=100_000)
         assert isinstance(template.render([SYSTEM, USER]), str)
+
+
+def test_a_rendering_leaves_little_for_the_garbage_collector() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content | trim | upper }}{% endfor %}")
+    template.render([{"role": "user", "content": "a"}])
+    gc.collect()
+    gc.disable()
+    try:
+        assert template.render([{"role": "user", "content": "b"}] * 5) == "BBBBB"
+        assert gc.collect() < 40  # 400 with the tables of filters and tests
+    finally:
+        gc.enable()

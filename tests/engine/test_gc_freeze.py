@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import pytest
+import trio
+import trio.testing
 
 from tests.source_tree import ROOT, SRC
+from triolet.engine.gc_freeze import FullCollections, collect_rarely
 
 PROLOGUE = """
 import gc, weakref
@@ -164,3 +169,46 @@ def test_the_runners_process_sets_its_model_aside() -> None:
         assert next(replies).step_id == 1
         """
     )
+
+
+def test_full_collections_are_rare_while_they_find_little_and_soon_where_they_find_much() -> None:
+    full = FullCollections(max_garbage=1000, min_middle=10, max_middle=500)
+
+    def first_due() -> int:
+        return next(num_middle for num_middle in range(1, 10_000) if full.is_due(num_middle))
+
+    assert first_due() == 100
+    full.note_result(100, 0)
+    assert first_due() == 500
+    full.note_result(500, 5000)  # ten for each middle one: a thousand after a hundred
+    assert first_due() == 100
+    full.note_result(100, 10**6)
+    assert first_due() == 10
+
+
+def test_a_full_collection_is_due_when_nothing_happens_any_more_but_not_again_and_again() -> None:
+    full = FullCollections(min_middle=10)
+    assert not full.is_due(40)
+    assert full.is_due(40)
+    full.note_result(40, 3)
+    assert [full.is_due(num_middle) for num_middle in (0, 0, 9, 9, 9)] == [False] * 5
+
+
+async def test_a_server_collects_itself_and_gives_the_rule_back(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    thresholds = gc.get_threshold()
+    monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 50))
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collect_rarely)
+            await trio.sleep(0.5)
+            assert gc.get_threshold() != thresholds
+            garbage = weakref.ref(Node())
+            await trio.sleep(5)
+            assert garbage() is None
+    assert gc.get_threshold() == thresholds

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import trio
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.trio.tcp_server import TCPServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -370,6 +373,45 @@ async def test_a_silent_connection_has_few_objects_for_the_garbage_collector_to_
         await wait_all_tasks_blocked()
         gc.collect()
         assert (len(gc.get_objects()) - before) / num_connections < most
+
+
+@pytest.mark.parametrize("request_bytes", [GET.replace(b"1.1", b"1.0"), GET + GET.replace(b"1.1", b"1.0")])
+async def test_an_ended_connection_is_freed_without_the_garbage_collector(request_bytes: bytes) -> None:
+    def connections() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, TCPServer | H11Protocol | HTTPStream)]
+
+    async with listening() as server:
+        gc.collect()
+        gc.disable()
+        try:
+            await server.ask(request_bytes)
+            await eventually(lambda: server.front.num_connections == 0)
+            await wait_all_tasks_blocked()
+            assert connections() == []
+        finally:
+            gc.enable()
+
+
+class Steps(trio.abc.Instrument):
+    """Number of task steps of a server."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.num += task.name.startswith(("triolet.", "hypercorn."))
+
+
+async def test_a_short_request_takes_few_steps_of_the_event_loop() -> None:
+    # Each step of the longest chain is a pass of the loop, in which all other connections may have theirs.
+    steps, most = Steps(), 20
+    async with listening() as server:
+        trio.lowlevel.add_instrument(steps)
+        try:
+            assert (await server.ask(GET.replace(b"1.1", b"1.0"))).endswith(b"hello")
+        finally:
+            trio.lowlevel.remove_instrument(steps)
+    assert 0 < steps.num <= most
 
 
 async def test_what_goes_wrong_in_a_connection_stays_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,6 +82,8 @@ class TemplateProgram:
                     raise LimitReached(f"its output passed the limit of {max_output_chars} characters")
         except Exception as error:
             raise _as_chat_template_error(error, _line_of(error, template)) from error
+        finally:
+            environment.close()
         return "".join(pieces)
 
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 through hypercorn. hypercorn's internals are used only here, and they are not public: hence the exact pin.
 
-hypercorn parses HTTP/1.1 and calls the ASGI app. Six things differ from hypercorn's own server:
+hypercorn parses HTTP/1.1 and calls the ASGI app. Seven things differ from hypercorn's own server:
 
 * A connection on which nothing has come yet is a single task with little memory. hypercorn's parts have more than
   a hundred objects: with hundreds of silent connections a full garbage collection takes tens of milliseconds.
@@ -10,6 +10,8 @@ hypercorn parses HTTP/1.1 and calls the ASGI app. Six things differ from hyperco
   client has disconnected.
 * An upgrade to a WebSocket is returned to the caller with all its bytes, also when other requests came before it on the
   same connection. Every other upgrade, h2c included, is ignored.
+* A request passes the event loop half as often. Beside many busy connections each pass takes milliseconds, and a short
+  request would wait for twenty of them.
 * A request head must be complete within a few seconds, even if its bytes arrive one by one.
 * After the server has closed a connection that still has unread input, it lingers for a moment: a TCP reset would
   destroy the response on its way.
@@ -18,6 +20,7 @@ hypercorn parses HTTP/1.1 and calls the ASGI app. Six things differ from hyperco
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -94,16 +97,19 @@ class HttpServer:
         Returns:
             Whether the client asked for a WebSocket; the upgrade request is then the next thing to read.
         """
-        reason, is_upgraded = None, False
+        is_upgraded = False
         began_in_drain = self.context.terminated.is_set()
         self.metrics.num_http_connections += 1
+        reason: str | None = None
         try:
-            if (reason := await self._silence(stream, began_in_drain)) is None:
-                connection = _Connection(self, stream, began_in_drain)
+            data, reason = await self._silence(stream, began_in_drain)
+            if data:
+                connection = _Connection(self, stream, began_in_drain, data)
                 try:
                     await connection.run()
                 finally:
                     reason, is_upgraded = connection.close_reason, connection.is_upgraded
+                    connection.forget()
         finally:
             self.metrics.num_http_connections -= 1
             self.metrics.note_http_close(reason or self.end_reason)
@@ -111,8 +117,8 @@ class HttpServer:
                 await trio.aclose_forcefully(stream)
         return is_upgraded
 
-    async def _silence(self, stream: ClientStream, began_in_drain: bool) -> str | None:
-        """Wait for the first bytes of a connection; return why it ends without any, or None."""
+    async def _silence(self, stream: ClientStream, began_in_drain: bool) -> tuple[bytes, str | None]:
+        """Wait for the first bytes of a connection; return them, or why it ends without any."""
         data = b""
         with trio.move_on_after(self.head_timeout) as wait:
             if not began_in_drain:  # has the usual time for a request, which is answered with 503
@@ -120,30 +126,52 @@ class HttpServer:
             try:
                 data = await stream.receive_some(MAX_RECV)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return "client"
+                return b"", "client"
             finally:
                 self._silent.discard(wait)
         if wait.cancelled_caught:
-            return "shutdown" if self.context.terminated.is_set() and not began_in_drain else "idle"
-        if not data:
-            return "client"
-        stream.unread(data)
-        return None
+            is_shutdown = self.context.terminated.is_set() and not began_in_drain
+            return b"", "shutdown" if is_shutdown else "idle"
+        return data, None if data else "client"
+
+
+class _IdleTimer:
+    """Time limit of a connection without a request, in hypercorn's interface but without a task for each request.
+
+    Args:
+        first_s: seconds until the head of the first request must be complete.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self.is_idle = True
+        self.scope = trio.CancelScope(deadline=trio.current_time() + first_s)  # of the task that waits
+
+    async def restart(self, task_group: TaskGroup, action: Callable[..., Any]) -> None:
+        self.is_idle = True
+        self.scope.deadline = trio.current_time() + KEEP_ALIVE_S
+
+    async def stop(self) -> None:
+        self.is_idle = False
+        self.scope.deadline = math.inf
+
+    def note_input(self, patience_s: float) -> None:
+        """Limit the time in which a request whose first bytes have come must be complete."""
+        if self.is_idle:
+            self.scope.deadline = min(self.scope.deadline, trio.current_time() + patience_s)
 
 
 class _Connection(TCPServer):
     """hypercorn's connection, with the differences listed above."""
 
-    def __init__(self, server: HttpServer, client: ClientStream, began_in_drain: bool) -> None:
+    def __init__(self, server: HttpServer, client: ClientStream, began_in_drain: bool, data: bytes) -> None:
         super().__init__(server.app, server.config, server.context, {}, client)  # type: ignore[arg-type]
+        self.idle_task: _IdleTimer = _IdleTimer(server.head_timeout)  # type: ignore[assignment]
         self.is_upgraded = False
         self.is_torn = False
         self.close_reason: str | None = None  # one of `HTTP_CLOSE_REASONS`; the first one stays
         self._server, self._client = server, client
-        self._patience_s = server.head_timeout
-        self._idling = trio.CancelScope()
         self._began_in_drain = began_in_drain
-        self._ahead = bytearray()
+        self._ahead = bytearray(data)
         self._news, self._space = trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot()
         self._is_closing = False
         self._was_closed = trio.Event()
@@ -161,10 +189,16 @@ class _Connection(TCPServer):
             self._task_group = TaskGroup()
             self._task_group._nursery = nursery
             self.protocol = _Http11(self, self._server, self._client.is_tls, peers, own)  # type: ignore[assignment]
-            await self.idle_task.restart(self._task_group, self._idle_timeout)
+            nursery.start_soon(self._close_when_idle)
             nursery.start_soon(self._feed)
             await self._read_data()
             nursery.cancel_scope.cancel()
+
+    def forget(self) -> None:
+        """Take the parts of an ended connection apart: in cycles, only a full garbage collection would find them."""
+        protocol = vars(self).get("protocol")  # none if the client had gone before it was made
+        for part in filter(None, (protocol and protocol.ended, protocol and protocol.stream, protocol, self)):
+            vars(part).clear()
 
     # ---------------------------------------------------------------------------------------- reading
 
@@ -197,8 +231,7 @@ class _Connection(TCPServer):
             data = bytes(self._ahead)
             self._ahead.clear()
             self._space.unpark_all()
-            began_by = trio.current_time() + self._server.head_timeout
-            self._idling.deadline = min(self._idling.deadline, began_by)
+            self.idle_task.note_input(self._server.head_timeout)
             try:
                 await self.protocol.handle(RawData(data))
             except _WebSocketUpgrade as wanted:
@@ -207,13 +240,14 @@ class _Connection(TCPServer):
                 self._note_reason("upgrade")
                 self._task_group._nursery.cancel_scope.cancel()  # type: ignore[union-attr]
 
-    async def _idle_timeout(self) -> None:
-        """Close the connection when no request comes; the first one has less time than later ones."""
-        patience_s, self._patience_s = self._patience_s, KEEP_ALIVE_S
-        with trio.move_on_after(patience_s) as self._idling:
+    async def _close_when_idle(self) -> None:
+        """Close the connection when no request comes, or when the server drains."""
+        with self.idle_task.scope:
             if self._began_in_drain:  # has the usual time for a request, which is answered with 503
                 await trio.sleep_forever()
             await self.context.terminated.wait()
+            if not self.idle_task.is_idle:
+                return  # hypercorn closes it after the response
         await self._close("shutdown" if self.context.terminated.is_set() else "idle")
 
     # ---------------------------------------------------------------------------------------- writing
@@ -222,8 +256,7 @@ class _Connection(TCPServer):
         """Handle an event from hypercorn: send bytes, or close."""
         if isinstance(event, RawData):
             try:
-                async with self.send_lock:
-                    await self._client.send_all(event.data)
+                await self._send(event.data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.protocol.handle(Closed())
             except trio.Cancelled:
@@ -236,6 +269,16 @@ class _Connection(TCPServer):
             await self.protocol.handle(Closed())
         else:
             await super().protocol_send(event)
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            self.send_lock.acquire_nowait()  # `acquire` would be another pass
+        except trio.WouldBlock:
+            await self.send_lock.acquire()
+        try:
+            await self._client.send_all(data)
+        finally:
+            self.send_lock.release()
 
     def _note_reason(self, reason: str) -> None:
         self.close_reason = self.close_reason or reason
@@ -304,7 +347,8 @@ class _Http11(H11Protocol):
         )
         self._is_upgrade, self._metrics = server.is_upgrade, server.metrics
         self._connection = connection
-        self._ended: object = None
+        self.ended: object = None  # the stream of the last response that has ended
+        self._head = b""  # of a response, until its body comes
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Ignore h2c upgrades: an HTTP/2 stream would bypass the checks made for HTTP/1.1."""
@@ -329,13 +373,26 @@ class _Http11(H11Protocol):
     async def _maybe_recycle(self) -> None:
         # The response has ended. An app that is told of it may cancel its own task, and nothing here may depend on that
         # task: the connection goes on in one of its own.
-        if self.stream is not None and self.stream is not self._ended:
-            self._ended = self.stream
+        if self.stream is not None and self.stream is not self.ended:
+            self.ended = self.stream
             self._connection.start_soon(super()._maybe_recycle)
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        if not self._connection.is_torn:
-            await super()._send_h11_event(event)
+        if self._connection.is_torn:
+            return
+        try:
+            data = self._head + (self.connection.send(event) or b"")
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        # A response that knows its length has its body at hand: both are sent at once.
+        waits = isinstance(event, h11.Response) and any(
+            name == b"content-length" for name, _ in event.headers
+        )
+        self._head = data if waits else b""
+        if data and not waits:
+            await self.send(RawData(data=data))
 
     async def _send_error_response(self, status_code: int) -> None:
         """Answer a request that h11 cannot parse, with the same JSON error body as every other error."""
