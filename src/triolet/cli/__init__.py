@@ -9,6 +9,7 @@ Exit codes: 0 success, 1 error, 2 usage, 130 interrupted, 143 terminated.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -205,6 +206,25 @@ def bench(
     together = min(concurrency or config.max_num_seqs, num_prompts)
     work = Work(num_prompts=num_prompts, input_len=input_len, output_len=output_len, concurrency=together)
     run(work, config, as_json=as_json)
+
+
+@main.command("run-batch", cls=options.SectionedCommand)
+@click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("target", metavar="OUT.jsonl", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--concurrency", type=click.IntRange(1), help="Requests under way together; by default --max-num-seqs."
+)
+@options.engine_options
+def run_batch(source: Path, target: Path, concurrency: int | None, config: EngineConfig) -> None:
+    """Answer a file of requests, in OpenAI's batch format.
+
+    Every line of IN.jsonl has custom_id, method, url and body, and every line of OUT.jsonl the answer to one, in the
+    order in which they end. The same command continues a run that was interrupted: what OUT.jsonl has is not asked
+    again.
+    """
+    from triolet.cli.batch.run import run
+
+    run(source, target, config, concurrency or config.max_num_seqs)
 
 
 @main.command("bench serve", cls=options.SectionedCommand)

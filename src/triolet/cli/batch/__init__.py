@@ -1,0 +1,1 @@
+"""`triolet run-batch`: a file of requests, answered by an engine in this process."""

@@ -1,0 +1,121 @@
+"""`triolet run-batch`: answers of the server's routes, interruptions without doubles, wrong files in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import trio
+import trio.testing
+from click.testing import CliRunner
+
+from tests.actors.harness import FakeExecutor, assert_all_blocks_back, fake_engine
+from tests.server.routes.harness import ChatTokenizer
+from triolet.cli import main
+from triolet.cli.batch.run import Batch, check_input, finished_ids
+
+COMPLETION = "/v1/completions"
+
+
+def line(custom_id: str, url: str = COMPLETION, **body: Any) -> str:
+    given = {"prompt": f"HELLO {custom_id}", "max_tokens": 2, "seed": 1, **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": given}) + "\n"
+
+
+def answers_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+async def run(source: Path, target: Path) -> None:
+    executor = FakeExecutor(num_blocks=512, block_size=4)
+    async with fake_engine(executor, ChatTokenizer(), max_num_seqs=32, max_num_batched_tokens=1024) as engine:
+        try:
+            await Batch(engine, 32, check_input(source)).run(source, target, finished_ids(target))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1.0)
+            assert_all_blocks_back(engine)
+
+
+def num_lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+async def cancel_at(num_answers: float, target: Path, scope: trio.CancelScope) -> None:
+    """Interrupt a run when the file has that many answers."""
+    for _ in range(100_000):
+        if num_lines_in(target) >= num_answers:
+            break
+        await trio.sleep(0.005)
+    scope.cancel()
+
+
+@pytest.mark.parametrize("num_lines", [100, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_a_batch_that_is_interrupted_again_and_again_has_each_answer_once(
+    num_lines: int, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    source, target, whole = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "whole.jsonl"))
+    source.write_text("".join(line(str(number)) for number in range(num_lines)), encoding="utf-8")
+    for share in (0.1, 0.5, 0.9, 2.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_at, share * num_lines, target, nursery.cancel_scope)
+            await run(source, target)
+            nursery.cancel_scope.cancel()
+        assert len(finished_ids(target)) < num_lines or share == 2.0
+        if share < 1:
+            with target.open("a", encoding="utf-8") as file:  # as after a crash in the middle of a write
+                file.write('{"id": "batch_req", "custom_id": "9", "resp')
+    found = answers_of(target)
+    assert sorted(int(one["custom_id"]) for one in found) == list(range(num_lines))
+    assert {one["response"]["status_code"] for one in found} == {200}
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(line(str(number)) for number in range(20)), encoding="utf-8")
+    await run(few, whole)
+    texts = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in found}
+    for one in answers_of(whole):
+        assert one["response"]["body"]["choices"][0]["text"] == texts[one["custom_id"]]
+
+
+async def test_a_refused_request_is_an_answer_and_the_others_go_on(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = line("chat", "/v1/chat/completions", prompt=None, messages=[{"role": "user", "content": "HELLO"}])
+    chat = chat.replace('"prompt": null, ', "")
+    source.write_text(line("a", temperature=9) + line("b", model="other") + "\n" + chat, encoding="utf-8")
+    await run(source, target)
+    found = {one["custom_id"]: one["response"] for one in answers_of(target)}
+    assert [found[name]["status_code"] for name in ("a", "b", "chat")] == [400, 404, 200]
+    assert found["a"]["body"]["error"]["param"] == "temperature"
+    assert found["chat"]["body"]["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (line("a") + line("a"), "in.jsonl:2: custom_id must be unique; 'a' is in line 1, too"),
+        ("{", "in.jsonl:1: the line must be JSON; "),
+        ("{}", "in.jsonl:1: the line must have the fields custom_id, method, url and body; got {}"),
+        (line("a", "/v1/files"), "in.jsonl:1: url must be one of /v1/chat/completions"),
+        (line("a", stream=True), "in.jsonl:1: body.stream must be left out or false; got True"),
+        (line("a").replace("POST", "GET"), "in.jsonl:1: method must be POST; got 'GET'"),
+    ],
+    ids=range(6),
+)
+def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path: Path, text: str, sentence: str) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(main, ["run-batch", str(source), str(target)])
+    assert sentence in result.stderr and result.stderr.count("\n") == 1
+    assert result.exit_code == 1 and not target.exists()
+
+
+def test_a_file_that_is_no_output_of_a_batch_is_not_written_to(tmp_path: Path) -> None:
+    target = tmp_path / "notes.txt"
+    target.write_text("my notes\nand more", encoding="utf-8")
+    with pytest.raises(click.ClickException, match=r"notes\.txt:1: the line must be an answer of a batch"):
+        finished_ids(target)
+    assert target.read_text(encoding="utf-8") == "my notes\nand more"
