@@ -4,6 +4,7 @@
 # make lint              ruff and mypy --strict
 # make docs              the documentation as a site, with the API reference, in build/site
 # make bench             throughput of triolet and of transformers' generate, side by side
+# make gpu               check and measure triolet on this machine's GPU (under 8 minutes); ARGS=--dry-run: without one
 # make clean             remove the environment and everything that was built
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ SIDE_BY_SIDE = $(if $(ARGS),,--numprocesses auto --maxprocesses 8 --dist workste
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
-.PHONY: help chat test test-slow lint docs bench clean
+.PHONY: help chat test test-slow lint docs bench gpu clean
 .DEFAULT_GOAL = help
 
 help:
@@ -53,6 +54,10 @@ docs: $(VENV)/.installed-docs
 
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/throughput.py $(ARGS)
+
+# No set-up: a machine with a GPU has its own torch, and perhaps no package index; tools/gpu_wheels.py fetches what it lacks.
+gpu:
+	@$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

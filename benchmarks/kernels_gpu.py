@@ -31,6 +31,7 @@ from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
 BLOCK_SIZE = 16
 TOKENS = (1, 32, 256, 2048)
 DTYPE = torch.bfloat16
+DEVICE = "cuda"  # gpu_sections.py has a pretended one for its dry run
 
 
 @attrs.frozen(eq=False)
@@ -70,7 +71,7 @@ MODELS = (
 
 def copy_trials() -> Iterator[Trial]:
     """Yield a plain copy, the best rate of the memory."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    source = torch.empty(2**30, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     yield Trial("copy", {"bytes": len(source)}, lambda: target.copy_(source), 2 * source.nbytes)
 
@@ -92,12 +93,12 @@ def elementwise_trials(model: Heads, num_tokens: int) -> Iterator[Trial]:
     # Angle zero: the queries are turned in place again and again, and must not grow.
     cos_sin = torch.cat(
         (torch.ones(4096, model.head_dim // 2), torch.zeros(4096, model.head_dim // 2)), dim=1
-    ).cuda()
-    positions = torch.randint(4096, (num_tokens,), device="cuda")
+    ).to(DEVICE)
+    positions = torch.randint(4096, (num_tokens,), device=DEVICE)
     turned_bytes = query.numel() * query.itemsize + key.numel() * key.itemsize
     yield Trial("rotary", shape, lambda: rotary(query, key, cos_sin, positions), 2 * turned_bytes)
-    cache = torch.zeros(4096, BLOCK_SIZE, model.num_kv_heads, model.head_dim, dtype=DTYPE, device="cuda")
-    slots = torch.randperm(4096 * BLOCK_SIZE, device="cuda")[:num_tokens]
+    cache = torch.zeros(4096, BLOCK_SIZE, model.num_kv_heads, model.head_dim, dtype=DTYPE, device=DEVICE)
+    slots = torch.randperm(4096 * BLOCK_SIZE, device=DEVICE)[:num_tokens]
     value_bytes = value.numel() * value.itemsize
     yield Trial("kv_write", shape, lambda: kv_write(value, cache, slots), 2 * value_bytes + slots.nbytes)
 
@@ -120,10 +121,10 @@ def attention_trial(model: Heads, kind: str, lens: list[tuple[int, int]]) -> Tri
     for row, blocks in zip(tables, torch.randperm(sum(blocks_each)).split(blocks_each), strict=True):
         row[: len(blocks)] = blocks
     metadata = AttentionMetadata(
-        cu_query_lens=torch.tensor((0, *query_lens)).cumsum(0).int().cuda(),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32).cuda(),
-        block_tables=tables.cuda(),
-        slot_mapping=torch.empty(0, dtype=torch.int64, device="cuda"),
+        cu_query_lens=torch.tensor((0, *query_lens)).cumsum(0).int().to(DEVICE),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32).to(DEVICE),
+        block_tables=tables.to(DEVICE),
+        slot_mapping=torch.empty(0, dtype=torch.int64, device=DEVICE),
         query_lens_host=query_lens,
         seq_lens_host=seq_lens,
     )
@@ -145,7 +146,7 @@ def attention_trial(model: Heads, kind: str, lens: list[tuple[int, int]]) -> Tri
 
 def randn(*shape: int) -> Tensor:
     """Return normal numbers in the benchmark's dtype, on the GPU."""
-    return torch.randn(*shape, device="cuda").to(DTYPE)
+    return torch.randn(*shape, device=DEVICE).to(DTYPE)
 
 
 def all_trials() -> Iterator[Trial]:
