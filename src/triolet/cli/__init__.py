@@ -18,6 +18,7 @@ from triolet import __version__
 from triolet.cli import failures, options
 from triolet.cli.client.address import ServerAddress
 from triolet.cli.models.commands import MODEL_COMMANDS
+from triolet.cli.shell.commands import SHELL_COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 
@@ -312,5 +313,5 @@ def bench_serve(
     run(benchmark, as_json=as_json)
 
 
-for one in MODEL_COMMANDS:
+for one in (*MODEL_COMMANDS, *SHELL_COMMANDS):
     main.add_command(one)

@@ -1,8 +1,8 @@
 """Registry of the models of one server: which of them are to be loaded and unloaded.
 
     unloaded --LoadModel--> loading --> loaded --UnloadModel--> unloading --> unloaded
-                          |
-                          +--fails--> unloaded
+                               |
+                               +--fails--> unloaded
 
 A request holds its model from its arrival to its end. A model is loaded when a request holds it and there is room: of
 the number of models and of the bytes of their weights. Where there is none, the model that has been idle longest makes

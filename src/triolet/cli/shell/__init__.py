@@ -1,0 +1,1 @@
+"""Shell completion and the manual page, made from the commands themselves."""
