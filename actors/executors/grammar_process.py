@@ -87,6 +87,7 @@ class GrammarProcess:
         known: how many tokens of each answer it has been sent, by serial.
         ended: serials that it may forget.
         turn: lock that keeps it to one question at a time.
+        memory_left: bytes that it could still map at its start; None without a limit.
     """
 
     stream: trio.SocketStream
@@ -96,6 +97,7 @@ class GrammarProcess:
     known: dict[int, int] = attrs.field(factory=dict)
     ended: set[int] = attrs.field(factory=set)
     turn: trio.Lock = attrs.field(factory=trio.Lock)
+    memory_left: int | None = None
     _reader: FrameReader = attrs.field(factory=GRAMMAR_REPLIES.reader)
     _pidfd: int | None = None
 
@@ -362,6 +364,11 @@ class GrammarProcesses:
             state = await self._timed(process, OpenGrammar(params, self._memory_bytes), self._timeout_s)
             if not isinstance(state, GrammarState) or state.problem:
                 raise GrammarRefused(getattr(state, "problem", "its process is confused"))
+        except GrammarDead:
+            if process.memory_left is None or process.memory_left >= self._memory_bytes:
+                raise
+            # The compiler aborts where it gets no memory, and it could not have what a grammar may take.
+            raise ResourceShortage("memory", "compiling a grammar") from None
         except BaseException:
             process.kill()
             raise
@@ -385,6 +392,7 @@ class GrammarProcesses:
                     with self._timing():
                         state = await process.ask_rarely(None, self._limits.split)
                 process.remember(state.process_id)
+                process.memory_left = state.memory_left if isinstance(state, GrammarState) else None
         except (OSError, GrammarFailed, trio.ClosedResourceError) as error:
             process.kill()
             if isinstance(error, GrammarDead) and not has_hung_up(self._original.stream.socket):

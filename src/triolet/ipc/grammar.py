@@ -41,6 +41,7 @@ class GrammarState:
     process_id: int
     problem: str  # the error message; empty if there is none
     shortage: str = ""  # the exhausted resource, if that is the problem; see `ResourceShortage`
+    memory_left: int | None = None  # bytes that a copy may still map, at its start; None without a limit
 
 
 @attrs.frozen

@@ -106,7 +106,7 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
     """Serve one grammar, from its compilation to its last answer."""
     grammar: Grammar | None = None
     try:
-        _reply(connection, GrammarState(os.getpid(), ""))
+        _reply(connection, GrammarState(os.getpid(), "", memory_left=_memory_left()))
         for request in _requests(connection):
             if isinstance(request, OpenGrammar):
                 try:
@@ -143,16 +143,24 @@ def _compile(tokens: GrammarVocabulary, request: OpenGrammar) -> tuple[Grammar |
 
 def _limit_memory(num_bytes: int) -> bool:
     """Limit the memory that this process may take from here on; return False if less is left than that."""
-    has_all = True
-    if sys.platform == "linux":  # a limit on mapped memory also limits the memory in use
-        with open("/proc/self/statm") as file:
-            num_mapped = int(file.read().split()[0]) * resource.getpagesize()
-        limits = [num_mapped + num_bytes, *resource.getrlimit(resource.RLIMIT_AS)]
-        # An operator's limit stays: only root may raise it, and it would be no limit if that were done.
-        least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-        resource.setrlimit(resource.RLIMIT_AS, (least, least))
-        has_all = least == limits[0]
-    return has_all
+    if sys.platform != "linux":  # a limit on mapped memory also limits the memory in use
+        return True
+    # An operator's limit stays: only root may raise it, and it would be no limit if that were done.
+    left = _memory_left()
+    least = _num_mapped() + (num_bytes if left is None else min(num_bytes, left))
+    resource.setrlimit(resource.RLIMIT_AS, (least, least))
+    return left is None or left >= num_bytes
+
+
+def _memory_left() -> int | None:
+    """Return the bytes that this process may still map; None without a limit."""
+    limits = [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
+    return max(min(limits) - _num_mapped(), 0) if limits and sys.platform == "linux" else None
+
+
+def _num_mapped() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _requests(connection: socket.socket) -> Iterator[GrammarRequest]:

@@ -20,7 +20,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from tests.actors.test_structured_outputs import JSON, SLOW, check_json, ending, first, opened, params
+from tests.actors.test_structured_outputs import JSON, LARGE, SLOW, check_json, ending, first, opened, params
 from tests.model.tiny import make_model
 from tests.source_tree import ROOT, SRC
 from triolet import Engine, RequestOutputKind
@@ -458,6 +458,33 @@ async def test_a_process_that_has_no_memory_to_start_in_fails_the_request_and_no
                 await engine.complete([1], params(JSON))
         check_json((await engine.complete([1], params(JSON))).text)
         assert engine.statistics().num_restarts == 0
+
+
+LITTLE_MEMORY_AFTER_THE_VOCABULARY = """
+import resource, runpy, sys
+from triolet.structured_outputs import compiler
+
+class Vocabulary(compiler.GrammarVocabulary):
+    def __init__(self, *args):
+        super().__init__(*args)
+        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**24, mapped + 2**24))
+
+compiler.GrammarVocabulary = Vocabulary
+runpy.run_module("triolet.workers.grammar", run_name="__main__")
+"""
+
+
+@needs_proc
+async def test_a_form_is_not_blamed_where_the_machine_has_less_memory_than_a_form_may_take(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (sys.executable, "-P", "-c", LITTLE_MEMORY_AFTER_THE_VOCABULARY)
+    monkeypatch.setattr(grammar_process, "PROGRAM", program)
+    async with opened(folder, max_grammar_bytes=2**20) as engine:
+        with pytest.raises(ResourceShortage, match="memory"):
+            await engine.complete([1], params(LARGE))
+        check_json((await engine.complete([1], params(JSON))).text)
 
 
 @needs_proc
