@@ -121,6 +121,8 @@ class StalledListener:
 class StalledGateway:
     """Responses service with a client that answers no close frame."""
 
+    models = None  # one model
+
     def __init__(self, close_timeout_s: float) -> None:
         self.close_timeout_s = close_timeout_s
 
