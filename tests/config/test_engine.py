@@ -47,7 +47,7 @@ CHOICES = {
     "lora_dtype": DTYPES,
 }
 TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
-LISTS = ("api_keys", "classifier_from_token")
+LISTS = ("api_keys", "lora_modules", "classifier_from_token")
 FLAGS = ("enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
@@ -136,6 +136,7 @@ FIELDS: dict[str, Any] = {
     "num_speculative_tokens": 3,
     "prompt_lookup_min": 2,
     "enable_lora": True,
+    "lora_modules": ("sql=folder", "chat=other"),
     "max_loras": 3,
     "max_lora_rank": 64,
     "max_cpu_loras": 5,

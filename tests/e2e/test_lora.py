@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -20,8 +21,10 @@ from tests.model.tiny_adapters import (
     make_adapter,
     merged,
 )
+from tests.server.routes.harness import Scene
 from triolet import Engine, LoRARequest, SamplingParams
 from triolet.errors import AdapterError, AdaptersPinned, ConfigError, InvalidRequest, SnapshotError
+from triolet.server import create_app
 
 NUM_TOKENS = 64
 PROMPTS = [[(7 * place + 11 * index) % 256 for place in range(30)] for index in range(2)]
@@ -29,7 +32,7 @@ PROMPTS = [[(7 * place + 11 * index) % 256 for place in range(30)] for index in 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model("qwen3", tmp_path_factory.mktemp("models") / "tiny")
+    return make_model("qwen3", tmp_path_factory.mktemp("models") / "tiny", with_tokenizer=True)
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +235,33 @@ async def test_a_snapshot_goes_on_with_the_same_weights_or_not_at_all(
         with pytest.raises(SnapshotError, match="other contents of adapter 'mine'"):
             async with engine.resume(saved)["r"]:
                 pass
+
+
+async def test_a_configured_adapter_is_a_model_over_http(base: Path, adapters: list[Path]) -> None:
+    modules = (f"first={adapters[0]}", f"second={adapters[1]}")
+    async with open_engine(base, lora_modules=modules, max_num_batched_tokens=64) as engine:
+        scene = Scene(engine, create_app(engine), None)
+        listed = json.loads((await scene.get("/v1/models")).body)
+        assert [(card["id"], card["parent"]) for card in listed["data"]] == [
+            *((name, None) for name in scene.app.state.context.model_names),
+            ("first", engine.model_name),
+            ("second", engine.model_name),
+        ]
+        wish = {"prompt": PROMPTS[0], "temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+        for name, number in (("first", 1), ("second", 2), (engine.model_name, 0)):
+            found = json.loads((await scene.post("/v1/completions", wish | {"model": name})).body)
+            request = LoRARequest(name, number, str(adapters[number - 1])) if number else None
+            params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+            expected = await engine.complete(PROMPTS[0], params, lora=request)
+            assert (found["model"], found["choices"][0]["text"]) == (name, expected.outputs[0].text)
+        unknown = await scene.post("/v1/completions", wish | {"model": "third"})
+        assert json.loads(unknown.body)["error"]["code"] == "model_not_found"
+        pooled = await scene.post("/v1/embeddings", {"model": "first", "input": "a text"})
+        assert json.loads(pooled.body)["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("entry", ["no folder", "=folder", "tiny=folder"])
+async def test_a_configured_adapter_has_a_name_of_its_own_and_a_folder(entry: str, base: Path) -> None:
+    with pytest.raises(ConfigError, match="lora_modules must be"):
+        async with open_engine(base, lora_modules=(entry,)):
+            pass

@@ -276,6 +276,11 @@ class EngineConfig(Configuration):
         default=False,
         rule=flag(),
     )
+    lora_modules: tuple[str, ...] = option(
+        "LoRA adapters to load at the start, as NAME=FOLDER, separated by commas; over HTTP the name is a model's.",
+        default=(),
+        rule=texts(),
+    )
     max_loras: int = option(
         "Most different LoRA adapters in one step.",
         default=1,  # vLLM's
@@ -410,6 +415,7 @@ class EngineFields(TypedDict, total=False):
     num_speculative_tokens: int
     prompt_lookup_min: int
     enable_lora: bool
+    lora_modules: tuple[str, ...]
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from triolet.actors.adapters import AdapterRegistry
+from triolet.config.engine import EngineConfig
 from triolet.core.request.lora import LoRARequest
 from triolet.engine.submission import TrioRunGuard, check_type
+from triolet.errors import ConfigError
 
 
 class AdapterMethods:
     """Base class of `Engine`: loads, lists, pins and removes adapters."""
 
+    config: EngineConfig
     _run: TrioRunGuard
     _adapters: AdapterRegistry
+
+    async def add_lora_modules(self) -> None:
+        """Load the adapters of the configuration, in their order, numbered from 1.
+
+        Raises:
+            ConfigError: an entry of `lora_modules` is not NAME=FOLDER, or its name is taken.
+            InvalidRequest: adapters are not enabled, or one cannot be loaded (`AdapterError`).
+        """
+        for number, entry in enumerate(self.config.lora_modules, start=1):
+            name, _, folder = entry.partition("=")
+            if not name or not folder:
+                raise ConfigError("lora_modules", "NAME=FOLDER for each adapter", entry)
+            if name in (self.config.model_name, self.config.model):
+                raise ConfigError("lora_modules", "names that are not the model's", entry)
+            await self.add_lora(LoRARequest(name, number, folder))
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load a LoRA adapter, unless one with its number is loaded and `load_inplace` is False; return True.

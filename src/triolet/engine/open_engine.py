@@ -46,6 +46,7 @@ async def open_engine(
     Raises:
         ConfigError: a wrong or unknown field, or a first argument of another type.
         ModelError: the model cannot be loaded.
+        AdapterError: an adapter of `lora_modules` cannot be loaded.
         EngineDead: the engine has died, and no request or caller has got this error yet.
         WrongEventLoop: the caller does not run on Trio.
     """
@@ -57,6 +58,8 @@ async def open_engine(
     chosen = EngineConfig.of(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
+            if chosen.lora_modules:
+                await engine.add_lora_modules()
             # Once it is loaded: collections need not look at its objects again.
             with frozen_gc():
                 yield engine

@@ -11,6 +11,7 @@ import trio
 from starlette.requests import Request
 
 from triolet.config.server import GatewayConfig
+from triolet.core.request.lora import LoRARequest
 from triolet.engine.engine import Engine
 from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.protocol.access import Access
@@ -57,14 +58,22 @@ class AppContext:
         """Names of the model; responses carry the first one."""
         return self.responses_context.models
 
-    def check_model(self, name: str) -> None:
+    def check_model(self, name: str, *, takes_adapters: bool = False) -> None:
         """Check the name of a model.
 
+        Args:
+            takes_adapters: whether it may be the name of a loaded LoRA adapter, too.
         Raises:
             WireError: no model of that name is served.
         """
-        if name not in self.model_names:
+        if name not in self.model_names and not (takes_adapters and self.adapter(name) is not None):
             raise model_not_found(name)
+
+    def adapter(self, name: str) -> LoRARequest | None:
+        """Return the loaded LoRA adapter of a name; None if it is a model's."""
+        if name in self.model_names:
+            return None
+        return next((adapter for adapter in self.engine.loras() if adapter.lora_name == name), None)
 
     def acquire_slot(self, owner: str | None) -> AbstractContextManager[None]:
         """Hold one of the active responses that a key may have.

@@ -31,7 +31,7 @@ async def chat_completions(request: Request) -> Response:
 
     def planned_body(payload: dict[str, Any]) -> tuple[ChatRequest, ToolPlan, SamplingParams]:
         body = ChatRequest.of(payload)
-        context.check_model(body.model)
+        context.check_model(body.model, takes_adapters=True)
         plan = body.plan(*parsers)
         return body, plan, body.params(defaults, plan)
 

@@ -29,7 +29,7 @@ async def completions(request: Request) -> Response:
 
     def planned_body(payload: dict[str, Any]) -> tuple[CompletionRequest, SamplingParams]:
         body = CompletionRequest.of(payload)
-        context.check_model(body.model)
+        context.check_model(body.model, takes_adapters=True)
         return body, body.params(defaults)
 
     # Forms of structured outputs may be long, and are checked where the body is parsed.

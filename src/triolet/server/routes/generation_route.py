@@ -41,7 +41,8 @@ class GenerationHandler(ABC, Generic[Body]):
     frame: dict[str, Any] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        model = self.context.engine.model_name
+        adapter = self.arguments.get("lora")
+        model = self.context.engine.model_name if adapter is None else adapter.lora_name
         self.frame = {"answer_id": new_id(self.ID_PREFIX), "created": int(time.time()), "model": model}
 
     @classmethod
@@ -49,7 +50,8 @@ class GenerationHandler(ABC, Generic[Body]):
         cls, request: Request, context: AppContext, body: Body, params: SamplingParams, **more: Any
     ) -> Self:
         """Return the handler of a request."""
-        return cls(context, body, params, context.arguments(request, body), owner_of(request), **more)
+        arguments = {**context.arguments(request, body), "lora": context.adapter(body.model)}
+        return cls(context, body, params, arguments, owner_of(request), **more)
 
     async def response(self, request: Request) -> Response:
         """Return the response: a stream of events, or the complete body."""

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import triolet
+from triolet.core.request.lora import LoRARequest
+from triolet.core.request.pooling_params import GENERATE
 from triolet.errors import EngineDead, EngineUnhealthy
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, model_not_found
@@ -81,7 +83,10 @@ async def requests(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """List the served models under all their names."""
     context = context_of(request)
-    return JSONResponse({"object": "list", "data": [_card(context, name) for name in context.model_names]})
+    adapters = [_adapter_card(context, adapter) for adapter in context.engine.loras()]
+    return JSONResponse(
+        {"object": "list", "data": [*(_card(context, name) for name in context.model_names), *adapters]}
+    )
 
 
 async def model(request: Request) -> Response:
@@ -90,9 +95,25 @@ async def model(request: Request) -> Response:
     name: str = request.path_params["name"]
     if not name:  # a trailing slash
         return await models(request)
+    if (adapter := context.adapter(name)) is not None:
+        return JSONResponse(_adapter_card(context, adapter))
     if name not in context.model_names:
         raise model_not_found(name)
     return JSONResponse(_card(context, name))
+
+
+def _adapter_card(context: AppContext, adapter: LoRARequest) -> dict[str, Any]:
+    # The folder is not shown: with keys, it would tell any client about the disk of the server.
+    return {
+        "id": adapter.lora_name,
+        "object": "model",
+        "created": context.began_at,
+        "owned_by": "triolet",
+        "root": adapter.lora_name,
+        "parent": adapter.base_model_name or context.engine.model_name,
+        "max_model_len": context.engine.max_model_len,
+        "tasks": (GENERATE,),
+    }
 
 
 def _card(context: AppContext, name: str) -> dict[str, Any]:
