@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from triolet.config.engine import (
     CONVERSIONS,
-    DEVICES,
     DTYPES,
     HOLD_BACKS,
     LOGPROBS_MODES,
@@ -36,7 +35,6 @@ CHOICES = {
     "dtype": DTYPES,
     "convert": CONVERSIONS,
     "quantization": QUANTIZATIONS,
-    "device": DEVICES,
     "runner": RUNNERS,
     "policy": POLICIES,
     "hold_back": HOLD_BACKS,
@@ -164,7 +162,7 @@ def refusal(**fields: Any) -> ConfigError:
 def test_the_tables_of_this_file_name_every_field() -> None:
     names = [field.name for field in attrs.fields(EngineConfig)]
     assert set(FIELDS) == set(names)
-    assert {*CHOICES, *TEXTS, *FLAGS, *LISTS, *MINIMA, *SECONDS, "fair_ttft_factor"} == set(names)
+    assert {*CHOICES, *TEXTS, *FLAGS, *LISTS, *MINIMA, *SECONDS, "fair_ttft_factor", "device"} == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
 
@@ -299,6 +297,17 @@ def test_a_text_that_is_no_number_of_seconds_is_refused(field: str) -> None:
     or_none = ", or none" if field in OPTIONAL else ""
     with pytest.raises(ConfigError, match=f"^{field} must be a number of seconds{or_none}; got 'soon'$"):
         EngineConfig.from_texts({field: "soon"})
+
+
+@pytest.mark.parametrize("value", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
+def test_a_device_may_have_a_number(value: str) -> None:
+    assert EngineConfig(device=value).device == value
+
+
+@pytest.mark.parametrize("value", ["", "tpu", "cuda:", "cuda:-1", "cpu:0", "cuda:1 ", 1])
+def test_anything_else_is_no_device(value: object) -> None:
+    with pytest.raises(ConfigError, match="device must be one of auto, cpu, cuda, cuda:N; got"):
+        EngineConfig(device=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", TEXTS)

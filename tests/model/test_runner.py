@@ -402,10 +402,14 @@ def test_the_device_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ConfigError, match=r"device must be auto or cpu, since torch finds no CUDA device here; got 'cuda'"
     ):
         choose_device("cuda")
-    with pytest.raises(ConfigError, match=r"device must be one of auto, cpu, cuda; got 'tpu'"):
+    with pytest.raises(ConfigError, match=r"device must be one of auto, cpu, cuda, cuda:N; got 'tpu'"):
         choose_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match=r"device must be below cuda:2, since torch finds 2 CUDA devices"):
+        choose_device("cuda:2")
 
 
 def test_the_longest_sequence_is_what_is_asked_for_or_what_model_and_cache_allow() -> None:
@@ -537,3 +541,19 @@ def test_a_real_model_answers_as_transformers_does_whatever_is_preempted_chunked
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=32, do_sample=False, pad_token_id=0
         )
         assert entry.output_token_ids == answer[0, prompt.shape[1] :].tolist()
+
+
+def test_a_runner_of_a_numbered_gpu_computes_each_step_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[torch.device] = []
+    runner = make_runner()
+
+    def set_device(place: torch.device) -> None:
+        places.append(place)
+        runner._device = CPU  # there is no such GPU here to go on with
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    runner._device = torch.device(
+        "cuda", 1
+    )  # Triton launches on the thread's device, whatever the tensors say
+    runner.execute(StepPlan(1, (), (start(0, [1, 2]),), (PlanRow(0, 0, 2, (0,), sample=True),)))
+    assert places == [torch.device("cuda", 1)]

@@ -12,7 +12,18 @@ from typing import Final, TypedDict, Unpack
 
 import attrs
 
-from triolet.config.fields import Configuration, factor, flag, one_of, option, seconds, text, texts, whole
+from triolet.config.fields import (
+    Configuration,
+    factor,
+    flag,
+    matching,
+    one_of,
+    option,
+    seconds,
+    text,
+    texts,
+    whole,
+)
 from triolet.core.request.param_validation import MAX_ENTRIES
 from triolet.core.request.params import MAX_N
 from triolet.core.request.request_builder import RequestLimits
@@ -22,7 +33,7 @@ from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
 from triolet.errors import ConfigError
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-DEVICES: Final = ("auto", "cpu", "cuda")
+DEVICE: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
 CONVERSIONS: Final = ("auto", "embed", "classify")
 QUANTIZATIONS: Final = ("none", "int8", "int4")
 RUNNERS: Final = ("thread", "process", "inline")
@@ -84,9 +95,10 @@ class EngineConfig(Configuration):
         rule=one_of(QUANTIZATIONS),
     )
     device: str = option(
-        "Device that computes the model; auto takes cuda where there is one.",
+        "Device that computes the model: auto, cpu, cuda or, of several GPUs, one by its number, such as cuda:1; auto "
+        "takes cuda where there is one.",
         default="auto",
-        rule=one_of(DEVICES),
+        rule=matching(DEVICE, "one of auto, cpu, cuda, cuda:N"),
     )
     runner: str = option(
         # inline blocks the event loop for the length of a step; tests use it to have a single deterministic thread

@@ -6,6 +6,7 @@ exception the table may hold half a step: call `reset()` and start the requests 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.config.engine import EngineConfig
+from triolet.config.engine import DEVICE, EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
@@ -118,6 +119,9 @@ class ModelRunner:
             InvariantViolated: the plan contradicts the table of rows.
         """
         began_s = time.perf_counter()
+        if self._device.index is not None:
+            # Triton launches on the thread's current device, and a thread begins with the first one.
+            torch.cuda.set_device(self._device)
         if self._greedy is not None:
             self._greedy.wake()  # the worker threads wake up while the input is prepared
         step = self._take(plan)
@@ -354,12 +358,14 @@ def load_runner(
         ModelError: the model cannot be loaded.
     """
     place = choose_device(device)
+    if place.index is not None:
+        torch.cuda.set_device(place)
     if place.type == "cpu":
         kernels()  # compiled now, if it must be: in a first step it would use up some request's time
     loaded = load_model(
         model,
         dtype=dtype,
-        device=place.type,
+        device=str(place),
         trust_remote_code=trust_remote_code,
         revision=revision,
         max_model_len=max_model_len,
@@ -414,7 +420,7 @@ def _runner_of(
 
 
 def choose_device(device: str) -> torch.device:
-    """Resolve `auto`, `cpu` or `cuda`.
+    """Resolve `auto`, `cpu`, `cuda` or `cuda:N`.
 
     Raises:
         ConfigError: there is no such device here.
@@ -422,11 +428,16 @@ def choose_device(device: str) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if device == "auto":
         return torch.device("cuda" if has_cuda else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise ConfigError("device", "one of auto, cpu, cuda", device)
-    if device == "cuda" and not has_cuda:
+    if re.fullmatch(DEVICE, device) is None:
+        raise ConfigError("device", "one of auto, cpu, cuda, cuda:N", device)
+    place = torch.device(device)
+    if place.type == "cuda" and not has_cuda:
         raise ConfigError("device", "auto or cpu, since torch finds no CUDA device here", device)
-    return torch.device(device)
+    if ":" in device and place.index >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            "device", f"below cuda:{count}, since torch finds {count} CUDA devices here", device
+        )
+    return place
 
 
 def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens: int) -> int:
