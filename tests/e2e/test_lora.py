@@ -68,12 +68,14 @@ async def answer(
     return list(output.outputs[0].token_ids)
 
 
-async def answers(engine: Engine, adapters: list[Path], numbers: range) -> dict[tuple[int, int], list[int]]:
+async def answers(
+    engine: Engine, adapters: list[Path], numbers: range, length: int = NUM_TOKENS
+) -> dict[tuple[int, int], list[int]]:
     """The answers to both prompts with each adapter, all asked for at once."""
     found: dict[tuple[int, int], list[int]] = {}
 
     async def ask(place: int, number: int) -> None:
-        found[place, number] = await answer(engine, PROMPTS[place], lora(adapters, number))
+        found[place, number] = await answer(engine, PROMPTS[place], lora(adapters, number), length)
 
     async with trio.open_nursery() as nursery:
         for place in range(len(PROMPTS)):
@@ -83,23 +85,26 @@ async def answers(engine: Engine, adapters: list[Path], numbers: range) -> dict[
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "length"),
     [
+        ({"max_loras": 4, "max_num_batched_tokens": 16}, 8),
         # more adapters than slots, prompts in chunks, and too few blocks for all requests at once
-        {"max_num_batched_tokens": 16, "num_kv_blocks": 40},
-        pytest.param({"runner": "thread", "enable_prefix_caching": False}, marks=pytest.mark.slow),
+        pytest.param({"max_num_batched_tokens": 16, "num_kv_blocks": 40}, NUM_TOKENS, marks=pytest.mark.slow),
+        pytest.param(
+            {"runner": "thread", "enable_prefix_caching": False}, NUM_TOKENS, marks=pytest.mark.slow
+        ),
     ],
 )
 async def test_requests_of_four_adapters_and_of_none_get_the_answers_of_the_merged_models(
-    settings: dict[str, Any], base: Path, adapters: list[Path], tmp_path: Path
+    settings: dict[str, Any], length: int, base: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
     async with open_engine(base, **settings) as engine:
-        found = await answers(engine, adapters, range(5))
+        found = await answers(engine, adapters, range(5), length)
         assert engine.list_loras() == {1, 2, 3, 4}
     for number in range(5):
         model = merged(base, adapters[number - 1] if number else None, tmp_path / str(number))
         for place, prompt in enumerate(PROMPTS):
-            assert len(found[place, number]) == NUM_TOKENS
+            assert len(found[place, number]) == length
             assert is_greedy_answer(model, prompt, found[place, number])
     assert len({tuple(found[0, number]) for number in range(5)}) == 5
 
