@@ -10,7 +10,7 @@ from triolet.core.model_registry import LoadModel, ModelRegistry, ModelState, Un
 
 
 def loaded(registry: ModelRegistry, name: str, now_s: float) -> None:
-    """LoadModel a model for a request that ends at once."""
+    """Load a model for a request that ends at once."""
     registry.hold(name)
     assert registry.decide(now_s) == [LoadModel(name)]
     registry.note_loaded(name, now_s)

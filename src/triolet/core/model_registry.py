@@ -116,7 +116,7 @@ class ModelRegistry:
             self._want(model)
 
     def stop(self, name: str) -> None:
-        """UnloadModel a model as soon as no request holds it."""
+        """Unload a model as soon as no request holds it."""
         model = self.models[name]
         if model.state is ModelState.LOADED:
             model.is_stopped = True
@@ -159,7 +159,7 @@ class ModelRegistry:
         return UnloadModel(name)
 
     def _make_room(self, name: str) -> list[LoadModel | UnloadModel]:
-        """UnloadModel idle models, the one that has been idle longest first, until this one will have room."""
+        """Unload idle models, the one that has been idle longest first, until this one will have room."""
         idle = [
             (model.idle_since_s, other)
             for other, model in self.models.items()

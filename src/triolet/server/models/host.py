@@ -198,14 +198,14 @@ class ModelHost:
         return ModelSession(model.engine, model.context)
 
     def stop(self, name: str) -> None:
-        """UnloadModel a model as soon as no request holds it."""
+        """Unload a model as soon as no request holds it."""
         self.registry.stop(name)
         self._changed.unpark_all()
 
     # ---------------------------------------------------------------------------------------- tasks
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """LoadModel and unload until cancelled; the engines run in `nursery`."""
+        """Load and unload models until cancelled; the engines run in `nursery`."""
         while True:
             for decision in self.registry.decide(trio.current_time()):
                 if isinstance(decision, LoadModel):
