@@ -30,6 +30,7 @@ from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
@@ -128,6 +129,14 @@ class BlockingEngine(RemoteEngine):
         method = partial(self._native.score, data_1)
         run = self._calling(method, data_2, pooling_params, arguments, _remaining_s)
         return _outcome(self._thread.submit(run))
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
+        return _outcome(self._thread.submit(lambda: self._native.add_lora(lora_request)))
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
+        return _outcome(self._thread.submit(lambda: self._native.pin_lora(lora_int_id)))
 
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

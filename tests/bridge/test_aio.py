@@ -337,6 +337,20 @@ async def test_restarts_can_be_followed() -> None:
 
 
 @in_asyncio
+async def test_the_verbs_for_adapters_answer_as_those_of_the_native_engine() -> None:
+    adapter = triolet.LoRARequest("tiny", 1, "/nowhere")
+    async with opened(FastExecutor(step_s=0.001)) as engine:
+        assert (engine.list_loras(), engine.loras(), engine.remove_lora(1)) == (set(), (), False)
+        for asked in (
+            engine.add_lora(adapter),
+            engine.pin_lora(1),
+            engine.complete([1], params(1), lora=adapter),
+        ):
+            with pytest.raises(InvalidRequest, match="(?i)lora"):
+                await asked
+
+
+@in_asyncio
 async def test_an_engine_that_cannot_be_opened_tells_why() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs"):
         async with aio.open_engine(max_num_seqs=0):

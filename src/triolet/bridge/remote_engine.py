@@ -17,6 +17,7 @@ from triolet.bridge.engine_thread import EngineThread
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -41,6 +42,7 @@ class RequestFields(TypedDict, total=False):
     client: str | None
     queue_timeout: float | None
     cache_salt: str | None
+    lora: LoRARequest | None
     trace_headers: Mapping[str, str] | None
     owner: str | None
 
@@ -144,6 +146,18 @@ class RemoteEngine:
     def abort(self, request_id: str) -> None:
         """End a request; its reader gets the output so far, with finish_reason `abort`. Unknown ids are ignored."""
         self._thread.call(self._native.abort, request_id)
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Forget a LoRA adapter; requests with it go on. Return False if it is not loaded."""
+        return self._thread.call(self._native.remove_lora, lora_int_id)
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded LoRA adapters."""
+        return self._thread.call(self._native.list_loras)
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """Return the loaded LoRA adapters."""
+        return self._thread.call(self._native.loras)
 
     def snapshot(self) -> Snapshot:
         """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine."""

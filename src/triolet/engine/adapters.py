@@ -16,21 +16,6 @@ class AdapterMethods:
     _run: TrioRunGuard
     _adapters: AdapterRegistry
 
-    async def add_lora_modules(self) -> None:
-        """Load the adapters of the configuration, in their order, numbered from 1.
-
-        Raises:
-            ConfigError: an entry of `lora_modules` is not NAME=FOLDER, or its name is taken.
-            InvalidRequest: adapters are not enabled, or one cannot be loaded (`AdapterError`).
-        """
-        for number, entry in enumerate(self.config.lora_modules, start=1):
-            name, _, folder = entry.partition("=")
-            if not name or not folder:
-                raise ConfigError("lora_modules", "NAME=FOLDER for each adapter", entry)
-            if name in (self.config.model_name, self.config.model):
-                raise ConfigError("lora_modules", "names that are not the model's", entry)
-            await self.add_lora(LoRARequest(name, number, folder))
-
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load a LoRA adapter, unless one with its number is loaded and `load_inplace` is False; return True.
 
@@ -67,3 +52,20 @@ class AdapterMethods:
         """
         self._run.check()
         return await self._adapters.pin(lora_int_id)
+
+
+async def add_lora_modules(engine: AdapterMethods) -> None:
+    """Load the adapters of an engine's configuration, in their order, numbered from 1.
+
+    Raises:
+        ConfigError: an entry of `lora_modules` is not NAME=FOLDER, or its name is taken.
+        InvalidRequest: adapters are not enabled, or one cannot be loaded (`AdapterError`).
+    """
+    config = engine.config
+    for number, entry in enumerate(config.lora_modules, start=1):
+        name, _, folder = entry.partition("=")
+        if not name or not folder:
+            raise ConfigError("lora_modules", "NAME=FOLDER for each adapter", entry)
+        if name in (config.model_name, config.model):
+            raise ConfigError("lora_modules", "names that are not the model's", entry)
+        await engine.add_lora(LoRARequest(name, number, folder))

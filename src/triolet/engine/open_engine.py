@@ -23,6 +23,7 @@ from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import shortage_of
 from triolet.core.scheduling.admission import Admission
+from triolet.engine.adapters import add_lora_modules
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc
 from triolet.errors import WrongEventLoop
@@ -59,7 +60,7 @@ async def open_engine(
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
             if chosen.lora_modules:
-                await engine.add_lora_modules()
+                await add_lora_modules(engine)
             # Once it is loaded: collections need not look at its objects again.
             with frozen_gc():
                 yield engine

@@ -15,7 +15,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.prompt import ParsedPrompt
 from triolet.core.request.request import Request
 from triolet.engine.submission import Submission
-from triolet.errors import SnapshotError, shown
+from triolet.errors import InvalidRequest, SnapshotError, shown
 from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
 
 
@@ -109,6 +109,7 @@ def check_snapshot(snapshot: Snapshot, info: ModelInfo) -> None:
             )
         for answer in saved.answers:
             _check_answer(saved, answer, info.vocab_size)
+        _lora_of(saved)
 
 
 def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> None:
@@ -131,6 +132,15 @@ def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> 
             )
 
 
+def _lora_of(saved: SavedRequest) -> LoRARequest | None:
+    if saved.lora_name is None:
+        return None
+    try:
+        return LoRARequest(saved.lora_name, saved.lora_int_id, saved.lora_path, saved.lora_base_model_name)
+    except InvalidRequest as error:
+        raise SnapshotError(f"request {shown(saved.request_id)} must name its adapter: {error}") from None
+
+
 def resumed(saved: SavedRequest) -> Submission:
     """Return a submission that goes on with a saved request; its remaining time runs from now."""
     now_s = trio.current_time()
@@ -145,9 +155,7 @@ def resumed(saved: SavedRequest) -> Submission:
         deadline_s=math.inf if saved.time_left_s is None else now_s + saved.time_left_s,
         queue_timeout_s=math.inf if saved.queue_time_left_s is None else saved.queue_time_left_s,
         cache_salt=saved.cache_salt,
-        lora=None
-        if saved.lora_name is None
-        else LoRARequest(saved.lora_name, saved.lora_int_id, saved.lora_path, saved.lora_base_model_name),
+        lora=_lora_of(saved),
         trace_headers=saved.trace_headers,
         owner=saved.owner,
         saved=saved,
