@@ -346,7 +346,7 @@ async def test_the_verbs_for_adapters_answer_as_those_of_the_native_engine() -> 
             engine.pin_lora(1),
             engine.complete([1], params(1), lora=adapter),
         ):
-            with pytest.raises(InvalidRequest, match="(?i)lora"):
+            with pytest.raises(InvalidRequest, match=r"(?i)lora"):
                 await asked
 
 
