@@ -35,10 +35,11 @@ from triolet.config.server import GatewayConfig
 from triolet.core.recovery.supervision import Restart, Strategy
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import collect_rarely, freeze_gc
-from triolet.errors import EngineUnhealthy
+from triolet.errors import ConfigError, EngineUnhealthy
 from triolet.protocol.access import Access
 from triolet.server import create_app
 from triolet.server.models.host import FurtherModel
+from triolet.server.responses.journal_file import open_journal
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
@@ -63,13 +64,16 @@ def run(
         models: further models, by name.
 
     Raises:
-        ConfigError: the snapshot cannot be written to its folder.
+        ConfigError: the snapshot or the journal cannot be written to its folder, or both are given.
         SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     check_directory(gateway.snapshot)
+    check_directory(gateway.journal, "journal")
+    if gateway.journal is not None and gateway.snapshot is not None:
+        raise ConfigError("journal", "given without snapshot, whose place it takes", gateway.journal)
     warn_of_open_access(gateway, config)
     server = Server(gateway, config, models=models or {})
     try:
@@ -107,9 +111,11 @@ class Server:
             nursery.cancel_scope.cancel()
 
     async def _serve(self, engine: Engine, gateway: ResponsesService, signalled: trio.Event) -> None:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
             if self.gateway.snapshot is not None:
                 restore_responses(Path(self.gateway.snapshot), gateway)
+            if self.gateway.journal is not None:
+                await stack.enter_async_context(open_journal(Path(self.gateway.journal), gateway))
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
             nursery.start_soon(return_memory, gateway.input_budget, trim_allocator)
@@ -118,6 +124,7 @@ class Server:
             print(self._url, flush=True)
             await signalled.wait()
             await self._drain(engine, gateway)
+            await stack.aclose()  # writes the last records
             nursery.cancel_scope.cancel()
 
     async def _listen(

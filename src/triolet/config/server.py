@@ -201,6 +201,13 @@ class GatewayConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    journal: str | None = option(
+        # None: the file would hold prompts and answers
+        "File to which the server writes its resumable responses while it runs, and from which the next one resumes "
+        "them after it was killed; by default they end with the server. It takes the place of --snapshot.",
+        default=None,
+        rule=text(optional=True),
+    )
 
     # ----------------------------------------------------------------------------------------- memory
 

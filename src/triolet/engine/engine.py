@@ -518,10 +518,18 @@ class Engine(AdapterMethods):
         self._run.check()
         self._requests.abort(request_id)
 
-    def snapshot(self) -> Snapshot:
-        """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine."""
+    def snapshot(self, request_id: str | None = None) -> Snapshot:
+        """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine.
+
+        Args:
+            request_id: id of the only request to return, if there is one of that id; None for all.
+        """
         self._run.check()
-        return take_snapshot(self.model_info, self._requests.submissions.values())
+        submissions = self._requests.submissions
+        if request_id is None:
+            return take_snapshot(self.model_info, submissions.values())
+        chosen = submissions.get(request_id)
+        return take_snapshot(self.model_info, () if chosen is None else (chosen,))
 
     def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
         """Return streams that go on with the unfinished requests of another engine of the same model, by request id.

@@ -393,6 +393,16 @@ class GatewayMetrics:
             Counter, "gateway_rejections", "Requests refused by the server, by code of the error.", "reason"
         )
         self._by_key = make(Counter, "key_requests", "Generation requests, by hash of the API key.", "key")
+        self._make = make
+
+    def watch_journal(self, num_bytes: Callable[[], int], num_errors: Callable[[], int]) -> None:
+        """Add the metrics of a journal of resumable responses."""
+        self._make(Gauge, "journal_bytes", "Length of the journal of resumable responses.").set_function(
+            num_bytes
+        )
+        self._make(
+            Gauge, "journal_write_errors", "1 if the journal cannot be written and is no longer kept."
+        ).set_function(num_errors)
 
     def render(self) -> bytes:
         """Return the metrics as text."""

@@ -182,6 +182,27 @@ class ResponseBuilder:
             completed_at=self._ending.get("completed_at", 0),
         )
 
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        """Ids of the items so far, in the order in which they were made."""
+        return self._items.ids
+
+    def growth(
+        self, num_known: int
+    ) -> tuple[list[ResponseDelta], RequestOutput | None, FinishReason | None, int]:
+        """Return the deltas after the first `num_known`, the last output, why it ended, and when."""
+        return (
+            self._pieces[num_known:],
+            self._last_output,
+            self._finish_reason,
+            self._ending.get("completed_at", 0),
+        )
+
+    @property
+    def num_events(self) -> int:
+        """Number of events that were made."""
+        return self._num_events
+
     def _take(
         self, piece: ResponseDelta, output: RequestOutput, reason: FinishReason | None, now: int
     ) -> list[Event]:

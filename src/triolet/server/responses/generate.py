@@ -165,7 +165,7 @@ def responses_context(
         # Room for some messages of full size, and for thousands of ordinary ones.
         max_queued_bytes=4 * config.max_message_bytes,
         local_budget=StoreBudget(config.max_connection_stored_bytes),
-        saves_snapshot=config.snapshot is not None,
+        saves_snapshot=config.snapshot is not None or config.journal is not None,
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import attrs
 import trio
@@ -35,6 +36,16 @@ MAX_EVENTS_AT_ONCE = 64
 MIN_SHARE = 16  # OpenAI's limit of active responses on one connection: one client can always have that many
 
 
+class JournalOfResponses(Protocol):
+    """Journal that the responses are appended to; see `journal_file`."""
+
+    def note(self, answer: ResponseBuilder, owner: str | None) -> int: ...
+
+    def forget(self, response_id: str) -> None: ...
+
+    async def wait_written(self, mark: int) -> None: ...
+
+
 @attrs.define(eq=False)
 class ResumableResponse:
     """One resumable response and its readers."""
@@ -50,6 +61,7 @@ class ResumableResponse:
     is_dropped: bool = False  # whether it can be resumed no more
     num_readers: int = 0
     is_done: bool = False
+    journal_mark: int = 0  # of its latest record
     waits_for_readers: bool = True  # whether it is generated only as fast as it is read
     # Latest vendor event of each type: the response logs numbered events only.
     vendor_events: dict[str, Event] = attrs.field(factory=dict)
@@ -103,6 +115,7 @@ class ResumableResponses:
     max_per_owner: int | None = None  # most responses of one key; None without keys
     max_bytes: int | None = None  # most memory for their logs, bytes
     max_bytes_per_owner: int | None = None  # the same for one key; None without keys
+    journal: JournalOfResponses | None = attrs.field(default=None, init=False)
     num_bytes: int = attrs.field(default=0, init=False)  # memory of the logs
     _responses: dict[str, ResumableResponse] = attrs.field(factory=dict, init=False)
     _by_owner: dict[str | None, dict[str, ResumableResponse]] = attrs.field(factory=dict, init=False)
@@ -175,6 +188,8 @@ class ResumableResponses:
 
     def _drop(self, resumable: ResumableResponse) -> None:
         resumable.is_dropped = True
+        if self.journal is not None:
+            self.journal.forget(resumable.answer.response_id)
         self._add_bytes(resumable, -resumable.num_bytes)
         resumable.answer.drop_history()
         if resumable.is_done:
@@ -218,11 +233,16 @@ class ResumableResponses:
         resumable = self._responses.get(answer.response_id)
         if resumable is None:  # it was dropped since it was found
             raise EventsGone
+        # After a power failure the journal may lack events that a client has; their numbers come again with others.
+        if self.journal is not None and starting_after >= answer.num_events > 0:
+            raise EventsGone
         told: dict[str, Event] = {}  # vendor events, by type
         with self._reading(resumable):
             while True:
                 while events := answer.events_after(starting_after, MAX_EVENTS_AT_ONCE):
                     starting_after = events[-1]["sequence_number"]
+                    if self.journal is not None:  # a client never knows more than the journal
+                        await self.journal.wait_written(resumable.journal_mark)
                     emit(events)
                     if len(events) == MAX_EVENTS_AT_ONCE:
                         await wait_for_room()
@@ -256,6 +276,8 @@ class ResumableResponses:
 
         def emit(events: Sequence[Event]) -> None:
             self._count(resumable)
+            if self.journal is not None and not resumable.is_dropped:
+                resumable.journal_mark = self.journal.note(answer, resumable.owner)
             resumable.emit(events)
 
         try:
@@ -272,6 +294,8 @@ class ResumableResponses:
                 with resumable.grace:
                     await trio.sleep(self.grace_s)
         finally:
+            if self.journal is not None and not answer.is_handed_over:
+                self.journal.forget(answer.response_id)
             self._add_bytes(resumable, -resumable.num_bytes)
             del self._responses[answer.response_id], self._by_owner[resumable.owner][answer.response_id]
             if not self._by_owner[resumable.owner]:

@@ -29,9 +29,11 @@ REFUSED: Final = ".refused"
 log = logging.getLogger("triolet.gateway")
 
 
-def check_directory(path: str | None) -> None:
+def check_directory(path: str | None, field: str = "snapshot") -> None:
     """Check at the start that the file can be written at the end.
 
+    Args:
+        field: name of the option.
     Raises:
         ConfigError: its directory is missing or not writable.
     """
@@ -39,7 +41,7 @@ def check_directory(path: str | None) -> None:
         return
     directory = Path(path).absolute().parent
     if not os.access(directory, os.W_OK | os.X_OK) or not directory.is_dir() or Path(path).is_dir():
-        raise ConfigError("snapshot", "a file in a directory that can be written to", path)
+        raise ConfigError(field, "a file in a directory that can be written to", path)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -125,18 +127,19 @@ def restore_responses(path: Path, gateway: ResponsesService) -> None:
         data = read_file(path)
         if data is None:
             return
-        restorers = [_restored(gateway, one) for one in from_bytes(data)]
+        restorers = [restorer(gateway, one) for one in from_bytes(data)]
         path.unlink()  # first, so that no response is restored twice
     except (OSError, SnapshotError) as error:
         log.warning("%s cannot be restored, the server starts without it: %s", path, error)
-        _set_aside(path)
+        set_aside(path)
         return
     for restore in restorers:
         restore()
     log.info("%d resumable responses restored from %s", len(restorers), path)
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> None:
+    """Rename a file that cannot be restored."""
     aside = path.with_name(path.name + REFUSED)
     try:
         os.replace(path, aside)
@@ -146,7 +149,7 @@ def _set_aside(path: Path) -> None:
         log.info("it was renamed to %s", aside)
 
 
-def _restored(gateway: ResponsesService, kept: SavedResponse) -> Callable[[], None]:
+def restorer(gateway: ResponsesService, kept: SavedResponse) -> Callable[[], None]:
     """Return a function that continues one saved response.
 
     Raises:

@@ -1,0 +1,292 @@
+"""Journal file: records that a server appends while it runs, from which the next one continues after `kill -9`.
+
+Events are read by clients only when their records are written, so that a client never knows more than the file. A
+thread writes all records that have come since its last write with one call: the event loop never waits for the disk. A
+write ends in the memory of the system, which outlives the process; it is not synced to the disk, so that a power
+failure may take the latest records. A client that knows more than the file is then refused.
+
+When the file has doubled it is replaced by one without the responses that are over. When it cannot be written, the
+server goes on without it: one warning, and the metric `journal_write_errors`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from triolet.core.output.outputs import CompletionOutput
+from triolet.core.step_plan import TokenLogprobs
+from triolet.errors import ConfigError, SnapshotError
+from triolet.protocol.responses.journal import (
+    MAGIC,
+    JournalDelta,
+    begin_record,
+    compact,
+    delta_record,
+    forget_record,
+    replay,
+)
+from triolet.protocol.responses.response import ResponseBuilder
+from triolet.protocol.responses.snapshot import SavedResponse
+from triolet.server.responses.service import ResponsesService
+from triolet.server.responses.snapshot_file import read_file, restorer, set_aside
+
+# A smaller file is not worth a replacement.
+MIN_COMPACTED_BYTES: Final = 4 * 2**20
+MAX_JOURNAL_BYTES: Final = 2**30
+
+log = logging.getLogger("triolet.gateway")
+
+
+@attrs.define
+class _Journaled:
+    """Part of one response that the journal has."""
+
+    number: int
+    num_deltas: int = 0
+    num_items: int = 0
+
+
+@attrs.define(eq=False)
+class ResponseJournal:
+    """Journal of the resumable responses of one server; made by `open_journal`.
+
+    Args:
+        path: of the file.
+        gateway: the responses service.
+        in_thread: runs a function that writes, and returns when it has.
+    """
+
+    path: Path
+    gateway: ResponsesService
+    in_thread: Callable[[Callable[[], None]], Awaitable[None]] = trio.to_thread.run_sync
+    num_bytes: int = attrs.field(default=0, init=False)  # length of the file
+    num_errors: int = attrs.field(default=0, init=False)  # failed writes
+    _file: int = attrs.field(default=-1, init=False)
+    _journaled: dict[str, _Journaled | None] = attrs.field(factory=dict, init=False)
+    _num_responses: int = attrs.field(default=0, init=False)
+    _max_bytes: int = attrs.field(default=MIN_COMPACTED_BYTES, init=False)  # a longer file is compacted
+    _records: list[bytes] = attrs.field(factory=list, init=False)
+    _num_noted: int = attrs.field(default=0, init=False)
+    _num_written: int = attrs.field(default=0, init=False)
+    _is_closed: bool = attrs.field(default=False, init=False)
+    _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _writes: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    # ------------------------------------------------------------------------------------- the start
+
+    def restore(self) -> None:
+        """Continue the responses of the previous server, all or none, and begin a file with their records alone.
+
+        Raises:
+            ConfigError: another server uses the file, or it cannot be written.
+        """
+        try:
+            self._lock()
+            data = read_file(self.path, MAX_JOURNAL_BYTES) or MAGIC
+        except OSError as error:
+            raise ConfigError("journal", f"a file that can be written: {error}", str(self.path)) from error
+        restorers: list[Callable[[], None]] = []
+        known: dict[str, _Journaled | None] = {}
+        try:
+            found = replay(data)
+            data = data[: found.num_bytes]
+            for number, saved in found.responses.items():
+                restorers.append(restorer(self.gateway, saved))
+                known[saved.response_id] = _Journaled(number, len(saved.pieces), len(saved.item_ids))
+            if found.problem is not None:
+                log.warning("%s: %s; it counts up to there", self.path, found.problem)
+                if found.is_corrupt:
+                    set_aside(self.path)
+            data = compact(data, found.responses)
+        except SnapshotError as error:
+            log.warning("%s cannot be restored, the server starts without it: %s", self.path, error)
+            set_aside(self.path)
+            data, restorers, known = MAGIC, [], {}
+        self._journaled = known
+        self._num_responses = 1 + max((one.number for one in known.values() if one is not None), default=-1)
+        try:
+            self._replace(data)
+        except OSError as error:
+            raise ConfigError("journal", f"a file that can be written: {error}", str(self.path)) from error
+        for restore in restorers:
+            restore()
+        log.info("%d resumable responses restored from %s", len(restorers), self.path)
+
+    def _lock(self) -> None:
+        # Kept open until the file is replaced by one that is locked as well.
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError("journal", "a file that no other server uses", str(self.path)) from error
+        if os.fstat(self._file).st_ino != os.stat(self.path).st_ino:  # replaced between the two calls
+            raise ConfigError("journal", "a file that no other server uses", str(self.path))
+
+    # ------------------------------------------------------------------------------------ in the loop
+
+    @property
+    def _is_on(self) -> bool:
+        return not (self._is_closed or self.num_errors)
+
+    def note(self, answer: ResponseBuilder, owner: str | None) -> int:
+        """Append what is new of a response; return a mark for `wait_written`. Never waits."""
+        if not self._is_on:
+            return 0
+        known = self._journaled.get(answer.response_id)
+        if known is None:
+            if answer.response_id in self._journaled or answer.is_over:
+                return 0
+            known = self._begin(answer, owner)
+        if known is not None:
+            self._note_deltas(known, answer)
+        return self._num_noted
+
+    def _begin(self, answer: ResponseBuilder, owner: str | None) -> _Journaled | None:
+        snapshot = self.gateway.engine.snapshot(answer.response_id)
+        history = answer.history()
+        if not snapshot.requests or history is None:  # of another model of this server, or dropped already
+            self._journaled[answer.response_id] = None
+            return None
+        known = self._journaled[answer.response_id] = _Journaled(self._num_responses)
+        self._num_responses += 1
+        self._append(begin_record(known.number, SavedResponse.of(answer, history, owner, None), snapshot))
+        return known
+
+    def _note_deltas(self, known: _Journaled, answer: ResponseBuilder) -> None:
+        pieces, output, reason, completed_at = answer.growth(known.num_deltas)
+        if answer.is_over and reason is None:  # it has failed, or was cancelled
+            self.forget(answer.response_id)
+            return
+        if not pieces or output is None:
+            return
+        # Every output is noted before the next one comes.
+        [piece], [completion] = pieces, output.outputs
+        item_ids = answer.item_ids
+        is_telling = known.num_deltas == 0 or reason is not None
+        delta = JournalDelta(
+            index=known.num_deltas,
+            piece=piece,
+            token_ids=tuple(completion.token_ids),
+            token_logprobs=_token_logprobs(completion),
+            item_ids=item_ids[known.num_items :],
+            num_cached_tokens=output.num_cached_tokens,
+            num_cache_creation_tokens=output.num_cache_creation_tokens,
+            metrics=output.metrics if is_telling else None,
+            finish_reason=reason,
+            completed_at=completed_at,
+        )
+        known.num_deltas += 1
+        known.num_items = len(item_ids)
+        self._append(delta_record(known.number, delta))
+
+    def forget(self, response_id: str) -> None:
+        """Record that a response is not to be resumed any more; harmless if it has none."""
+        known = self._journaled.pop(response_id, None)
+        if known is not None and self._is_on:
+            self._append(forget_record(known.number))
+
+    def _append(self, record: bytes) -> None:
+        self._records.append(record)
+        self._num_noted += 1
+        self._news.unpark_all()
+
+    async def wait_written(self, mark: int) -> None:
+        """Wait until the records up to a mark of `note` are written, or can no longer be."""
+        while self._num_written < mark and not self.num_errors:
+            await self._writes.park()
+
+    async def close(self) -> None:
+        """Write the last records; nothing is noted any more."""
+        self._is_closed = True
+        await self.wait_written(self._num_noted)
+
+    # -------------------------------------------------------------------------------------- the writer
+
+    async def run(self) -> None:
+        """Write records until cancelled, or until a write fails."""
+        try:
+            while True:
+                while not self._records:
+                    await self._news.park()
+                data, self._records = b"".join(self._records), []
+                mark = self._num_noted
+                live = {known.number for known in self._journaled.values() if known is not None}
+                await self.in_thread(lambda data=data, live=live: self._write(data, live))  # type: ignore[misc]
+                self._num_written = mark
+                self._writes.unpark_all()
+        except (OSError, RuntimeError, SnapshotError) as error:
+            self.num_errors += 1
+            self._records.clear()
+            self._writes.unpark_all()
+            log.warning(
+                "%s cannot be written, the server goes on without it until its next start: %s",
+                self.path,
+                error,
+            )
+
+    def _write(self, data: bytes, live: set[int]) -> None:
+        """Append records; compact a file that has become long."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self.num_bytes += len(data)
+        if self.num_bytes > self._max_bytes:
+            self._replace(compact(self.path.read_bytes(), live))
+
+    def _replace(self, data: bytes) -> None:
+        """Replace the file atomically by one with this content, which is locked before it has the name."""
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            # Before the rename, or a power failure could leave an empty file under the final name.
+            os.fsync(file)
+            os.replace(fresh, self.path)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(self._file)
+        self._file = file
+        self.num_bytes = len(data)
+        self._max_bytes = max(MIN_COMPACTED_BYTES, 2 * len(data))
+
+
+def _token_logprobs(completion: CompletionOutput) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of an output in the form of the engine's journal."""
+    positions = []
+    for token_id, entries in zip(completion.token_ids, completion.logprobs or (), strict=False):
+        others = [named for named in entries if named != token_id]
+        ids = (token_id, *others)
+        rank = entries[token_id].rank or 1
+        positions.append(TokenLogprobs(ids, tuple(entries[named].logprob for named in ids), rank))
+    return tuple(positions)
+
+
+@asynccontextmanager
+async def open_journal(path: Path, gateway: ResponsesService) -> AsyncGenerator[ResponseJournal]:
+    """Continue the responses of a journal, and keep one for this server while the scope is open.
+
+    Raises:
+        ConfigError: the file cannot be used; see `ResponseJournal.restore`.
+    """
+    journal = ResponseJournal(path, gateway)
+    journal.restore()
+    gateway.resumable.journal = journal
+    gateway.metrics.watch_journal(lambda: journal.num_bytes, lambda: journal.num_errors)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        yield journal
+        await journal.close()
+        nursery.cancel_scope.cancel()
