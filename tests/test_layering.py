@@ -49,7 +49,7 @@ LAYERS = {
     "blocking": Layer("trio", "bridge engine core ipc config errors"),
     # The programs of child processes: what `actors` is to the engine's process, without Trio.
     "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
-    "server": Layer("attrs trio", "triolet engine protocol observability ipc core config errors"),
+    "server": Layer("attrs trio msgpack", "triolet engine protocol observability ipc core config errors"),
 }
 
 # These put the others together and may import what they need.

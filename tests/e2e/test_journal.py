@@ -47,7 +47,7 @@ def test_32_responses_go_on_after_kill_9_as_if_unbroken(tmp_path: Path) -> None:
             reader.join()
         server.process.wait()
     with serve(*flags) as server:
-        for number, events in enumerate(before):
+        for events in before:
             with connection(server) as socket:
                 place = {
                     "response_id": events[0]["response"]["id"],

@@ -519,17 +519,11 @@ class Engine(AdapterMethods):
         self._requests.abort(request_id)
 
     def snapshot(self, request_id: str | None = None) -> Snapshot:
-        """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine.
-
-        Args:
-            request_id: id of the only request to return, if there is one of that id; None for all.
-        """
+        """Return the unfinished requests, or the one of an id, for another engine to `resume`; nothing changes here."""
         self._run.check()
-        submissions = self._requests.submissions
-        if request_id is None:
-            return take_snapshot(self.model_info, submissions.values())
-        chosen = submissions.get(request_id)
-        return take_snapshot(self.model_info, () if chosen is None else (chosen,))
+        live = self._requests.submissions
+        chosen = live.values() if request_id is None else filter(None, [live.get(request_id)])
+        return take_snapshot(self.model_info, chosen)
 
     def resume(self, snapshot: Snapshot) -> dict[str, TokenStream]:
         """Return streams that go on with the unfinished requests of another engine of the same model, by request id.

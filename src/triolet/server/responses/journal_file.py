@@ -25,7 +25,9 @@ import trio
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.step_plan import TokenLogprobs
 from triolet.errors import ConfigError, SnapshotError
-from triolet.protocol.responses.journal import (
+from triolet.protocol.responses.response import ResponseBuilder
+from triolet.protocol.responses.snapshot import SavedResponse
+from triolet.server.responses.journal import (
     MAGIC,
     JournalDelta,
     begin_record,
@@ -34,8 +36,6 @@ from triolet.protocol.responses.journal import (
     forget_record,
     replay,
 )
-from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.snapshot import SavedResponse
 from triolet.server.responses.service import ResponsesService
 from triolet.server.responses.snapshot_file import read_file, restorer, set_aside
 

@@ -34,9 +34,11 @@ _HEADER: Final = struct.Struct(
     "<IIQ"
 )  # length of the body, checksum of number and body, number of the response
 _NUMBER: Final = struct.Struct("<Q")
+# One for all records: making it takes longer than packing a short one.
+_PACKER: Final = msgpack.Packer(unicode_errors="surrogatepass")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)  # not frozen: one is made for every token, and that takes three times as long
 class JournalDelta:
     """Content that one output of the engine has added to a response."""
 
@@ -71,7 +73,7 @@ class Replay:
 
 
 def _record(number: int, body: list[Any]) -> bytes:
-    packed: bytes = msgpack.packb(body, unicode_errors="surrogatepass")
+    packed: bytes = _PACKER.pack(body)
     checksum = zlib.crc32(packed, zlib.crc32(_NUMBER.pack(number)))
     return _HEADER.pack(len(packed), checksum, number) + packed
 

@@ -1,0 +1,140 @@
+"""Records of the journal: replay, compaction, and what damage can do."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+import attrs
+import pytest
+
+from tests.protocol.talk import create
+from triolet.core.request.params import SamplingParams
+from triolet.core.request.request import FinishReason, RequestMetrics
+from triolet.errors import SnapshotError
+from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
+from triolet.protocol.responses.response_items import ResponseDelta
+from triolet.protocol.responses.snapshot import SavedResponse
+from triolet.server.responses.journal import (
+    MAGIC,
+    JournalDelta,
+    begin_record,
+    compact,
+    delta_record,
+    forget_record,
+    replay,
+)
+
+NUM_RESPONSES, NUM_DELTAS = 4, 12
+METRICS = RequestMetrics(num_generation_tokens=1, arrival_time=5.0)
+
+
+def begun(number: int) -> bytes:
+    request = {name: value for name, value in create(resumable=True).items() if name not in ("type", "input")}
+    saved = SavedResponse(response_id=f"resp_{number}", request=request, model="m", created_at=7)
+    admitted = SavedRequest(
+        request_id=f"resp_{number}",
+        prompt_token_ids=(1, 2, 3),
+        params=SamplingParams(max_tokens=NUM_DELTAS),
+        answers=(SavedAnswer(seed=number),),
+    )
+    snapshot = Snapshot(architecture="A", vocab_size=1000, requests=(admitted,))
+    return begin_record(number, saved, snapshot)
+
+
+def delta(number: int, index: int) -> JournalDelta:
+    return JournalDelta(
+        index=index,
+        piece=ResponseDelta(text=f"{number}.{index} ", num_tokens=1),
+        token_ids=(100 * number + index,),
+        item_ids=("msg_1",) if index == 0 else (),
+        metrics=METRICS if index == 0 else None,
+    )
+
+
+def journal(seed: int) -> tuple[list[bytes], dict[int, int]]:
+    """Records of responses whose deltas come mixed; the number of deltas of those that are not forgotten."""
+    draw = random.Random(seed)
+    records = [begun(number) for number in range(NUM_RESPONSES)]
+    sizes = dict.fromkeys(range(NUM_RESPONSES), 0)
+    for _ in range(NUM_RESPONSES * NUM_DELTAS // 2):
+        number = draw.choice(list(sizes))
+        if draw.random() < 0.03 and len(sizes) > 1:
+            records.append(forget_record(number))
+            del sizes[number]
+        else:
+            records.append(delta_record(number, delta(number, sizes[number])))
+            sizes[number] += 1
+    return records, sizes
+
+
+def tokens(saved: SavedResponse) -> list[int]:
+    assert saved.engine is not None
+    [request] = Snapshot.from_bytes(base64.b64decode(saved.engine)).requests
+    return list(request.answers[0].output_token_ids)
+
+
+def assert_beginnings(found: dict[int, SavedResponse]) -> None:
+    """Every response holds the first of its own deltas, with none left out, repeated or changed."""
+    for number, saved in found.items():
+        expected = [delta(number, index) for index in range(len(saved.pieces))]
+        assert [piece.text for piece in saved.pieces] == [one.piece.text for one in expected]
+        assert tokens(saved) == [100 * number + index for index in range(len(saved.pieces))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_journal_is_replayed_and_compacted_to_what_is_live(seed: int) -> None:
+    records, sizes = journal(seed)
+    data = MAGIC + b"".join(records)
+    found = replay(data)
+    assert (found.problem, found.num_bytes) == (None, len(data))
+    assert {number: len(saved.pieces) for number, saved in found.responses.items()} == sizes
+    assert_beginnings(found.responses)
+    short = compact(data, sizes)
+    assert replay(short).responses == found.responses
+    assert compact(short, sizes) == short and len(short) <= len(data)
+
+
+def test_a_journal_that_is_cut_off_anywhere_holds_the_whole_records_before() -> None:
+    records, _ = journal(1)
+    data = MAGIC + b"".join(records)
+    ends = [len(MAGIC)]
+    for record in records:
+        ends.append(ends[-1] + len(record))
+    for length in range(len(MAGIC), len(data), 7):
+        found = replay(data[:length])
+        assert found.num_bytes == max(end for end in ends if end <= length)
+        assert not found.is_corrupt and (found.problem is None) == (length in ends)
+        assert_beginnings(found.responses)
+
+
+def test_damage_never_changes_a_token() -> None:
+    records, _ = journal(2)
+    draw = random.Random(5)
+    for _ in range(300):
+        damaged = list(records)
+        kind, place = draw.randrange(4), draw.randrange(len(records))
+        if kind == 0:  # a byte
+            one = bytearray(damaged[place])
+            one[draw.randrange(len(one))] ^= 1 << draw.randrange(8)
+            damaged[place] = bytes(one)
+        elif kind == 1:  # a lost record
+            del damaged[place]
+        elif kind == 2:  # one that came twice
+            damaged.insert(draw.randrange(len(records)), damaged[place])
+        else:  # zeroes, as of a page that was never written
+            damaged[place] = bytes(len(damaged[place]))
+        assert_beginnings(replay(MAGIC + b"".join(damaged)).responses)
+
+
+def test_a_response_that_is_over_keeps_its_ending_and_needs_no_engine() -> None:
+    last = attrs.evolve(delta(0, 0), finish_reason=FinishReason.STOP, completed_at=9)
+    [saved] = replay(MAGIC + begun(0) + delta_record(0, last)).responses.values()
+    assert (saved.finish_reason, saved.completed_at, saved.engine) == ("stop", 9, None)
+    assert saved.output is not None and saved.output.metrics == METRICS and saved.item_ids == ("msg_1",)
+
+
+@pytest.mark.parametrize("data", [b"", b"something else", MAGIC[:-2] + b"9\n"])
+def test_what_is_no_journal_is_refused(data: bytes) -> None:
+    with pytest.raises(SnapshotError, match="must begin with"):
+        replay(data)
