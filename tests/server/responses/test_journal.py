@@ -8,7 +8,7 @@ import random
 import attrs
 import pytest
 
-from tests.protocol.talk import create
+from tests.protocol.make import create
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.errors import SnapshotError

@@ -101,7 +101,7 @@ async def test_a_full_disk_ends_the_journal_and_no_response(
         def full(*arguments: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(journal_file.os, "write", full)
+        monkeypatch.setattr(os, "write", full)
         with caplog.at_level(logging.WARNING):
             events = before + await client.until_ended()
         monkeypatch.undo()
