@@ -39,7 +39,6 @@ from triolet.errors import ConfigError, EngineUnhealthy
 from triolet.protocol.access import Access
 from triolet.server import create_app
 from triolet.server.models.host import FurtherModel
-from triolet.server.responses.journal_file import open_journal
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
@@ -115,6 +114,9 @@ class Server:
             if self.gateway.snapshot is not None:
                 restore_responses(Path(self.gateway.snapshot), gateway)
             if self.gateway.journal is not None:
+                # Imported where it is asked for: its lock is one of Unix.
+                from triolet.server.responses.journal_file import open_journal
+
                 await stack.enter_async_context(open_journal(Path(self.gateway.journal), gateway))
             await nursery.start(self._listen, engine, gateway)
             nursery.start_soon(_watch_engine, engine)
