@@ -405,6 +405,7 @@ async def ending(engine: Engine, form: StructuredOutputsParams) -> str:
     return "answer" if output.finished else "nothing"
 
 
+@pytest.mark.slow
 async def test_hostile_forms_end_as_an_answer_or_an_error_and_the_same_engine_goes_on(folder: Path) -> None:
     endings = {}
     async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=1.0) as engine:

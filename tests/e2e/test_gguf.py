@@ -66,6 +66,7 @@ async def test_every_runner_gives_the_tokens_of_transformers(
     assert list(output.outputs[0].token_ids) == expected
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_goes_on_with_the_next_token(
     folder: Path, expected: list[int]
 ) -> None:

@@ -177,7 +177,7 @@ SLOW_SOCKET = """
 """
 
 
-@pytest.mark.parametrize("latency_ms", [0, 50, 200])
+@pytest.mark.parametrize("latency_ms", [50, *[pytest.param(one, marks=pytest.mark.slow) for one in (0, 200)]])
 def test_a_new_chat_during_an_answer_shows_the_new_answer(
     browser: Any, server: Server, latency_ms: int
 ) -> None:
@@ -238,6 +238,7 @@ def test_the_engine_is_shown_as_it_is(page: Any) -> None:
     assert page.get_attribute("#rates .curve", "d").startswith("M")
 
 
+@pytest.mark.slow
 def test_numbers_of_a_server_that_is_away_are_said_to_be_old(browser: Any) -> None:
     with serve() as server, opened(browser, server.url) as page:
         send(page, "Tell me a short story")

@@ -91,6 +91,7 @@ async def test_a_line_is_logged_every_ten_seconds_while_busy_and_none_while_idle
     assert "Avg generation throughput: 100.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs" in lines(caplog)[1]
 
 
+@pytest.mark.slow
 async def test_the_line_tells_what_came_of_drafts_since_the_last_one(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
