@@ -24,6 +24,9 @@ endif
 # say, in one process, where -x and --pdb are what they are; ARGS="-n 4 tests/model" has four.
 SIDE_BY_SIDE = $(if $(ARGS),,--numprocesses auto --maxprocesses 8 --dist worksteal)
 
+# The tests start hundreds of processes: each would compile the whole source where the environment forbids to keep what was compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
