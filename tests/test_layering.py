@@ -47,6 +47,8 @@ LAYERS = {
     "bridge": Layer("attrs trio", "engine observability core ipc config errors"),
     "aio": Layer("trio", "bridge engine core ipc config errors"),
     "blocking": Layer("trio", "bridge engine core ipc config errors"),
+    # Engines for the tests of other programs.
+    "testing": Layer("attrs trio pytest", "aio blocking bridge engine actors model nano core config errors"),
     # The programs of child processes: what `actors` is to the engine's process, without Trio.
     "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
     "server": Layer("attrs trio msgpack", "triolet engine protocol observability ipc core config errors"),

@@ -71,12 +71,13 @@ async def open_engine(
         _call_soon(loop, on_progress, progress)
 
     thread = EngineThread(lambda: open_native_engine(config, on_progress=tell, **fields))
-    async with _engine_of(thread) as engine:
+    async with engine_of_thread(thread) as engine:
         yield engine
 
 
 @asynccontextmanager
-async def _engine_of(thread: EngineThread) -> AsyncGenerator[AsyncioEngine]:
+async def engine_of_thread(thread: EngineThread) -> AsyncGenerator[AsyncioEngine]:
+    """Yield the engine of a thread when it is ready, and stop the thread when the scope is left."""
     try:
         yield AsyncioEngine(thread, await _result(thread.opened))
     finally:

@@ -66,10 +66,27 @@ def open_engine(
     # The caller waits anyway, so that its own thread can call `on_progress`, which then needs no lock.
     progress: SimpleQueue[LoadProgress | None] = SimpleQueue()
     thread = EngineThread(lambda: open_native_engine(config, on_progress=progress.put, **fields))
+    thread.opened.add_done_callback(lambda _: progress.put(None))
+    with engine_of_thread(thread, lambda: _tell_all(progress, on_progress)) as engine:
+        yield engine
+
+
+def _tell_all(progress: SimpleQueue[LoadProgress | None], on_progress: OnProgress) -> None:
+    while (news := progress.get()) is not None:
+        on_progress(news)
+
+
+@contextmanager
+def engine_of_thread(
+    thread: EngineThread, meanwhile: Callable[[], None] = lambda: None
+) -> Generator[BlockingEngine]:
+    """Yield the engine of a thread when it is ready, and stop the thread when the scope is left.
+
+    Args:
+        meanwhile: called before the wait for the engine.
+    """
     try:
-        thread.opened.add_done_callback(lambda _: progress.put(None))
-        while (news := progress.get()) is not None:
-            on_progress(news)
+        meanwhile()
         yield BlockingEngine(thread, thread.opened.result())
     finally:
         thread.stop()

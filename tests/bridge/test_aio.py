@@ -52,7 +52,7 @@ def in_asyncio(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
 
 @asynccontextmanager
 async def opened(executor: FastExecutor | None = None, **fields: object) -> AsyncGenerator[AsyncioEngine]:
-    async with aio._engine_of(engine_thread(executor, **fields)) as engine:
+    async with aio.engine_of_thread(engine_thread(executor, **fields)) as engine:
         yield engine
         if engine.death is None:
             await assert_nothing_is_held(engine)
@@ -276,7 +276,7 @@ async def test_an_engine_whose_scope_has_ended_is_closed() -> None:
 
 @in_asyncio
 async def test_closing_the_engine_ends_its_streams_with_the_output_so_far() -> None:
-    async with aio._engine_of(engine_thread(FastExecutor(step_s=0.005))) as engine:
+    async with aio.engine_of_thread(engine_thread(FastExecutor(step_s=0.005))) as engine:
         stream = await engine.generate([1], LONG).__aenter__()
         await anext(stream)
         task = asyncio.create_task(read(stream))
@@ -290,7 +290,7 @@ async def test_closing_the_engine_ends_its_streams_with_the_output_so_far() -> N
 @in_asyncio
 async def test_a_drain_returns_what_another_engine_resumes() -> None:
     answer = answer_of([1, 2], 3, 200)
-    async with aio._engine_of(engine_thread(FastExecutor(step_s=0.005))) as first:
+    async with aio.engine_of_thread(engine_thread(FastExecutor(step_s=0.005))) as first:
         async with first.generate([1, 2], LONG, request_id="moved") as stream:
             await anext(stream)
             snapshot = await first.drain(asyncio.get_running_loop().time() + 0.05)
@@ -384,7 +384,7 @@ async def test_opening_can_be_cancelled() -> None:
             loop.call_soon_threadsafe(ended.set)
 
     async def client() -> None:
-        async with aio._engine_of(EngineThread(never_opens)):
+        async with aio.engine_of_thread(EngineThread(never_opens)):
             pass
 
     task = asyncio.create_task(client())
@@ -402,7 +402,7 @@ async def test_the_death_of_an_engine_reaches_its_streams() -> None:
     def crash(plan: object) -> None:
         raise RuntimeError("planted")
 
-    async with aio._engine_of(engine_thread(executor)) as engine:
+    async with aio.engine_of_thread(engine_thread(executor)) as engine:
         executor.before_step = crash
         with pytest.raises(EngineDead):
             await engine.complete([1], params(5))

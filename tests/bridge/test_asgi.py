@@ -25,7 +25,7 @@ uvicorn = pytest.importorskip("uvicorn")
 def make_app(engines: list[AsyncioEngine]) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[dict[str, Any]]:
-        async with aio._engine_of(engine_thread(FastExecutor(step_s=0.002))) as engine:
+        async with aio.engine_of_thread(engine_thread(FastExecutor(step_s=0.002))) as engine:
             engines.append(engine)
             yield {"engine": engine}
 

@@ -59,8 +59,6 @@ async def open_engine(
     chosen = EngineConfig.of(config, **fields)
     with open_executor(chosen) as executor:
         async with run_engine(chosen, executor, on_progress=on_progress) as engine:
-            if chosen.lora_modules:
-                await add_lora_modules(engine)
             # Once it is loaded: collections need not look at its objects again.
             with frozen_gc():
                 yield engine
@@ -74,7 +72,7 @@ async def run_engine(
     *,
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
-    """Open an engine with this executor and tokenizer: for tests, simulation and measurements with a fake model."""
+    """Open an engine with this executor and tokenizer: the part of `open_engine` that tests share."""
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
     grammars = GrammarRequests(core.masks)
@@ -99,6 +97,8 @@ async def run_engine(
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(_keep_alive, engine, tree)
+                if config.lora_modules:
+                    await add_lora_modules(engine)
                 with engine._loop_watch.installed():
                     yield engine
             except BaseException as error:  # raised again below, without the nursery's group around it
