@@ -14,7 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 GGUF = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # what llama.cpp calls them
-WORKERS = {"vllm": "vllm_worker.py", "llama.cpp": "llama_cpp_worker.py"}
+WORKERS = {
+    "vllm": "vllm_worker.py",
+    "llama.cpp": "llama_cpp_worker.py",
+    "sentence-transformers": "sentence_transformers_worker.py",
+}
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
@@ -82,17 +86,22 @@ class Peer:
         Returns:
             What `line_protocol.Timer` noted.
         """
+        answer = self.ask(jobs)
+        given = [len(token_ids) for token_ids in answer["token_ids"]]
+        if given != [num_tokens for _, num_tokens, _ in jobs]:
+            raise PeerFailed(f"{self.engine} gave {given} tokens, which is not what it was asked for")
+        return answer
+
+    def ask(self, question: object) -> dict[str, Any]:
+        """Return the worker's answer to a line of JSON; it runs only in between."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(ProcessLookupError, BrokenPipeError):  # what it died of is heard below
             self._signal(signal.SIGCONT)
-            self._process.stdin.write(json.dumps(jobs) + "\n")
+            self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         answer = self._heard()
         self._signal(signal.SIGSTOP)
-        given = [len(token_ids) for token_ids in answer["token_ids"]]
-        if given != [num_tokens for _, num_tokens, _ in jobs]:
-            raise PeerFailed(f"{self.engine} gave {given} tokens, which is not what it was asked for")
         return answer
 
     def _heard(self) -> dict[str, Any]:
