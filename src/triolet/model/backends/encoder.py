@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import InvariantViolated, TrioletError, UnsupportedModel
+from triolet.model.backends.cpu_linear import use_cpp_linear_layers
 from triolet.model.backends.packed_attention import (
     PACKED_ATTENTION,
     PackedStep,
@@ -212,7 +213,7 @@ def _hidden_states(model: PreTrainedModel, tokens: Tensor, **options: Any) -> Te
 
 
 def _compare_with_own_attention(encoder: EncoderModel) -> None:
-    """Compute a few random tokens with the model's eager attention and with ours; leaves the model on ours."""
+    """Compute a few random tokens as the model does and as we do; leaves the model on our attention and layers."""
     model = encoder.model
     generator = torch.Generator().manual_seed(0)
     # low ids are often special: RoBERTa's positions skip the padding token
@@ -223,6 +224,7 @@ def _compare_with_own_attention(encoder: EncoderModel) -> None:
     model.set_attn_implementation("eager")
     own = _hidden_states(model, sequence)
     model.set_attn_implementation(PACKED_ATTENTION)
+    use_cpp_linear_layers(model.base_model)
     positions = torch.cat([torch.arange(count) for count in _CHECKED_TOKENS]).to(model.device)
     got = _hidden_states(
         model,
