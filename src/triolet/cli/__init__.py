@@ -17,6 +17,7 @@ import click
 from triolet import __version__
 from triolet.cli import failures, options
 from triolet.cli.client.address import ServerAddress
+from triolet.cli.doctor.commands import doctor
 from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.cli.shell.commands import SHELL_COMMANDS
 from triolet.config.engine import EngineConfig
@@ -313,5 +314,5 @@ def bench_serve(
     run(benchmark, as_json=as_json)
 
 
-for one in (*MODEL_COMMANDS, *SHELL_COMMANDS):
+for one in (*MODEL_COMMANDS, *SHELL_COMMANDS, doctor):
     main.add_command(one)
