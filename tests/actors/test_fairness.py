@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
+from functools import partial
+from itertools import count, pairwise
 from typing import Any
 
 import attrs
@@ -14,6 +15,9 @@ from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.pooling_params import PoolingInfo
 from triolet.core.scheduling.policies.fair import LINGER_S
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
@@ -213,6 +217,36 @@ async def test_whoever_is_alone_has_whole_steps_also_after_somebody_was_there(
             assert len(executor.plans[-1].rows) < NUM_LONG / 4
             await trio.sleep(LINGER_S + 0.1)
             assert len(executor.plans[-1].rows) == NUM_LONG
+            nursery.cancel_scope.cancel()
+
+
+class PoolingExecutor(Laborious):
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        pooling = PoolingInfo(tasks=("embed",), size=2)
+        return attrs.evolve(await super().start(on_progress), pooling=pooling)
+
+
+async def test_tokens_of_a_chat_beside_embeddings_come_within_one_and_a_half_times_of_what_they_take_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async def longest_gap_s(seed: int) -> float:
+        times_s = []
+        params = SamplingParams(max_tokens=40, seed=seed)
+        async with engine.generate([seed, 3], params, client="chat") as stream:
+            async for _ in stream:
+                times_s.append(trio.current_time())
+        return max(after - before for before, after in pairwise(times_s))
+
+    executor, prompts = PoolingExecutor(num_blocks=1200, block_size=32), [[7, 9] * 15] * 300
+    async with fake_engine(executor, **HUNDRED_ROWS, enable_prefix_caching=False) as engine:
+        alone_s = await longest_gap_s(0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(engine.embed, prompts, client="documents"))
+            await trio.sleep(0.05)
+            await longest_gap_s(1)  # what rows cost is learned
+            assert await longest_gap_s(2) <= 1.5 * alone_s
+            # embeddings were computed beside every token
+            assert sum(plan.num_tokens > 2 for plan in executor.plans[-39:]) == 39
             nursery.cancel_scope.cancel()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.core.make import make_request
 from tests.core.stage import Stage, make_config
 from triolet.core.journal import Journal
 from triolet.core.request.grammar_state import Constraint
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.scheduling.budget import CostModel, TokenBudget
 from triolet.core.scheduling.policies.fair import ActiveClients, FairQueue
 from triolet.core.scheduling.sequence import Sequence
@@ -118,14 +120,14 @@ class Line:
         self.queue = FairQueue(config, budget)
         self.running: list[Sequence] = []
 
-    def wait(self, client: str, num_tokens: int = 1, constraint: Constraint | None = None) -> Sequence:
-        entry = self.journal.open(make_request(range(num_tokens), client=client, constraint=constraint))
+    def wait(self, client: str, num_tokens: int = 1, **fields: Any) -> Sequence:
+        entry = self.journal.open(make_request(range(num_tokens), client=client, **fields))
         sequence = Sequence(entry, self.queue.order(entry))
         self.queue.add(sequence)
         return sequence
 
-    def run(self, client: str, num_tokens: int = 1, constraint: Constraint | None = None) -> Sequence:
-        sequence = self.wait(client, num_tokens, constraint)
+    def run(self, client: str, num_tokens: int = 1, **fields: Any) -> Sequence:
+        sequence = self.wait(client, num_tokens, **fields)
         self.admit(sequence)
         return sequence
 
@@ -307,6 +309,27 @@ def test_a_request_of_a_throttled_client_is_admitted_with_what_is_left_of_the_ti
     assert line.queue.next(lambda _: True) is None
     other = line.wait("light")
     assert line.queue.next(lambda _: True) is other
+
+
+def test_pooled_rows_lengthen_the_step_of_anothers_decode_by_three_tenths_at_most() -> None:
+    line = Line(100.0)
+    line.queue._budget.costs.fixed_s = 9.0  # 10 seconds with the decode
+    pooled = [line.run("hog", 50, pooling=PoolingParams(task="embed")) for _ in range(2)]
+    text = line.run("hog", 50)
+    waiting = [line.wait("hog", 50, pooling=PoolingParams(task="embed")) for _ in range(5)]
+    light = line.run("light")
+    line.queue.begin_step(0.0)
+    assert line.queue.taking_part(line.running) == [pooled[0], text, light]
+    assert line.queue.portion(pooled[0], 50) == 1 + (3 - 1) * 2
+    assert line.queue.portion(text, 50) == 50
+    assert line.queue.portion(waiting[0], 50) == 0
+    assert line.queue.next(lambda _: True) is None
+    line.stop(light)
+    line.queue.begin_step(0.0)
+    line.queue.taking_part(line.running)
+    assert (
+        line.queue.portion(pooled[1], 50) == 50
+    )  # a reader may be back, and gets a first token soon: no more
 
 
 def test_a_client_is_throttled_for_5_seconds_after_the_last_one_with_few_requests_has_left() -> None:

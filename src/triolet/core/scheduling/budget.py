@@ -343,6 +343,18 @@ class TokenBudget:
             return float("inf")
         return max((factor - 1) * min(self._first_steps_s) - costs.fixed_s, costs.fixed_s)
 
+    def many_pooled_s(self, num_decodes: int, part: float) -> float:
+        """Return the seconds that pooled rows of clients with many requests may add to a step; infinity as `many_s`.
+
+        Args:
+            num_decodes: requests of other clients that decode in the step.
+            part: of the time that these take.
+        """
+        costs = self.costs
+        if self.config.fair_ttft_factor == float("inf") or not costs.row_s:
+            return float("inf")
+        return part * (costs.fixed_s + num_decodes * costs.row_s)
+
     def step_done(self, plan: StepPlan, elapsed_s: float) -> None:
         """Record the time that a step took, seconds; 0 if it is not known."""
         num_rows = len(plan.rows)

@@ -37,7 +37,12 @@ from triolet.errors import InvariantViolated
 # in flight. Their rows take turns, the one that has waited longest first; none of them loses its row or its
 # blocks. A client that is behind in tokens by more than `SLACK` is not throttled. Alone, or among clients of
 # its size, a client has whole steps.
+#
+# A pooled prompt has no reader who waits for the next token, and there may be thousands of them. While a client that
+# is not throttled decodes, those of throttled clients lengthen a step by at most `POOLED_PART`: its tokens shall come
+# within 1.5 times of what they take alone, and costs are estimates.
 MANY = 4
+POOLED_PART = 0.3
 LINGER_S = 5.0  # a reader of a short answer who goes on is back by then
 MAX_LINGERING = 64
 
@@ -132,6 +137,8 @@ class FairQueue(WaitingQueue):
         self._throttled: set[Client] = set()
         self._spare_s = float("inf")  # what is left of the step for throttled clients
         self._has_spare = True  # enough for a row, or none of them has one yet
+        self._pooled_s = float("inf")  # the part of it for pooled rows
+        self._has_pooled_spare = True  # as `_has_spare`, for pooled rows
         self._shares: dict[int, int] = {}  # tokens for their rows, by serial
 
     def __len__(self) -> int:
@@ -185,7 +192,9 @@ class FairQueue(WaitingQueue):
     def next(self, may_run: MayRun) -> Sequence | None:
         shut = () if self._has_spare else self._throttled
         for client in sorted(self._queues.keys() - self._resting.union(shut), key=self._rank):
-            if (sequence := next(filter(may_run, self._queues[client]), None)) is not None:
+            sequence = next(filter(may_run, self._queues[client]), None)
+            # Only the first one is looked at: behind a pooled request there may be thousands of others.
+            if sequence is not None and (client not in self._throttled or self._has_spare_for(sequence)):
                 return sequence
         return None
 
@@ -209,6 +218,9 @@ class FairQueue(WaitingQueue):
     def _in_turns(self, running: list[Sequence]) -> list[Sequence]:
         """Leave out the rows of throttled clients that do not fit into a step of the allowed length."""
         throttled: dict[Client, list[Sequence]] = {client: [] for client in self._throttled}
+        num_decodes = sum(one.num_pending_tokens == 1 and client_of(one) not in throttled for one in running)
+        if num_decodes:
+            self._pooled_s = self._budget.many_pooled_s(num_decodes, POOLED_PART)
         for other in running:
             if client_of(other) in throttled and not other.entry.awaits_mask:
                 throttled[client_of(other)].append(other)
@@ -217,35 +229,42 @@ class FairQueue(WaitingQueue):
             rows.sort(key=lambda row: row.last_step)
             turns += [(self.served(client) + index, row.order, row) for index, row in enumerate(rows)]
         for _, _, row in sorted(turns, key=lambda turn: turn[:2]):
-            if self._has_spare:
-                self._shares[row.entry.serial] = self._share(row.num_pending_tokens)
+            if self._has_spare_for(row):
+                self._shares[row.entry.serial] = self._share(row, row.num_pending_tokens)
         return [
             other
             for other in running
             if client_of(other) not in throttled or other.entry.serial in self._shares
         ]
 
-    def _share(self, num_tokens: int) -> int:
+    def _has_spare_for(self, sequence: Sequence) -> bool:
+        return self._has_spare and (self._has_pooled_spare or sequence.entry.request.pooling is None)
+
+    def _share(self, sequence: Sequence, num_tokens: int) -> int:
         """Take the tokens of a throttled client's row out of what is left of the time."""
-        costs = self._budget.costs
-        self._spare_s -= costs.row_s
-        if num_tokens > 1:
-            num_tokens = min(num_tokens, 1 + self._budget.tokens_within(max(0.0, self._spare_s)))
-            self._spare_s -= (num_tokens - 1) * costs.token_s
+        costs, is_pooled = self._budget.costs, sequence.entry.request.pooling is not None
+        left_s = min(self._spare_s, self._pooled_s) if is_pooled else self._spare_s
+        num_tokens = min(num_tokens, 1 + self._budget.tokens_within(max(0.0, left_s - costs.row_s)))
+        taken_s = costs.row_s + (num_tokens - 1) * costs.token_s
+        self._spare_s -= taken_s
         self._has_spare = self._spare_s >= costs.row_s
+        if is_pooled:
+            self._pooled_s -= taken_s
+            self._has_pooled_spare = self._pooled_s >= costs.row_s
         return num_tokens
 
     def portion(self, sequence: Sequence, num_tokens: int) -> int:
         if client_of(sequence) not in self._throttled:
             return num_tokens
         if sequence.row_id is None:  # about to be admitted
-            return self._share(num_tokens) if self._has_spare else 0
+            return self._share(sequence, num_tokens) if self._has_spare_for(sequence) else 0
         return min(num_tokens, self._shares.get(sequence.entry.serial, num_tokens))
 
     def begin_step(self, now_s: float) -> None:
         self._active.advance_clock(now_s)
         self._resting, self._shares = set(), {}
         self._spare_s, self._has_spare = self._budget.many_s, True
+        self._pooled_s, self._has_pooled_spare = float("inf"), True
         self._throttled = set(filter(self._is_throttled, self._active.with_many()))
 
     def _is_throttled(self, client: Client) -> bool:
