@@ -137,7 +137,7 @@ def check_health(
         return
     now_s = trio.current_time()
     since_s = {}
-    if core.outputs:
+    if core.outputs and not core.is_frozen:  # a pause is no hang
         since_s[_bottleneck(core, channels, progress)] = progress.progressed_s
     if progress.asked_s:
         since_s["tokenizer"] = next(iter(progress.asked_s.values()))

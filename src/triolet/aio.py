@@ -154,6 +154,12 @@ class AsyncioEngine(RemoteEngine):
         """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
         return await _outcome(self._thread.submit(lambda: self._native.pin_lora(lora_int_id)))
 
+    async def pause_generation(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
+        """Compute no request until `resume_generation`; see `triolet.Engine.pause_generation`."""
+        await _outcome(
+            self._thread.submit(lambda: self._native.pause_generation(mode, clear_cache=clear_cache))
+        )
+
     def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""
         self._news.check_loop()

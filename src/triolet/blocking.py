@@ -155,6 +155,10 @@ class BlockingEngine(RemoteEngine):
         """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
         return _outcome(self._thread.submit(lambda: self._native.pin_lora(lora_int_id)))
 
+    def pause_generation(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
+        """Compute no request until `resume_generation`; see `triolet.Engine.pause_generation`."""
+        _outcome(self._thread.submit(lambda: self._native.pause_generation(mode, clear_cache=clear_cache)))
+
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""
         return {

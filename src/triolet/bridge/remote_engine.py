@@ -131,6 +131,15 @@ class RemoteEngine:
             self._native.reset_prefix_cache, reset_running_requests=reset_running_requests
         )
 
+    def resume_generation(self) -> None:
+        """End a pause; harmless without one."""
+        self._thread.call(self._native.resume_generation)
+
+    @property
+    def is_paused(self) -> bool:
+        """True from the call of `pause_generation` to that of `resume_generation`."""
+        return self._native.is_paused
+
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
         """Report every step and every ended request to a logger, which is called in the engine's thread."""
         self._thread.call(self._native.add_stat_logger, stat_logger)

@@ -53,10 +53,6 @@ class AsyncFacts(Facts):
         """Return False: the engine cannot be put to sleep."""
         return await told(False)
 
-    async def is_paused(self) -> bool:
-        """Return False: the engine cannot be paused."""
-        return await told(False)
-
 
 async def checkpoint() -> None:
     """Let other tasks run once, under Trio or asyncio."""

@@ -426,6 +426,33 @@ class AsyncLLM(AsyncFacts):
         done = self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
         return bool(await told(done))
 
+    async def pause_generation(
+        self,
+        *,
+        mode: str = "abort",
+        wait_for_inflight_requests: bool = False,
+        clear_cache: bool = True,
+        **vllm_only: object,
+    ) -> None:
+        """Compute no request until `resume_generation`; see `triolet.Engine.pause_generation`.
+
+        Args:
+            wait_for_inflight_requests: an older name of mode `wait`.
+        """
+        refuse_given(vllm_only)
+        await self.engine.pause_generation(
+            "wait" if wait_for_inflight_requests else mode, clear_cache=clear_cache
+        )
+
+    async def resume_generation(self) -> None:
+        """End a pause; harmless without one."""
+        self.engine.resume_generation()
+        await checkpoint()
+
+    async def is_paused(self) -> bool:
+        """Return True between `pause_generation` and `resume_generation`."""
+        return await told(self.engine.is_paused)
+
     async def do_log_stats(self, *unused: object) -> None:
         """Report to the stat loggers now what the next step would report."""
         self.engine.tell_stat_loggers()

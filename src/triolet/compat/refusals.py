@@ -12,7 +12,6 @@ Face = TypeVar("Face", bound=type)
 NO_ENCODE = "add_request() takes PoolingParams"
 NO_LORA = "LoRA is not enabled"
 NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
-NO_PAUSE = "generation is not paused; close the engine, or let requests wait in the program"
 NO_PROFILER = "there is no profiler to start; py-spy and torch.profiler work from outside"
 NO_WORKERS = "the model's process takes no foreign calls"
 NO_OTHER_CACHES = "there are no caches of images or encoders"
@@ -59,8 +58,6 @@ ASYNC_METHODS: Mapping[str, str] = {
     "get_kv_event_sources": NO_OTHER_ENGINES,
     "notify_kv_transfer_request_rejected": NO_OTHER_ENGINES,
     "scale_elastic_ep": NO_OTHER_ENGINES,
-    "pause_generation": NO_PAUSE,
-    "resume_generation": NO_PAUSE,
     "get_input_preprocessor": NO_RENDERER,
 }
 OFFLINE_METHODS: Mapping[str, str] = {

@@ -32,6 +32,7 @@ from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
+from triolet.core.sleep import SleepState
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.errors import RequestFailed
 
@@ -66,6 +67,7 @@ class EngineStatistics:
         spec_decode_num_draft_tokens: draft tokens proposed.
         spec_decode_num_accepted_tokens: draft tokens accepted.
         spec_decode_num_accepted_tokens_per_pos: draft tokens accepted, by position in the draft.
+        is_paused: whether generation is paused.
         engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
         longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
             no other task runs meanwhile.
@@ -94,6 +96,7 @@ class EngineStatistics:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    is_paused: bool = False
     # These depend on the process and the machine: two snapshots are equal if the engines did the same.
     engine_index: int = attrs.field(default=0, eq=False)
     longest_task_step_s: float = attrs.field(default=0.0, eq=False)
@@ -304,6 +307,7 @@ class EngineCore:
         # These outlive the schedulers.
         self.counters = SchedulerCounters()
         self.recovery = RecoveryState()
+        self.sleep = SleepState()
         self.outputs: dict[int, OpenOutput] = {}  # by serial
         self.scheduler: Scheduler | None = None
         self.is_scheduling = False
@@ -432,8 +436,9 @@ class EngineCore:
         self.masks.ask(self.journal.take_unmasked(), now_s)
         # Called also while a step is in flight: it forgets a wait that is over.
         waits = self.masks.step_waits(now_s)
-        if waits or scheduler.is_step_in_flight:
+        if waits or scheduler.is_step_in_flight or self.is_frozen:
             return None
+        scheduler.last_serial = self.sleep.limit
         return scheduler.plan_step(now_s)
 
     def next_look_s(self) -> float:
@@ -443,7 +448,22 @@ class EngineCore:
     @property
     def must_halt(self) -> bool:
         """True if the multi-step plan in flight should end after its present step."""
-        return self._scheduler.must_halt
+        return self._scheduler.must_halt or self.is_frozen
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if no request may be computed now: a pause holds all that are live."""
+        return self.sleep.is_held and not self.has_live(self.sleep.limit)
+
+    def has_live(self, limit: float) -> bool:
+        """Return True if a request is live whose serial is at most `limit`."""
+        oldest = next(iter(self.journal), None)
+        return oldest is not None and oldest.serial <= limit
+
+    @property
+    def has_settled(self) -> bool:
+        """True if nothing is computed any more that a pause holds or lets finish."""
+        return self.is_frozen and not self._scheduler.is_step_in_flight
 
     def apply(self, result: StepResult, now_s: float) -> None:
         """Apply the result of a step; a late result changes nothing."""
@@ -514,6 +534,7 @@ class EngineCore:
             spec_decode_num_draft_tokens=counters.num_draft_tokens,
             spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
             spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
+            is_paused=self.sleep.is_paused,
         )
 
     @property

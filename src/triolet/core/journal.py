@@ -145,6 +145,11 @@ class Journal:
         """Prompt tokens of the requests that have never been scheduled."""
         return self._num_queued_tokens
 
+    @property
+    def last_serial(self) -> int:
+        """Serial of the request that was admitted last; 0 before the first."""
+        return self._num_serials
+
     def get(self, serial: int) -> JournalEntry | None:
         """Return the live entry of that serial, if there is one."""
         return self._live.get(serial)

@@ -44,18 +44,17 @@ from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
 from triolet.engine.adapters import AdapterMethods
 from triolet.engine.live_requests import live_requests
+from triolet.engine.pause import PauseMethods
 from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
-from triolet.engine.token_stream import Availability, RequestTable, TokenStream, death_by
-from triolet.errors import EngineClosed, EngineDead, InvalidPrompt, InvalidRequest, shown
+from triolet.engine.token_stream import SCOPE_ENDED, Availability, RequestTable, TokenStream, death_by
+from triolet.errors import EngineDead, InvalidPrompt, InvalidRequest, shown
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
-
-SCOPE_ENDED = "the engine's scope has ended"
 
 
 class RestartStream:
@@ -83,7 +82,7 @@ class RestartStream:
         raise StopAsyncIteration
 
 
-class Engine(AdapterMethods):
+class Engine(AdapterMethods, PauseMethods):
     """Running engine; `open_engine` makes it.
 
     Methods raise `WrongTrioRun` outside of the Trio run in which the engine was opened.
@@ -199,10 +198,7 @@ class Engine(AdapterMethods):
             EngineClosed: the engine's scope has ended. An engine that drains still serves.
         """
         self._run.check()
-        if (death := self.death) is not None:
-            raise death
-        if not self._availability.is_serving:
-            raise EngineClosed(SCOPE_ENDED)
+        self._availability.check_serving()
         check_health(self._core, self._channels, self._progress, self._grammars, self.config.step_timeout)
 
     @property
@@ -229,18 +225,6 @@ class Engine(AdapterMethods):
         """Return the requests that wait or run, of one owner or of all, in the order of arrival. Never waits."""
         self._run.check()
         return live_requests(self._requests.submissions.values(), self._core, owner)
-
-    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        """Forget all cached KV that is not in use: no later request finds any of it.
-
-        Args:
-            reset_running_requests: preempt the running requests, so that their KV can be forgotten, too.
-        Returns:
-            False, and nothing was done, if requests hold blocks and may not be preempted.
-        """
-        self._run.check()
-        assert self._core.scheduler is not None
-        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -543,7 +527,7 @@ class Engine(AdapterMethods):
     # ---------------------------------------------------------------------------------- shutdown
 
     async def drain(self, deadline: float) -> Snapshot:
-        """Take no new requests, and let the live ones finish.
+        """Take no new requests, and let the live ones finish; a pause ends.
 
         Args:
             deadline: absolute `trio.current_time()`; requests that have not finished by then end with finish_reason
@@ -555,6 +539,8 @@ class Engine(AdapterMethods):
         deadline_s = self._deadline(deadline)
         self._availability.close("the engine is draining and takes nothing new", still_serving=True)
         self._requests.end_admissions()
+        if self.is_paused:  # what is live could not finish
+            self.resume_generation()
         with trio.move_on_at(deadline_s):
             while self._core.journal:
                 await self._progress.idle.park()
@@ -578,6 +564,7 @@ class Engine(AdapterMethods):
         self._availability.close(SCOPE_ENDED)
         self._requests.end_admissions()
         self._end_all(FinishReason.SHUTDOWN)
+        self._progress.stepped.unpark_all()
         self._progress.restarted.unpark_all()
 
     def _die(self, cause: BaseException) -> None:

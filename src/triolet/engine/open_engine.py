@@ -75,6 +75,7 @@ async def run_engine(
     """Open an engine with this executor and tokenizer: the part of `open_engine` that tests share."""
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
+    core.sleep.on_change = channels.wake_scheduler
     grammars = GrammarRequests(core.masks)
     adapters = AdapterRegistry(config, core.model, executor)
     engine = Engine(config, core, channels, progress, grammars, adapters)

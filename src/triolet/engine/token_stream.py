@@ -42,6 +42,8 @@ from triolet.engine.submission import (
 from triolet.errors import EngineClosed, EngineDead, RequestFailed, RequestIdInUse, StreamMisused
 from triolet.ipc.snapshot import Snapshot
 
+SCOPE_ENDED = "the engine's scope has ended"
+
 
 @attrs.define
 class Availability:
@@ -94,6 +96,18 @@ class Availability:
             raise death
         if self._closed is not None:
             raise EngineClosed(self._closed)
+
+    def check_serving(self) -> None:
+        """Check that admitted requests are computed.
+
+        Raises:
+            EngineDead: the engine has died.
+            EngineClosed: its scope has ended.
+        """
+        if (death := self.death) is not None:
+            raise death
+        if not self.is_serving:
+            raise EngineClosed(SCOPE_ENDED)
 
     def check_death_told(self) -> None:
         """Raise the death of the engine, if no stream and no caller has seen it.

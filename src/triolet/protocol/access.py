@@ -75,7 +75,7 @@ class Access:
         )
 
     def check_operator(self, owner: str | None) -> None:
-        """Check that a client may see and stop the models of a server.
+        """Check that a client may see and stop the models of a server, and pause generation.
 
         Raises:
             WireError: 403, there are keys, and this one is none of the priority keys.
@@ -83,7 +83,7 @@ class Access:
         if not self.api_keys or owner in {owner_name(key.encode()) for key in self.priority_keys}:
             return
         raise WireError(
-            "This API key may not see or stop models (--priority-keys).",
+            "This API key is no operator's (--priority-keys).",
             code="operator_key_needed",
             status=403,
             type="permission_error",

@@ -213,6 +213,31 @@ async def test_health_turns_red_when_work_is_pending_and_no_step_is_made(
             nursery.cancel_scope.cancel()
 
 
+async def test_operators_pause_and_resume_and_health_says_so(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(api_keys=("plain",), priority_keys=("first",))
+    plain, operator = ({"authorization": f"Bearer {key}"} for key in ("plain", "first"))
+    async with serving(config=config) as scene, trio.open_nursery() as nursery:
+        for method, path in (("POST", "/pause"), ("POST", "/resume"), ("GET", "/is_paused")):
+            refused = await scene.call(method, path, headers=plain).run()
+            assert refused.error == (403, "operator_key_needed", None)
+        for query, field in (("mode=nap", "mode"), ("clear_cache=1", "clear_cache"), ("mod=keep", "mod")):
+            assert (await scene.post(f"/pause?{query}", headers=operator)).error[::2] == (400, field)
+        assert (await scene.post("/pause?mode=keep", headers=operator)).json == {"status": "paused"}
+        assert (await scene.get("/is_paused", headers=operator)).json == {"is_paused": True}
+        assert (await scene.get("/health")).json == {"status": "paused"}
+        assert (await scene.get("/health/ready")).error[:2] == (503, "paused")
+        waiting = scene.call("POST", "/v1/chat/completions", HELLO, headers=plain)
+        nursery.start_soon(waiting.run)
+        await trio.sleep(100)
+        assert not waiting.is_over and (await scene.get("/health")).status == 200
+        assert (await scene.post("/resume", headers=operator)).json == {"status": "resumed"}
+        assert (await scene.get("/is_paused", headers=operator)).json == {"is_paused": False}
+        await trio.sleep(10)
+        assert waiting.status == 200
+
+
 async def test_health_names_what_restarts_and_readiness_turns_red_meanwhile(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -17,6 +17,7 @@ a request that crashes the runner all but a few wait, and after an out-of-memory
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from triolet.core.journal import Journal, JournalEntry
@@ -83,6 +84,7 @@ class Scheduler:
         self._in_flight: StepPlan | None = None
         self._scheduled: list[Sequence] = []  # the sequences in it
         self._must_reset = False
+        self.last_serial = math.inf  # requests after this one are not computed now
         self._deadlines = Deadlines()
         self._progress: dict[int, None] = {}
 
@@ -224,6 +226,7 @@ class Scheduler:
             for sequence in tuple(self._queues.running):
                 self._queues.preempt(sequence)
             self._must_reset = not self.cache.reset()
+        self._planner.last_serial = self.last_serial
         self._in_flight = self._planner.plan(now_s)
         self._scheduled = self._planner.scheduled
         return self._in_flight

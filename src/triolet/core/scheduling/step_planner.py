@@ -20,6 +20,7 @@ and whether a waiting request may take the row of a running one. Such requests a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import attrs
@@ -214,6 +215,7 @@ class StepPlanner:
     budget: TokenBudget  # token budget of a step
     recovery: RecoveryState  # limits after failed steps
     speculative: SpeculativeDecoding  # adds draft tokens
+    last_serial: float = math.inf  # requests after this one wait, because the engine is paused
     # Sequences of the step that was planned last, in the order of its rows.
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
@@ -298,9 +300,9 @@ class StepPlanner:
         return self.recovery.memory.max_rows(most)
 
     def may_be_admitted(self, sequence: Sequence) -> bool:
-        """Return False if a rule defers a request: an awaited mask, prefix or adapter slot, or a poison bisection."""
+        """Return False if a rule defers a request: an awaited mask, prefix or adapter slot, a pause, or a bisection."""
         entry = sequence.entry
-        is_held = entry.awaits_mask or entry.serial in self._underway.held
+        is_held = entry.awaits_mask or entry.serial in self._underway.held or entry.serial > self.last_serial
         if self.adapters is not None and (adapter := adapter_of(sequence)) is not None:
             is_held = is_held or not self.adapters.may_start(adapter)
         return not is_held and self.recovery.poison_bisection.may_run(entry.serial)

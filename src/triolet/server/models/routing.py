@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triolet.protocol.errors import WireError, model_not_found
 from triolet.server.models.host import ModelHost
-from triolet.server.routes.app_context import AppContext, context_of, owner_of
+from triolet.server.routes.app_context import AppContext
+from triolet.server.routes.operations import operator_context
 from triolet.server.routes.request_body import cancel_on_disconnect, read_json
 
 MODEL_PATHS = frozenset(
@@ -72,7 +73,7 @@ class ModelMiddleware:
 
 async def list_resident(request: Request) -> Response:
     """Answer the state of every model, to an operator."""
-    context = _operators(request)
+    context = operator_context(request)
     engine, host = context.engine, _host_of(context)
     first = {
         "id": engine.model_name,
@@ -87,7 +88,7 @@ async def list_resident(request: Request) -> Response:
 
 async def stop_model(request: Request) -> Response:
     """Unload a model as soon as no request holds it, for an operator."""
-    context = _operators(request)
+    context = operator_context(request)
     payload = await read_json(request, lambda payload: payload)
     name, host = payload.get("model"), _host_of(context)
     if name in context.model_names and (host is None or name not in host.names):
@@ -102,17 +103,6 @@ async def stop_model(request: Request) -> Response:
     before = host.described(name)
     host.stop(name)
     return JSONResponse({"id": name, **before, "stopping": before["state"] == "loaded"})
-
-
-def _operators(request: Request) -> AppContext:
-    """Return the context of an operator's request.
-
-    Raises:
-        WireError: 403, the key is no operator's.
-    """
-    context = context_of(request)
-    context.access.check_operator(owner_of(request))
-    return context
 
 
 def _host_of(context: AppContext) -> ModelHost | None:

@@ -19,7 +19,18 @@ from triolet.server.routes.chat_completions import chat_completions
 from triolet.server.routes.completions import completions
 from triolet.server.routes.errors import answer_error, answer_http_error
 from triolet.server.routes.guard import AccessMiddleware
-from triolet.server.routes.operations import health, metrics, model, models, ready, requests, version
+from triolet.server.routes.operations import (
+    health,
+    is_paused,
+    metrics,
+    model,
+    models,
+    pause,
+    ready,
+    requests,
+    resume,
+    version,
+)
 from triolet.server.routes.page import page, static
 from triolet.server.routes.pooling.embeddings import classify, embeddings, pooling
 from triolet.server.routes.pooling.scoring import rerank, score
@@ -75,6 +86,9 @@ def create_app(
             Route("/v1/requests", requests),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
+            Route("/pause", pause, methods=["POST"]),
+            Route("/resume", resume, methods=["POST"]),
+            Route("/is_paused", is_paused),
             Route("/v1/operator/models", list_resident),
             Route("/v1/operator/models/stop", stop_model, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),

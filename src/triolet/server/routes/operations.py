@@ -1,4 +1,7 @@
-"""Routes for operators: health, metrics, version, models and live requests."""
+"""Routes for operators: health, metrics, version, models, live requests, and pause.
+
+The routes that change something ask for an operator's key, where there are keys.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from triolet.core.request.lora import LoRARequest
 from triolet.core.request.pooling_params import GENERATE
 from triolet.errors import EngineDead, EngineUnhealthy
 from triolet.observability.prometheus import CONTENT_TYPE
-from triolet.protocol.errors import WireError, model_not_found
+from triolet.protocol.errors import WireError, model_not_found, wrong
 from triolet.protocol.responses.session import shutting_down
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 
@@ -33,10 +36,10 @@ async def health(request: Request) -> Response:
         )  # the cause may contain file names
         raise WireError(sentence, code="unhealthy", status=503, type="server_error") from None
     # A restart is no reason to end the server: the streams wait for it, and would be lost.
-    restarting = context_of(request).engine.statistics().restarting
-    return JSONResponse(
-        {"status": "restarting", "restarting": restarting} if restarting else {"status": "ok"}
-    )
+    engine = context_of(request).engine
+    if restarting := engine.statistics().restarting:
+        return JSONResponse({"status": "restarting", "restarting": restarting})
+    return JSONResponse({"status": "paused" if engine.is_paused else "ok"})
 
 
 async def ready(request: Request) -> Response:
@@ -53,7 +56,60 @@ async def ready(request: Request) -> Response:
             type="server_error",
             retry_after_s=1.0,
         )
+    if engine.is_paused:
+        raise WireError("Generation is paused.", code="paused", status=503, type="server_error")
     return JSONResponse({"status": "ok"})
+
+
+async def pause(request: Request) -> Response:
+    """Pause generation, for an operator: `?mode=abort|wait|keep&clear_cache=true|false`, as in vLLM."""
+    engine = operator_context(request).engine
+    query = read_query(request, "mode", "clear_cache")
+    await engine.pause_generation(
+        query.get("mode", "abort"), clear_cache=_boolean(query, "clear_cache", default=True)
+    )
+    return JSONResponse({"status": "paused"})
+
+
+async def resume(request: Request) -> Response:
+    """End a pause, for an operator."""
+    operator_context(request).engine.resume_generation()
+    return JSONResponse({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    """Answer whether generation is paused, to an operator."""
+    return JSONResponse({"is_paused": operator_context(request).engine.is_paused})
+
+
+def operator_context(request: Request) -> AppContext:
+    """Return the context of an operator's request.
+
+    Raises:
+        WireError: 403, the key is no operator's.
+    """
+    context = context_of(request)
+    context.access.check_operator(owner_of(request))
+    return context
+
+
+def read_query(request: Request, *names: str) -> dict[str, str]:
+    """Return the query of a request.
+
+    Raises:
+        WireError: there is another name in it.
+    """
+    query = dict(request.query_params)
+    if unknown := sorted(query.keys() - set(names)):
+        raise wrong(unknown[0], f"one of {', '.join(names)} as a name in the query", unknown[0])
+    return query
+
+
+def _boolean(query: dict[str, str], name: str, *, default: bool) -> bool:
+    value = query.get(name, str(default)).lower()
+    if value not in ("true", "false"):
+        raise wrong(name, "true or false", value)
+    return value == "true"
 
 
 async def metrics(request: Request) -> Response:

@@ -1,0 +1,95 @@
+"""Methods of `Engine` that pause generation, with the names and modes of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from triolet.actors.actor_progress import ActorProgress
+from triolet.core.engine_core import EngineCore
+from triolet.core.request.request import FinishReason
+from triolet.core.sleep import NOTHING, check_mode
+from triolet.engine.submission import TrioRunGuard
+from triolet.engine.token_stream import Availability
+from triolet.errors import InvalidRequest, shown
+
+
+class PauseMethods:
+    """Base class of `Engine`: pauses generation and resumes it."""
+
+    _run: TrioRunGuard
+    _core: EngineCore
+    _progress: ActorProgress
+    _availability: Availability
+    _end_all: Callable[[FinishReason], None]
+
+    async def pause_generation(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
+        """Compute no request until `resume_generation`; return when the step in flight has ended.
+
+        Requests that come meanwhile wait. Deadlines go on. A pause ends with `drain`, too.
+
+        Args:
+            mode: what happens to the live requests: `abort` ends them with what they have, `wait` lets them finish
+                before this returns (a cancelled call takes the pause back), `keep` has them go on after the pause.
+            clear_cache: forget the prefix cache; requests that are kept are then computed again.
+        Raises:
+            InvalidRequest: another mode.
+            EngineClosed: the engine drains or has ended.
+            EngineDead: the engine has died.
+        """
+        self._run.check()
+        check_mode(mode)
+        if not isinstance(clear_cache, bool):
+            raise InvalidRequest(
+                f"clear_cache must be a boolean; got {shown(clear_cache)}",
+                field="clear_cache",
+                got=clear_cache,
+            )
+        self._availability.check_open()
+        self._core.sleep.pause(self._limit_of(mode))
+        try:
+            await self._until_settled()
+        except trio.Cancelled:
+            if mode == "wait":
+                self.resume_generation()
+            raise
+        if clear_cache:
+            self.reset_prefix_cache(reset_running_requests=True)
+
+    def resume_generation(self) -> None:
+        """End a pause; harmless without one."""
+        self._run.check()
+        # No step was due meanwhile, so that the pause is no silence of the runner.
+        self._progress.progressed_s = trio.current_time()
+        self._core.sleep.resume()
+
+    @property
+    def is_paused(self) -> bool:
+        """True from the call of `pause_generation` to that of `resume_generation`."""
+        return self._core.sleep.is_paused
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached KV that is not in use: no later request finds any of it.
+
+        Args:
+            reset_running_requests: preempt the running requests, so that their KV can be forgotten, too.
+        Returns:
+            False, and nothing was done, if requests hold blocks and may not be preempted.
+        """
+        self._run.check()
+        assert self._core.scheduler is not None
+        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def _limit_of(self, mode: str) -> int:
+        """Return the serial of the last request that a mode lets finish; under `abort`, end all of them."""
+        if mode == "abort":
+            self._end_all(FinishReason.ABORT)
+        return self._core.journal.last_serial if mode == "wait" else NOTHING
+
+    async def _until_settled(self) -> None:
+        """Wait until no request is computed that a hold applies to, or until the hold has ended. A checkpoint."""
+        await trio.lowlevel.checkpoint()
+        while self._core.sleep.is_held and not self._core.has_settled:
+            self._availability.check_serving()
+            await self._progress.stepped.park()
