@@ -5,6 +5,7 @@
 # make docs              the documentation as a site, with the API reference, in build/site
 # make bench             throughput of triolet and of transformers' generate, side by side
 # make gpu               check and measure triolet on this machine's GPU (under 8 minutes); ARGS=--dry-run: without one
+# make sbom              the packages of the environment with versions and licences (CycloneDX), in build/sbom.json
 # make clean             remove the environment and everything that was built
 
 PYTHON ?= python3
@@ -30,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
-.PHONY: help chat test test-slow lint docs bench gpu clean
+.PHONY: help chat test test-slow lint docs bench gpu sbom clean
 .DEFAULT_GOAL = help
 
 help:
@@ -61,6 +62,12 @@ bench: $(VENV)/.installed-dev
 # No set-up: a machine with a GPU has its own torch, and perhaps no package index; tools/gpu_wheels.py fetches what it lacks.
 gpu:
 	@$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
+
+# The tool has an environment of its own: it would list itself.
+sbom: $(VENV)/.installed
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet cyclonedx-bom==7.5.0
+	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.json $(VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,92 @@
+"""The files in deploy/ are what docs/deployment.md says, name what there is, and systemd takes its unit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.source_tree import ROOT
+from triolet.cli import main
+
+DEPLOY = ROOT / "deploy"
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+
+
+FLAGS = {flag for option in main.commands["serve"].params for flag in option.opts}
+VARIABLES = {f"TRIOLET_{flag.removeprefix('--').replace('-', '_').upper()}" for flag in FLAGS}
+
+
+def test_the_unit_is_the_one_on_the_page() -> None:
+    comment, _, unit = (DEPLOY / "triolet.service").read_text(encoding="utf-8").partition("\n")
+    assert comment.startswith("#")
+    assert f"```ini\n{unit}```" in PAGE
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "triolet.service").read_text(encoding="utf-8")
+    unit = tmp_path / "triolet.service"
+    # A program that is there: systemd looks for it.
+    unit.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", text), encoding="utf-8")
+    ran = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, [line for line in ran.stderr.splitlines() if "triolet.service" in line]) == (
+        0,
+        [],
+    )
+
+
+@pytest.mark.parametrize("text", [DOCKERFILE, (DEPLOY / "triolet.service").read_text(encoding="utf-8")])
+def test_flags_and_variables_are_those_of_the_server(text: str) -> None:
+    assert set(re.findall(r"(?<=[ \"])--(?:host|port|model|snapshot)\b", text)) <= FLAGS
+    assert set(re.findall(r"TRIOLET_[A-Z_]+", text)) <= VARIABLES
+
+
+def test_the_image_is_made_of_files_that_there_are() -> None:
+    copied = [line.split()[1:-1] for line in DOCKERFILE.splitlines() if line.startswith("COPY ")]
+    sources = [name for names in copied for name in names if "--from=build" not in names]
+    assert len(sources) >= 9
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+    # Where the package consists of links, what they lead to is in the image, too.
+    links = {path.resolve().relative_to(ROOT).parts[0] for path in (ROOT / "src/triolet").iterdir()}
+    assert links <= set(sources)
+
+
+def test_what_compose_mounts_is_there_and_its_variables_are_the_servers() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    build = services["triolet"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).exists()
+    mounts = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
+    files = [DEPLOY / mount for mount in mounts if mount.startswith(".")]
+    assert (len(files), [path for path in files if not path.exists()]) == (5, [])
+    assert set(services["triolet"]["environment"]) <= VARIABLES
+
+
+def test_prometheus_asks_the_server_of_compose_and_has_the_alerts_of_the_page() -> None:
+    prometheus = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
+    assert prometheus["scrape_configs"][0]["static_configs"] == [{"targets": ["triolet:8000"]}]
+    [group] = yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    told = dict(re.findall(r"^\| `(.+?)` \| (.+?) \|$", PAGE, re.MULTILINE))
+    assert {rule["expr"]: rule["annotations"]["summary"] for rule in group["rules"]} == told
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_a_workflow_runs_what_there_is(path: Path) -> None:
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        if command.startswith("make "):
+            assert re.search(rf"(?m)^{command.split()[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"))
+        if command.startswith(".ci"):
+            assert (ROOT / command).exists()
