@@ -73,11 +73,40 @@ class StepStruct(ctypes.Structure):
         *((name, _P) for name in ("token_ids", "positions", "slots", "logits_indices")),
         *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
         *((name, _P) for name in ("keys", "values", "hidden", "logits", "max_logits", "argmax")),
+        *((name, _P) for name in ("adapter_slots", "adapters")),
         ("block_tables_stride", ctypes.c_int64),
         *((name, _I) for name in ("num_tokens", "num_seqs", "num_logits", "block_size", "num_threads")),
     )
     kept: tuple[object, ...] = ()
     """Tensors and arrays that the addresses point at, alive as long as the struct is."""
+
+
+class AdapterPieceStruct(ctypes.Structure):
+    """`AdapterPiece` in gemm/lora.h."""
+
+    _fields_ = (
+        ("b", _P),
+        *((name, _I) for name in ("first_half", "step", "num_halves", "first_rank", "rank")),
+    )
+
+
+class AdapterLinearStruct(ctypes.Structure):
+    """`AdapterLinear` in gemm/lora.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("a", "pieces", "bias", "magnitude")),
+        *((name, _I) for name in ("num_pieces", "rank")),
+    )
+
+
+class AdapterStruct(ctypes.Structure):
+    """`Adapter` in gemm/lora.h."""
+
+    _fields_ = (
+        ("layers", _P),
+        *((name, AdapterLinearStruct) for name in ("embedding", "head")),
+        *((name, _I) for name in ("dtype", "max_rank")),
+    )
 
 
 class MultiStepStruct(ctypes.Structure):
@@ -117,6 +146,9 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "Layer": LayerStruct,
     "Model": ModelStruct,
     "Step": StepStruct,
+    "AdapterPiece": AdapterPieceStruct,
+    "AdapterLinear": AdapterLinearStruct,
+    "Adapter": AdapterStruct,
     "MultiStepRun": MultiStepStruct,
     "AttentionCall": AttentionCall,
     "Draw": DrawStruct,

@@ -22,7 +22,7 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 
 namespace {
 
-constexpr int STAGES = 8, STAGES_PER_LAYER = 12;  // at most
+constexpr int STAGES = 9, STAGES_PER_LAYER = 16;  // at most
 constexpr int FEW_TOKENS = 4;           // up to here every thread normalises all rows itself
 constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
 constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
@@ -37,12 +37,15 @@ struct Workspace {
   Stages stages;
   std::vector<Argmax> argmaxes;        // [threads, num_logits]
   std::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
+  AdaptedRows adapted_tokens, adapted_logits;  // rows of num_tokens, of num_logits
+  int shrunk_width = 0;                        // numbers of a row of `shrunk`
   bool only_decodes = true;     // one token and one item for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
   T *normed, *queries, *attention_output, *activated;    // rows of hidden, qkv_width, query_width, intermediate
   Int8Rows int8_rows;                             // quantised inputs of int8 and int4 layers
   float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
   Bf16x3Rows bf16x3_rows;                           // split inputs of BF16x3 layers
+  float* shrunk;                                    // [rows, shrunk_width]: A x of the rows that have adapters
   float* wide;                                // widened inputs of layers with quantised blocks
 
   Workspace(const Model& model, const Step& step)
@@ -67,13 +70,17 @@ struct Workspace {
                       std::all_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
                         return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
                       });
+    if (step.adapter_slots) group_adapters();
     if (!step.logits) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
     if (uses_argmax_filter()) candidates.resize(argmaxes.size());
     reserve();
   }
 
   // Return whether only the logits that can be the largest are computed.
-  bool uses_argmax_filter() const { return !step.logits && model.argmax_filter.int8.weights; }
+  bool uses_argmax_filter() const {
+    // the filter's bounds are those of the plain head
+    return !step.logits && model.argmax_filter.int8.weights && !adapted_logits.max_rank(HEAD_LAYER);
+  }
 
   // Return whether any layer has quantised blocks.
   bool uses_blocks() const {
@@ -81,6 +88,18 @@ struct Workspace {
       return layer.qkv.panels || layer.attention_out.panels || layer.gate_up.panels || layer.down.panels;
     };
     return model.head.panels || std::any_of(model.layers, model.layers + model.num_layers, has_blocks);
+  }
+
+  void group_adapters() {
+    auto adapter_of = [&](int64_t row) {
+      const int64_t slot = step.adapter_slots[row];
+      return slot < 0 ? nullptr : step.adapters[slot];
+    };
+    adapted_tokens = AdaptedRows(step.num_tokens, adapter_of);
+    adapted_logits = AdaptedRows(step.num_logits, [&](int row) {
+      return adapter_of(step.logits_indices ? step.logits_indices[row] : row);
+    });
+    shrunk_width = std::max(adapted_tokens.max_rank(), adapted_logits.max_rank());
   }
 
   int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
@@ -98,7 +117,7 @@ struct Workspace {
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     const size_t widened = sizeof(T) < sizeof(float) && uses_blocks() ? rows * widest : 0;
     float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
-                                num_estimated * (model.hidden / 2 + 3) + split + widened + 12 * 16);
+                                num_estimated * (model.hidden / 2 + 3) + split + widened + rows * shrunk_width + 13 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -116,6 +135,7 @@ struct Workspace {
     int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
     wide = take(widened * sizeof(float));
+    shrunk = take(rows * shrunk_width * sizeof(float));
   }
 };
 
@@ -141,7 +161,8 @@ class Worker {
 
   // Compute the logits of normalised rows.
   void head(const T* x) {
-    multiply(model_.head, x, step_.num_logits, [&](int row, int panel, const float* sums) { score(row, panel, sums); });
+    multiply_adapted(model_.head, HEAD_LAYER, x, step_.num_logits, shared_.adapted_logits,
+                     [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
  private:
@@ -165,6 +186,39 @@ class Worker {
         case 8: return multiply_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
         default: return multiply_panel(linear, panel, x + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in,
                                       rows, use_here);
+      }
+    });
+  }
+
+  // Compute a linear layer and what the adapters of the rows add to it. index: of Adapter::layers
+  template <class Use>
+  void multiply_adapted(const Linear& linear, int index, const T* x, int num_rows, const AdaptedRows& adapted, Use use) {
+    shrink(x, linear.num_in, index, adapted);
+    multiply(linear, x, num_rows, [&](int row, int panel, const float* sums) {
+      alignas(64) float both[TILE_COLUMNS];
+      const Adapter* adapter = adapted.of(row);
+      if (adapter && adapter_layer(*adapter, index).rank) {
+        expand_panel(*adapter, adapter_layer(*adapter, index), linear.bias, panel, shrunk_row(row), sums, both);
+        sums = both;
+      }
+      use(row, panel, sums);
+    });
+  }
+
+  float* shrunk_row(int row) { return shared_.shrunk + static_cast<ptrdiff_t>(row) * shared_.shrunk_width; }
+
+  // Multiply the rows that have adapters by their A; no stage where there are none.
+  void shrink(const T* x, int num_in, int index, const AdaptedRows& adapted) {
+    const int parts = (adapted.max_rank(index) + SHRINK_RANKS - 1) / SHRINK_RANKS;
+    if (!parts) return;
+    stage(static_cast<int64_t>(adapted.blocks().size()) * parts, [&](int item) {
+      const AdaptedRows::Block& block = adapted.blocks()[item / parts];
+      const AdapterLinear& layer = adapter_layer(*block.adapter, index);
+      const int first = item % parts * SHRINK_RANKS, ranks = std::min(SHRINK_RANKS, layer.rank - first);
+      for (int place = 0; ranks > 0 && place < block.count; ++place) {
+        const int row = adapted.at(block.first + place);
+        shrink_row(*block.adapter, layer, x + static_cast<ptrdiff_t>(row) * num_in, num_in, first, ranks,
+                   shrunk_row(row) + first);
       }
     });
   }
@@ -338,8 +392,8 @@ class Worker {
   }
 
   // Add x @ weight.T + bias to the residual stream.
-  void add_linear(const Linear& linear, const T* x) {
-    multiply(linear, x, step_.num_tokens, [&](int row, int panel, const float* sums) {
+  void add_linear(const Linear& linear, int index, const T* x) {
+    multiply_adapted(linear, index, x, step_.num_tokens, shared_.adapted_tokens, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, model_.hidden - first);
       float* to = shared_.residual + row * hidden_ + first;
       for (int j = 0; j < count; ++j) to[j] += sums[j];
@@ -348,20 +402,37 @@ class Worker {
 
   void layer(int index) {
     const Layer& layer = model_.layers[index];
-    multiply(layer.qkv, all_normed(layer.attention_norm), step_.num_tokens, [&](int row, int panel, const float* sums) {
+    const AdaptedRows& adapted = shared_.adapted_tokens;
+    const T* x = all_normed(layer.attention_norm);
+    multiply_adapted(layer.qkv, 4 * index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
       std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
     });
     attention(layer, index);
-    add_linear(layer.attention_out, shared_.attention_output);
-    multiply(layer.gate_up, all_normed(layer.mlp_norm), step_.num_tokens,
-            [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
-    add_linear(layer.down, shared_.activated);
+    add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output);
+    multiply_adapted(layer.gate_up, 4 * index + 2, all_normed(layer.mlp_norm), step_.num_tokens, adapted,
+                     [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
+    add_linear(layer.down, 4 * index + 3, shared_.activated);
   }
 
   void embed(int token) {
     const int id = static_cast<int>(step_.token_ids[token]);
     float* to = shared_.residual + token * hidden_;
+    embed_plain(id, to);
+    const Adapter* adapter = shared_.adapted_tokens.of(token);
+    if (!adapter || !adapter->embedding.rank) return;
+    const AdapterLinear& layer = adapter->embedding;
+    const float* shrunk = static_cast<const float*>(layer.a) + static_cast<ptrdiff_t>(id) * layer.rank;
+    for (int first = 0; first < model_.hidden; first += TILE_COLUMNS) {
+      const int count = std::min(TILE_COLUMNS, model_.hidden - first);
+      alignas(64) float plain[TILE_COLUMNS] = {}, both[TILE_COLUMNS];
+      std::copy(to + first, to + first + count, plain);
+      expand_panel(*adapter, layer, nullptr, first / TILE_COLUMNS, shrunk, plain, both);
+      std::copy(both, both + count, to + first);
+    }
+  }
+
+  void embed_plain(int id, float* to) {
     if (!model_.embedding && model_.head.panels) return unpack_block_row(model_.head, id, to);
     if (model_.embedding_format)
       return decode_file_row(model_.embedding_format, static_cast<const uint8_t*>(model_.embedding), id, model_.hidden,

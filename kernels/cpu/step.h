@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "gemm/lora.h"
 #include "sampling/argmax_candidates.h"
 
 struct Layer {
@@ -34,6 +35,8 @@ struct Step {
   void* logits;                       // [num_logits, vocab_size]; null = compute max_logits and argmax instead
   float* max_logits;                       // [num_logits]: the largest logits; NaN if any logit is NaN
   int64_t* argmax;                      // [num_logits]: the first token with the largest logit
+  const int64_t* adapter_slots;      // [num_tokens]: places in `adapters`, negative = none; null = no token has one
+  const Adapter* const* adapters;    // by slot; null = leave its tokens as they are
   int64_t block_tables_stride;
   int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
 };
@@ -48,5 +51,6 @@ struct MultiStepRun {
 
 EXPORT void triolet_step(const Model* model, const Step* step);
 
-// Compute only the head: logits [num_logits, vocab_size] of `hidden`, which is an input [num_logits, hidden] here.
+// Compute only the head: logits [num_logits, vocab_size] of `hidden`, which is an input [num_logits, hidden] here;
+// `adapter_slots` is [num_logits] then.
 EXPORT void triolet_head(const Model* model, const Step* step);

@@ -26,6 +26,8 @@ from tests.model.tiny_adapters import (
 from tests.server.routes.harness import Scene
 from triolet import Engine, LoRARequest, SamplingParams
 from triolet.errors import AdapterError, AdaptersPinned, ConfigError, InvalidRequest, SnapshotError
+from triolet.kernels.cpu.library import SWITCH
+from triolet.model.backends import cpu_decoder
 from triolet.server import create_app
 
 NUM_TOKENS = 64
@@ -39,6 +41,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(autouse=True, params=["cpp", pytest.param("torch", marks=pytest.mark.slow)])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder that the engines of a test take."""
+    if request.param == "torch":
+        monkeypatch.setattr(cpu_decoder, "library", lambda: None)
+        monkeypatch.setenv(SWITCH, "off")  # of processes
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +234,6 @@ async def test_an_engine_without_adapters_refuses_a_request_with_one(
     async with open_engine(base, enable_lora=False) as engine:
         with pytest.raises(InvalidRequest, match="LoRA is not enabled"):
             await answer(engine, PROMPTS[0], lora(adapters, 1))
-    with pytest.raises(ConfigError, match="quantization must be none with enable_lora"):
-        async with open_engine(base, quantization="int8"):
-            pass
 
 
 async def test_a_snapshot_goes_on_with_the_same_weights_or_not_at_all(

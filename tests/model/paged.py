@@ -53,8 +53,9 @@ class PagedDriver:
         chunks: Sequence[tuple[PagedSequence, Sequence[int]]],
         *,
         logits_indices: Sequence[int] | None = None,
+        adapter_slots: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """One forward pass over a chunk of each sequence.
+        """One forward pass over a chunk of each sequence, with the adapters of these slots.
 
         Returns:
             The logits of all tokens, one tensor per sequence; with `logits_indices` those of these rows, in one.
@@ -87,6 +88,9 @@ class PagedDriver:
                 cache=self.cache,
                 attention=metadata,
                 logits_indices=torch.tensor(wanted, dtype=torch.int64),
+                adapter_slots=None
+                if adapter_slots is None
+                else torch.tensor(adapter_slots).repeat_interleave(torch.tensor(query_lens)),
             )
         )
         return list(logits.split(query_lens)) if logits_indices is None else [logits]

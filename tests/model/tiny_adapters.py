@@ -35,9 +35,13 @@ def make_adapter(
     rank: int = 4,
     alpha: float = 8.0,
     seed: int = 0,
+    ends: bool = False,
     **fields: Any,
 ) -> Path:
-    """Write an adapter of some modules, named as in the checkpoint, in the format of peft."""
+    """Write an adapter of some modules, named as in the checkpoint, in the format of peft.
+
+    With `ends`, of the embedding and the head, too; `use_dora` and `lora_bias` bring the tensors that they need.
+    """
     stored, generator = load_file(base / "model.safetensors"), torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name in modules:
@@ -46,6 +50,20 @@ def make_adapter(
         for part, shape in pair:
             noise = 0.12 * torch.randn(shape, generator=generator)
             tensors[f"base_model.model.{name}.{part}.weight"] = noise
+        if fields.get("use_dora"):
+            magnitude = 1 + torch.rand(num_out, generator=generator)
+            tensors[f"base_model.model.{name}.lora_magnitude_vector"] = magnitude
+        if fields.get("lora_bias"):
+            tensors[f"base_model.model.{name}.lora_B.bias"] = torch.randn(num_out, generator=generator)
+    if ends:
+        vocab_size, hidden = stored["model.embed_tokens.weight"].shape
+        for name, shape in (
+            ("model.embed_tokens.lora_embedding_A", (rank, vocab_size)),
+            ("model.embed_tokens.lora_embedding_B", (hidden, rank)),
+            ("lm_head.lora_A.weight", (rank, hidden)),
+            ("lm_head.lora_B.weight", (vocab_size, rank)),
+        ):
+            tensors[f"base_model.model.{name}"] = 0.12 * torch.randn(shape, generator=generator)
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ["any"]} | fields

@@ -6,12 +6,15 @@ is left to the transformers backend. Which one it was stands in the model's `spe
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch import Tensor
 
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
@@ -25,9 +28,15 @@ from triolet.model.architectures.decoder_config import (
     read_config,
 )
 from triolet.model.architectures.families import native_family, parse_decoder_config
-from triolet.model.architectures.weight_map import WeightReader, WeightSource, check_fit, plan_tensors
-from triolet.model.backends.cpu_decoder import build_cpu_decoder, can_plan, can_quantise
-from triolet.model.backends.torch_decoder import Decoder, build_decoder
+from triolet.model.architectures.weight_map import (
+    TensorPlan,
+    WeightReader,
+    WeightSource,
+    check_fit,
+    plan_tensors,
+)
+from triolet.model.backends.cpu_decoder import adapter_packing, build_cpu_decoder, can_plan, can_quantise
+from triolet.model.backends.torch_decoder import build_decoder
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
@@ -45,7 +54,8 @@ from triolet.model.pooling import DEEP_HEAD, Pooler, load_pooler
 from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
 
 if TYPE_CHECKING:
-    from triolet.model.adapters import AdapterBank
+    from triolet.kernels.cpu.gemm.lora import CppAdapter
+    from triolet.model.adapters import AdapterBank, LayerPairs, Weights
     from triolet.model.backends.encoder import EncoderModel
 
 _logger = logging.getLogger(__name__)
@@ -70,7 +80,7 @@ class LoadedFolder:
     generation_defaults: GenerationDefaults  # how its makers want it to be sampled
     generates: bool = True  # whether it has an output head
     pooler: Pooler | None = None  # what it computes for pooled requests
-    adapters: AdapterBank | None = None  # LoRA adapters of its layers
+    adapters: AdapterBank[Any] | None = None  # LoRA adapters of its layers
 
 
 def load_model(
@@ -128,6 +138,7 @@ def load_model(
     pooling = read_pooling_config(folder, config, architecture, convert)
     generates = pooling is None or not pooling.labels
     loaded: CausalModel
+    adapters: AdapterBank[Any] | None = None
     encoder: EncoderModel | None = None
     family = None if config.get("use_bidirectional_attention") else native_family(architecture)
     if family is not None:
@@ -142,7 +153,7 @@ def load_model(
             checkpoint = quantized = open_quantized(stored, config, folder)
         if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
             parsed, generates = _without_head(parsed), False
-        loaded = _build(
+        loaded, adapters = _build(
             parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress, adapter_limits
         )
         if quantized is not None:
@@ -179,7 +190,7 @@ def load_model(
         folder=folder,
         generation_defaults=defaults,
         generates=generates,
-        adapters=loaded.adapters if isinstance(loaded, Decoder) else None,
+        adapters=adapters,
         pooler=None
         if pooling is None
         else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size, encoder),
@@ -214,7 +225,7 @@ def _build(
     quantization: str | None,
     on_progress: OnProgress | None,
     adapter_limits: AdapterLimits | None = None,
-) -> CausalModel:
+) -> tuple[CausalModel, AdapterBank[Any] | None]:
     plans = plan_tensors(parsed, checkpoint.tensors)
     # Names and shapes come first: they take no time, and the weights may take minutes.
     check_fit(parsed, plans, checkpoint)
@@ -224,26 +235,55 @@ def _build(
             on_progress(LoadProgress("weights", done_bytes, total_bytes))
 
     reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
-    if adapter_limits is not None:
-        if quantization is not None:
-            raise ConfigError("quantization", "none with enable_lora", quantization)
-        # imported here because most engines have no adapters
-        from triolet.model.adapters import AdapterBank, adapter_support
-
-        support = adapter_support(parsed, plans, adapter_limits.max_lora_rank)
-        lora_dtype = DTYPES.get(adapter_limits.lora_dtype, dtype)
-        bank = AdapterBank(
-            support, max_adapters=adapter_limits.max_cpu_loras, dtype=lora_dtype, device=reader.device
-        )
-        # The C++ decoder computes a step in one call, which has no place for adapters.
-        return build_decoder(parsed, reader, max_model_len=max_model_len, adapters=bank)
     if can_plan(parsed, dtype, reader.device) and (
         quantization is None or can_quantise(parsed, quantization)
     ):
-        return build_cpu_decoder(parsed, reader, max_model_len=max_model_len, quantization=quantization)
+        packed: AdapterBank[CppAdapter] | None = None
+        if adapter_limits is not None:
+            packed = _adapter_bank(parsed, plans, adapter_limits, reader, adapter_packing(parsed))
+            # Read again for an adapter that needs the norms of its rows; what was packed cannot tell them.
+            again = WeightReader(checkpoint, plans, dtype, reader.device)
+            for layer in {module.layer for module in packed.support.modules}:
+                packed.add_layer(layer, functools.partial(_stored_layer, again, layer))
+        return build_cpu_decoder(
+            parsed, reader, max_model_len=max_model_len, quantization=quantization, adapters=packed
+        ), packed
     if quantization is not None:
         raise _not_quantised(quantization)
-    return build_decoder(parsed, reader, max_model_len=max_model_len)
+    if adapter_limits is None:
+        return build_decoder(parsed, reader, max_model_len=max_model_len), None
+    # imported here because most engines have no adapters
+    from triolet.model.adapters import LayerAdapters
+
+    bank = _adapter_bank(parsed, plans, adapter_limits, reader, _unpacked)
+    return build_decoder(parsed, reader, max_model_len=max_model_len, adapters=LayerAdapters(bank)), bank
+
+
+def _adapter_bank(
+    parsed: DecoderConfig,
+    plans: dict[str, TensorPlan],
+    limits: AdapterLimits,
+    reader: WeightReader,
+    pack: Callable[[LayerPairs], Weights],
+) -> AdapterBank[Weights]:
+    from triolet.model.adapters import AdapterBank, adapter_support
+
+    return AdapterBank(
+        adapter_support(parsed, plans, limits.max_lora_rank),
+        pack,
+        max_adapters=limits.max_cpu_loras,
+        dtype=DTYPES.get(limits.lora_dtype, reader.dtype),
+        device=reader.device,
+    )
+
+
+def _unpacked(pairs: LayerPairs) -> LayerPairs:
+    return pairs
+
+
+def _stored_layer(reader: WeightReader, layer: str) -> tuple[Tensor, Tensor | None]:
+    name = layer if f"{layer}.weight" in reader else "embedding"  # a tied head
+    return reader[f"{name}.weight"], reader.get(f"{name}.bias")
 
 
 def _load_gguf(
@@ -264,7 +304,7 @@ def _load_gguf(
     defaults = read_gguf_defaults(file)
     torch_dtype = stored_dtype(file) if dtype == "auto" else DTYPES[dtype]
     checkpoint = open_checkpoint(file, parsed, torch_dtype)
-    model = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
+    model, _ = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
     _logger.info(
         "%s runs on the native backend on %s; its weights, %s",
         parsed.architecture,

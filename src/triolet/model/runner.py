@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -73,7 +73,7 @@ class ModelRunner:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         pooler: Pooler | None = None,
-        adapters: AdapterBank | None = None,
+        adapters: AdapterBank[Any] | None = None,
     ) -> None:
         self._model = model
         self._adapters = adapters
@@ -158,8 +158,9 @@ class ModelRunner:
         """
         began_s = time.perf_counter()
         rows = self._table.decoded(plan)
-        # Anything but an argmax needs the logits, and Python between two steps.
-        if self._background is None or not rows or not self._batch_for(rows).is_greedy:
+        # Anything but an argmax needs the logits, and Python between two steps. An adapter may fail to load: `execute`
+        # tells its rows.
+        if self._background is None or not rows or plan.adapters or not self._batch_for(rows).is_greedy:
             return None
         self._background.prepare()  # the thread wakes up while the input is prepared
         step = self._take(plan)

@@ -14,7 +14,10 @@ head serves as the embedding too, packed as it is.
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -45,6 +48,10 @@ from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, Quan
 from triolet.model.backends.torch_decoder import decoder_facts
 from triolet.model.interface import ForwardBatch, GreedyStep, LayerCache, ModelSpec
 from triolet.model.memory.out_of_memory import trim_heap
+
+if TYPE_CHECKING:
+    from triolet.kernels.cpu.gemm.lora import CppAdapter
+    from triolet.model.adapters import AdapterBank, LayerPairs
 
 
 @attrs.frozen(eq=False)
@@ -154,13 +161,23 @@ class CpuDecoder:
         model: the plan.
         kept: what the plan's addresses point at.
         cpp: the kernels.
+        adapters: LoRA adapters that change its layers; None for a model without them.
     """
 
-    def __init__(self, spec: ModelSpec, model: ModelStruct, kept: list[object], cpp: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: ModelStruct,
+        kept: list[object],
+        cpp: ctypes.CDLL,
+        adapters: AdapterBank[CppAdapter] | None = None,
+    ) -> None:
         self._spec = spec
         self._model = model
         self._kept = kept
         self._cpp = cpp
+        self._adapters = adapters
+        self._adapter_slots: Tensor | None = None  # of the tokens of the last step
         self._cache: tuple[LayerCache, ...] = ()
         self._cache_addresses = addresses(()), addresses(())
         self._background: ctypes.c_void_p | None = None  # not before it is needed: most models do without
@@ -197,6 +214,8 @@ class CpuDecoder:
             num_logits=len(rows),
             num_threads=torch.get_num_threads(),
         )
+        if self._adapter_slots is not None:
+            self._place_adapters(step, self._adapter_slots[rows])
         self._cpp.triolet_head(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
@@ -263,7 +282,23 @@ class CpuDecoder:
         )
         # C++ reads them by address: they must live as long as the struct.
         step.kept = batch, keys, values
+        self._adapter_slots = batch.adapter_slots
+        if batch.adapter_slots is not None:
+            self._place_adapters(step, batch.adapter_slots)
         return step
+
+    def _place_adapters(self, step: StepStruct, slots: Tensor) -> None:
+        """Point a step at the adapters of its rows."""
+        assert self._adapters is not None  # no row has a slot otherwise
+        used = set(slots.tolist())
+        table = (ctypes.c_void_p * (max(used) + 1))()
+        adapters = []
+        for slot in used:
+            if slot >= 0 and (adapter := self._adapters.in_slot(slot)) is not None:
+                table[slot] = adapter.address
+                adapters.append(adapter)
+        step.adapter_slots, step.adapters = slots.data_ptr(), ctypes.addressof(table)
+        step.kept += (slots, table, adapters)
 
     def _addresses_of(
         self, cache: tuple[LayerCache, ...]
@@ -286,6 +321,7 @@ def build_cpu_decoder(
     *,
     max_model_len: int | None = None,
     quantization: str | None = None,
+    adapters: AdapterBank[CppAdapter] | None = None,
 ) -> CpuDecoder:
     """Read and pack the weights, tensor by tensor.
 
@@ -294,13 +330,38 @@ def build_cpu_decoder(
         weights: loaded by the plans of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
         quantization: `int8` or `int4`, as the model `can_quantise`, or None to keep the weights in the model's dtype.
+        adapters: LoRA adapters that change its layers, packed by `adapter_packing`.
     """
     cpp = library()
     if cpp is None:
         raise RuntimeError("there are no compiled kernels: ask can_plan first")
     facts = decoder_facts(config, weights, max_model_len)
     planner = _Planner(config, weights, cpp, facts.rope_tables, QUANT_METHODS[quantization])
-    return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp)
+    return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp, adapters)
+
+
+def adapter_packing(config: DecoderConfig) -> Callable[[LayerPairs], CppAdapter]:
+    """Return the function that packs adapters of a model that `can_plan` accepts."""
+    # imported here because most engines have no adapters
+    from triolet.kernels.cpu.gemm.lora import AdaptedShape, pack_adapter
+
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    layers = [
+        shape
+        for index in range(len(config.layers))
+        for shape in (
+            AdaptedShape(f"layers.{index}.qkv", qkv),
+            AdaptedShape(f"layers.{index}.attention_out", config.hidden_size),
+            AdaptedShape(f"layers.{index}.mlp.in", 2 * config.intermediate_size, gated=True),
+            AdaptedShape(f"layers.{index}.mlp.out", config.hidden_size),
+        )
+    ]
+    embedding = AdaptedShape("embedding", config.hidden_size)
+    head = AdaptedShape("head", config.vocab_size)
+    cpp = library()
+    if cpp is None:
+        raise RuntimeError("there are no compiled kernels: ask can_plan first")
+    return functools.partial(pack_adapter, cpp, layers=layers, embedding=embedding, head=head)
 
 
 @attrs.define

@@ -28,7 +28,7 @@ from triolet.model.backends.quant_method import UNQUANTIZED, LinearWeights
 from triolet.model.interface import ForwardBatch, LayerCache, LayerCacheSpec, ModelSpec
 
 if TYPE_CHECKING:
-    from triolet.model.adapters import AdapterBank
+    from triolet.model.adapters import LayerAdapters
 
 # Layers are plain callables, not `torch.nn.Module`s: they are never trained or moved, and at small batches the overhead
 # of a module's call would be a good part of a step.
@@ -214,7 +214,7 @@ class Decoder:
     final_norm: Norm
     head: Linear | PackedLinear
     logit_soft_cap: float | None
-    adapters: AdapterBank | None = None
+    adapters: LayerAdapters | None = None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -267,7 +267,7 @@ def build_decoder(
     weights: WeightReader,
     *,
     max_model_len: int | None = None,
-    adapters: AdapterBank | None = None,
+    adapters: LayerAdapters | None = None,
 ) -> Decoder:
     """Read the weights, tensor by tensor, into a decoder.
 
@@ -287,7 +287,7 @@ def build_decoder(
     stored_head = weights.get("head.weight")
     head = make_linear(LinearWeights(embedding if stored_head is None else stored_head))
     if adapters is not None:
-        adapters.add_layer("head", head.stored)
+        adapters.bank.add_layer("head", head.stored)
     return Decoder(
         spec=facts.spec,
         embedding=embedding,
@@ -307,7 +307,7 @@ def _build_layer(
     prefix: str,
     weights: WeightReader,
     tables: dict[Rope, Tensor],
-    adapters: AdapterBank | None,
+    adapters: LayerAdapters | None,
 ) -> DecoderLayer:
     attention = Attention(
         qkv=_build_linear(prefix + "qkv", weights, adapters),
@@ -337,9 +337,9 @@ def _build_mlp(
     layer: LayerConfig,
     prefix: str,
     weights: WeightReader,
-    adapters: AdapterBank | None,
+    adapters: LayerAdapters | None,
 ) -> FeedForward | MixtureOfExperts:
-    def block(name: str, adapters: AdapterBank | None = None) -> FeedForward:
+    def block(name: str, adapters: LayerAdapters | None = None) -> FeedForward:
         project_in = _build_linear(f"{prefix}{name}.in", weights, adapters)
         project_out = _build_linear(f"{prefix}{name}.out", weights, adapters)
         return FeedForward(project_in, project_out, activation)
@@ -351,11 +351,11 @@ def _build_mlp(
     return MixtureOfExperts(_build_linear(prefix + "router", weights), experts, layer.moe)
 
 
-def _build_linear(name: str, weights: WeightReader, adapters: AdapterBank | None = None) -> LinearLayer:
+def _build_linear(name: str, weights: WeightReader, adapters: LayerAdapters | None = None) -> LinearLayer:
     plain = make_linear(UNQUANTIZED.read(weights, name))
     if adapters is None:
         return plain
-    adapters.add_layer(name, plain.stored)
+    adapters.bank.add_layer(name, plain.stored)
     return adapters.adapted(plain, name)
 
 
