@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import trio
 from common import MODELS, machine, make_model, report
@@ -23,11 +24,9 @@ from torch import Tensor
 
 import triolet
 from triolet import SamplingParams
-from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.backends.cpu_decoder import CpuDecoder
-from triolet.model.interface import ForwardBatch
 from triolet.model.load import load_model
-from triolet.model.memory.kv_cache import allocate_kv_cache
+from triolet.model.quality import compare_logits, logits_of
 from triolet.nano import PATH
 
 NANO = "triolet-nano"
@@ -54,31 +53,6 @@ async def answers(folder: Path, is_trained: bool) -> list[tuple[list[int], list[
     return [(list(each.prompt_token_ids or ()), list(each.outputs[0].token_ids)) for each in outputs]
 
 
-def logits_of(model: CpuDecoder, ids: list[int]) -> Tensor:
-    """Return float32 logits, [len(ids), vocab_size]."""
-    block_size, count = 16, len(ids)
-    num_blocks = -(-count // block_size)
-    device = torch.device("cpu")
-    cache = allocate_kv_cache(model.spec, num_blocks=num_blocks, block_size=block_size, device=device)
-    attention = AttentionMetadata(
-        cu_query_lens=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([count], dtype=torch.int32),
-        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
-        slot_mapping=torch.arange(count),
-        query_lens_host=(count,),
-        seq_lens_host=(count,),
-    )
-    positions = torch.arange(count)
-    batch = ForwardBatch(
-        token_ids=torch.tensor(ids),
-        positions=positions,
-        cache=cache,
-        attention=attention,
-        logits_indices=positions,
-    )
-    return model.forward_logits(batch).float()
-
-
 def compare(name: str, folder: Path) -> list[dict[str, Any]]:
     """Return a line per kind of weights."""
     pairs = trio.run(answers, folder, name == NANO)
@@ -98,24 +72,13 @@ def compare(name: str, folder: Path) -> list[dict[str, Any]]:
                 "model": name,
                 "dtype": dtype,
                 "quantization": quantization,
-                **losses(torch.cat(truths), torch.cat(found), told),
+                **attrs.asdict(compare_logits(torch.cat(truths), torch.cat(found), told)),
                 "weights_mib": model.num_bytes / 2**20,
                 "positions": len(told),
                 **machine(),
             }
         )
     return lines
-
-
-def losses(truth: Tensor, found: Tensor, told: Tensor) -> dict[str, float]:
-    """Compare logits [positions, vocab_size] with the reference and with the tokens that followed."""
-    right, ours = truth.log_softmax(dim=1), found.log_softmax(dim=1)
-    return {
-        "distance": ((found - truth).norm() / truth.norm()).item(),
-        "divergence": (right.exp() * (right - ours)).sum(dim=1).mean().item(),
-        "agreement": (found.argmax(dim=1) == truth.argmax(dim=1)).float().mean().item(),
-        "perplexity": (-ours.gather(1, told[:, None]).mean()).exp().item(),
-    }
 
 
 def main() -> None:

@@ -68,6 +68,9 @@ EXCEPTIONS = {
     "triolet.actors.adapters": words("triolet.model"),  # reads adapter folders
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
+    "triolet.model.gguf.library": words("gguf"),  # an optional package, for writing
+    "triolet.model.gguf.writer": words("gguf"),
+    "triolet.model.gguf.write_tokenizer": words("gguf"),
     "triolet.server.routes": words("starlette"),
     "triolet.server.models.routing": words("starlette"),
     "triolet.server.responses": words("trio_websocket"),

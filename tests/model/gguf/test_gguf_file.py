@@ -26,7 +26,7 @@ from triolet.model.gguf.config import (
 )
 from triolet.model.gguf.file import GgufArray, GgufFile
 from triolet.model.gguf.ggml_types import REFUSED, TYPES
-from triolet.model.gguf.tokenizer import SPLITS, read_gguf_tokenizer
+from triolet.model.gguf.tokenizer import HUGGINGFACE, SPLITS, read_gguf_tokenizer
 
 
 def write(path: Path, alignment: int | None = None) -> Path:
@@ -354,6 +354,7 @@ def test_the_documentation_lists_the_architectures_types_and_pre_tokenizers_that
     listed = {name for first, _ in rows for name in re.findall(r"`([^`]+)`", first)}
     refused = {name for first, what in rows if "refused" in what for name in re.findall(r"`([^`]+)`", first)}
     supported = {kind.name for kind in TYPES.values()} | set(ARCHITECTURES) | {"gpt2", "llama"}
+    supported |= {HUGGINGFACE, "tokenizer.huggingface.json"}
     assert refused == set(REFUSED.values())
     assert listed == supported | refused
     (pre_tokenizers,) = (what for first, what in rows if "`gpt2`" in first)

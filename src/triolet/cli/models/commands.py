@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from triolet.cli import options
 from triolet.cli.client.address import ServerAddress
+
+WRITTEN_FORMATS = tuple(
+    f"gguf:{kind}" for kind in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+)
+"""Those of `triolet.model.quantize`, which needs torch: `--help` does without."""
 
 JSON_LINES = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
 
@@ -130,4 +136,37 @@ def stop(model: str, address: ServerAddress) -> None:
     stop_model(address, model)
 
 
-MODEL_COMMANDS = (list_, show, pull, rm, config, ps, stop)
+@click.command()
+@click.argument("model", metavar="IN")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(WRITTEN_FORMATS, case_sensitive=False),
+    required=True,
+    metavar="FORMAT",
+    help="Format of the weights: " + ", ".join(WRITTEN_FORMATS) + ".",
+)
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Text to compare both models on, its first 2,048 tokens; by default the model's own answers.",
+)
+@click.option("--report/--no-report", "reports", default=True, show_default=True, help="Compare both models.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit on the hub.")
+@JSON_LINES
+def quantize(
+    model: str, out: Path, form: str, text: Path | None, reports: bool, revision: str | None, as_json: bool
+) -> None:
+    """Write a model with rounded weights.
+
+    IN is a folder, an id on the hub or triolet-nano; OUT is what is written, and must not exist. The report has both
+    models' perplexity, and the divergence of their next tokens' distributions.
+    """
+    from triolet.cli.models.quantize import quantize_model
+
+    quantize_model(model, out, form, text=text, revision=revision, reports=reports, as_json=as_json)
+
+
+MODEL_COMMANDS = (list_, show, pull, rm, quantize, config, ps, stop)

@@ -63,7 +63,7 @@ _NOT_HONOURED = (
 
 # Texts of special tokens that end a turn; files name only one of them as the end of the sequence. Source: llama.cpp,
 # which looks for them by their text, too.
-_TURN_ENDS = frozenset(
+TURN_ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <|end_of_text|> <EOT> <end_of_utterance> "
     "<|return|> <|call|>".split()
 )
@@ -222,6 +222,28 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
 }
 ARCHITECTURES = tuple(_ARCHITECTURES)
 """What `general.architecture` may be."""
+
+_VARIANTS = {"MistralForCausalLM": "llama", "MixtralForCausalLM": "llama"}
+"""Architectures that share a name in GGUF with another one; their metadata tells them apart."""
+
+
+@attrs.frozen
+class WrittenArchitecture:
+    """Form of a native architecture in a GGUF file: the opposite of what reading undoes."""
+
+    name: str  # of `general.architecture`
+    names: TensorNames
+    permutes_heads: bool  # rows of the query and key projections
+    norm_offset: float  # added to the weights of norms
+
+
+def written_architecture(hf_name: str) -> WrittenArchitecture | None:
+    """Return how the files of an architecture of config.json are written; None for one that GGUF files do not have."""
+    by_hf_name = {found.hf_name: name for name, found in _ARCHITECTURES.items()} | _VARIANTS
+    if (name := by_hf_name.get(hf_name)) is None:
+        return None
+    found = _ARCHITECTURES[name]
+    return WrittenArchitecture(name, found.names, found.permutes_heads, -found.norm_offset)
 
 
 def _architecture_of(metadata: GgufMetadata) -> _Architecture:
@@ -429,7 +451,7 @@ def read_gguf_defaults(file: GgufFile) -> GenerationDefaults:
     if isinstance(tokens, GgufArray) and isinstance(types, GgufArray):
         special = [index for index, kind in enumerate(types.numbers()) if kind in (CONTROL, USER_DEFINED)]
         texts = tokens.texts() if special else []
-        by_text = [index for index in special if index < len(texts) and texts[index] in _TURN_ENDS]
+        by_text = [index for index in special if index < len(texts) and texts[index] in TURN_ENDS]
     ids = [token_id for token_id in (*named, *by_text) if token_id is not None]
     defaults = GenerationDefaults(
         eos_token_ids=tuple(dict.fromkeys(ids)),

@@ -29,7 +29,8 @@ from triolet.model.folder.json_fields import Fields
 from triolet.model.gguf.config import CONTROL, USER_DEFINED
 from triolet.model.gguf.file import GgufArray, GgufFile
 
-_UNKNOWN = 2  # type of the token for what has none
+UNKNOWN = 2  # type of the token for what has none
+HUGGINGFACE = "huggingface"  # a `tokenizer.ggml.model` that only the tokenizer.json in the file describes
 _SPACE = "▁"
 
 
@@ -97,15 +98,18 @@ def read_gguf_tokenizer(file: GgufFile) -> GgufTokenizer | None:
     if kind in ("no_vocab", "none"):
         return None
     vocabulary = _Vocabulary.read(file, fields)
-    if kind == "gpt2":
-        backend, adds_bos = _byte_level(vocabulary)
-    elif kind == "llama":
-        backend, adds_bos = _sentencepiece(vocabulary), True
+    if kind == HUGGINGFACE:
+        backend = _described_in_full(fields)
     else:
-        raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model must be gpt2 or llama; got {kind!r}")
-    strips = kind == "llama" and fields.text("general.architecture", "") == "phi3"
-    _add_special_tokens(backend, vocabulary, strips=strips)
-    _add_ends(backend, vocabulary, adds_bos)
+        if kind == "gpt2":
+            backend, adds_bos = _byte_level(vocabulary)
+        elif kind == "llama":
+            backend, adds_bos = _sentencepiece(vocabulary), True
+        else:
+            raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model must be gpt2 or llama; got {kind!r}")
+        strips = kind == "llama" and fields.text("general.architecture", "") == "phi3"
+        _add_special_tokens(backend, vocabulary, strips=strips)
+        _add_ends(backend, vocabulary, adds_bos)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     tokens = {name: vocabulary.special(key) for name, key in names.items()}
     return GgufTokenizer(
@@ -113,6 +117,18 @@ def read_gguf_tokenizer(file: GgufFile) -> GgufTokenizer | None:
         fields.text("tokenizer.chat_template", "") or None,
         {name: text for name, text in tokens.items() if text is not None},
     )
+
+
+def _described_in_full(fields: Fields) -> Tokenizer:
+    """Return the tokenizer whose tokenizer.json is in the file."""
+    key = "tokenizer.huggingface.json"
+    try:
+        backend = Tokenizer.from_str(fields.text(key, ""))
+    except Exception as error:  # the library raises a bare Exception
+        raise ModelFileError(fields.path, f"{key} is not a tokenizer: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 @attrs.frozen(eq=False)
@@ -209,7 +225,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     unknown = next(
-        (i for i, kind in enumerate(vocabulary.types) if kind == _UNKNOWN), vocabulary.token_id("unknown")
+        (i for i, kind in enumerate(vocabulary.types) if kind == UNKNOWN), vocabulary.token_id("unknown")
     )
     merges = vocabulary.split_merges() if vocabulary.merges else _merges_by_score(vocabulary)
     options = {} if unknown is None else {"unk_token": vocabulary.tokens[unknown], "fuse_unk": True}
@@ -235,7 +251,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
         index
         for index, kind in enumerate(vocabulary.types)
         # Tokens for single bytes (type 6) and control tokens are never made by a merge.
-        if kind not in (_UNKNOWN, CONTROL, 6) and 1 < len(vocabulary.tokens[index]) <= _MAX_MERGED_CHARS
+        if kind not in (UNKNOWN, CONTROL, 6) and 1 < len(vocabulary.tokens[index]) <= _MAX_MERGED_CHARS
     ]
     merges: list[tuple[str, str]] = []
     for index in sorted(mergeable, key=lambda index: -vocabulary.scores[index]):  # stable: equal scores by id
