@@ -1,6 +1,7 @@
 """Channels between the actors, each with its capacity and the reason why that is enough.
 
     model runner --StepDone--> scheduler --StepPlan--> model runner
+    engine ------WorkerCall--> model runner, with a `None` in its inbox that says so
     engine ------Wake--------> scheduler --Progressed--> detokenizer --> outputs of the requests
     engine ------Tokenize and a reply channel--> tokenizer
 
@@ -16,6 +17,7 @@ from contextlib import suppress
 
 import trio
 
+from triolet.actors.worker_calls import WorkerCalls
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepPlan, StepResult
@@ -23,8 +25,9 @@ from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepPlan, StepResult
 # At most one Wake is unread (`_is_woken`). There is one StepDone for each step of the plan in flight, and there may be
 # as many late ones, of a plan that an earlier scheduler made.
 SCHEDULER_CAPACITY = 1 + 2 * MAX_SCHEDULER_STEPS
-# The scheduler plans no step while one is in flight, and a plan that a crashed scheduler left here is taken back.
-RUNNER_CAPACITY = 1
+# The scheduler plans no step while one is in flight, and a plan that a crashed scheduler left here is taken back. At
+# most one None is unread (`_is_runner_woken`).
+RUNNER_CAPACITY = 2
 # The detokenizer never waits for a reader, so the scheduler never waits long here, for the progress of one step.
 DETOKENIZER_CAPACITY = 1
 # The sender waits for the answer anyway: the capacity only decides where it waits.
@@ -41,14 +44,24 @@ class Channels:
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
         )
-        self.to_runner, self.runner_inbox = trio.open_memory_channel[StepPlan](RUNNER_CAPACITY)
+        self.to_runner, self.runner_inbox = trio.open_memory_channel[StepPlan | None](RUNNER_CAPACITY)
         self.to_detokenizer, self.detokenizer_inbox = trio.open_memory_channel[Progressed](
             DETOKENIZER_CAPACITY
         )
         self.to_tokenizer, self.tokenizer_inbox = trio.open_memory_channel[TokenizeRequest](
             TOKENIZER_CAPACITY
         )
-        self._is_woken = False
+        self._is_woken = self._is_runner_woken = False
+        self.worker_calls = WorkerCalls(self._wake_runner)
+
+    def _wake_runner(self) -> None:
+        if not self._is_runner_woken:
+            self._is_runner_woken = True
+            self.to_runner.send_nowait(None)
+
+    def runner_woke(self) -> None:
+        """Allow the next None in the runner's inbox: the unread one has been read."""
+        self._is_runner_woken = False
 
     def wake_scheduler(self) -> None:
         """Have the scheduler look into the journal. Never waits."""
@@ -87,6 +100,10 @@ class Channels:
         with suppress(trio.WouldBlock):
             while True:
                 self.runner_inbox.receive_nowait()
+        # The scheduler may do this while the runner waits for its inbox: a call must not be forgotten with the plans.
+        self._is_runner_woken = False
+        if self.worker_calls.has_waiting:
+            self._wake_runner()
 
     def discard_scheduler_messages(self) -> None:
         """Empty the inboxes of a scheduler that starts over, and take back the plan that its predecessor sent."""

@@ -13,6 +13,7 @@ from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.supervisor import foreign_errors_kept
+from triolet.actors.worker_calls import make_call
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
@@ -59,6 +60,7 @@ async def model_runner_actor(
     executor: Executor,
     on_progress: OnProgress,
     adapters: AdapterRegistry | None = None,
+    step_timeout_s: float | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -66,6 +68,7 @@ async def model_runner_actor(
 
     Args:
         adapters: LoRA adapters that a runner prepares when it has started; None for a model without them.
+        step_timeout_s: after which a call into the worker counts as hung, seconds; None for never.
     """
     with channels.runner_inbox.clone() as inbox:
         async with executor.running():
@@ -80,7 +83,13 @@ async def model_runner_actor(
             task_status.started()
             try:
                 async for plan in inbox:
-                    await _compute(plan, core, channels, progress, executor)
+                    if plan is not None:
+                        await _compute(plan, core, channels, progress, executor)
+                    else:
+                        channels.runner_woke()
+                        channels.wake_scheduler()  # a call that was taken back may have kept it from planning
+                    if channels.worker_calls.has_waiting:
+                        await _make_calls(core, channels, progress, executor, step_timeout_s)
             finally:
                 progress.is_runner_ready = False
                 # that process is gone, or about to be; the next life brings its own
@@ -110,6 +119,34 @@ async def _compute(
         raise errors[0]
     progress.progressed_s = trio.current_time()
     channels.send_result(result)
+
+
+async def _make_calls(
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    executor: Executor,
+    step_timeout_s: float | None,
+) -> None:
+    """Make the calls that wait, before the next plan is computed."""
+    while (pending := channels.worker_calls.next()) is not None:
+        progress.progressed_s = trio.current_time()
+        if pending.timeout_s is not None and step_timeout_s is not None:
+            # a call that may take longer than a step does not make the engine unhealthy until its own time is over
+            progress.progressed_s += max(0.0, pending.timeout_s - step_timeout_s)
+        try:
+            await make_call(pending, executor.call, step_timeout_s)
+        except Exception:
+            # explained: the call is not made again
+            core.recovery.num_uncounted += 1
+            raise
+        finally:
+            progress.progressed_s = trio.current_time()
+            if pending.invalidates:
+                channels.worker_calls.num_invalidating -= 1
+                if core.scheduler is not None:
+                    core.scheduler.reset_prefix_cache(reset_running_requests=True)
+                channels.wake_scheduler()
 
 
 def _fail_step(plan: StepPlan, error: BaseException, core: EngineCore, channels: Channels) -> None:

@@ -51,7 +51,9 @@ async def scheduler_actor(
         task_status.started()
         while True:
             # Send the next plan before anything else is done about the last result: the runner must not wait.
-            plan = core.plan_step(trio.current_time())
+            # None while weights are about to change, since it would be computed from KV of the old ones.
+            is_held = channels.worker_calls.num_invalidating
+            plan = None if is_held else core.plan_step(trio.current_time())
             if core.masks.has_questions:
                 grammars.wake()
             if plan is not None:

@@ -85,7 +85,10 @@ def build_supervision_tree(
         halt=executor.halt,
         report=on_step,
     )
-    model_runner = partial(model_runner_actor, core, channels, progress, executor, on_progress, adapters)
+    channels.worker_calls.end_run = executor.halt
+    model_runner = partial(
+        model_runner_actor, core, channels, progress, executor, on_progress, adapters, config.step_timeout
+    )
     engine = Supervisor(
         "engine",
         [

@@ -67,6 +67,7 @@ EXCEPTIONS = {
     ),  # follows grammars here, in tests
     "triolet.actors.adapters": words("triolet.model"),  # reads adapter folders
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
+    "triolet.actors.executors.process": words("triolet.model"),  # writes tensors as bytes
     "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.model.gguf.library": words("gguf"),  # an optional package, for writing
     "triolet.model.gguf.writer": words("gguf"),

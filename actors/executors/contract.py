@@ -14,6 +14,7 @@ from triolet.core.load_progress import OnProgress
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.worker_call import WorkerCall, WorkerOutcome
 
 Tell = Callable[[StepResult], None]
 
@@ -48,6 +49,19 @@ class Executor(Protocol):
             is_pinned: whether the runner keeps it until it is removed.
         Raises:
             AdapterError: it cannot be read. An executor that does not wait for its runner leaves that to the step.
+        """
+        ...
+
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        """Call the worker, while no plan is being computed.
+
+        Args:
+            call: what to call.
+            limit_s: after which a process that computes it is ended as one that hangs; None for never.
+        Returns:
+            What it returned or raised.
+        Raises:
+            RunnerDied: the process ended in it.
         """
         ...
 

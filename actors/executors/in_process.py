@@ -27,6 +27,7 @@ from triolet.core.step_plan import (
     StepsInBackground,
     steps_of,
 )
+from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 
 T = TypeVar("T")
 Load = Callable[[OnProgress], tuple[StepRunner, ModelInfo]]
@@ -55,6 +56,10 @@ class _Kept:
     def prepare_adapter(self, adapter: Adapter, is_pinned: bool) -> None:
         if self.loaded is not None and isinstance(runner := self.loaded[0], AdapterRunner):
             runner.prepare_adapter(adapter.path, adapter.digest, is_pinned=is_pinned)
+
+    def call(self, call: WorkerCall) -> WorkerOutcome:
+        assert self.loaded is not None
+        return outcome_of(self.loaded[0], call)
 
     def forget(self) -> None:
         """Free the memory of model and KV cache now, not at the next garbage collection."""
@@ -97,6 +102,10 @@ class InlineExecutor:
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         await trio.lowlevel.checkpoint()
         self._kept.prepare_adapter(adapter, is_pinned)
+
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        await trio.lowlevel.checkpoint()
+        return self._kept.call(call)
 
     def halt(self) -> None:
         self._is_halted = True
@@ -234,6 +243,9 @@ class ThreadExecutor:
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         # Not in the runner's own thread: a step must not wait for the disk.
         await trio.to_thread.run_sync(self._kept.prepare_adapter, adapter, is_pinned)
+
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        return await self._call(partial(self._kept.call, call))
 
     def halt(self) -> None:
         self._is_halted = True

@@ -39,10 +39,29 @@ from triolet.core.recovery.supervision import StderrTail, typed_shortages
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
-from triolet.errors import FrameError, ModelError, RunnerDied, RunnerFailed
+from triolet.core.worker_call import WorkerCall, WorkerOutcome
+from triolet.errors import (
+    FrameError,
+    InvalidRequest,
+    ModelError,
+    RunnerDied,
+    RunnerFailed,
+    UnsupportedFeature,
+)
 from triolet.ipc import lifeline
-from triolet.ipc.failures import Failure, rebuild
-from triolet.ipc.messages import REPLIES, REQUESTS, FrameReader, Halt, PrepareAdapter, Reply, Request
+from triolet.ipc.failures import Failure, rebuild, rebuild_call_error
+from triolet.ipc.messages import (
+    REPLIES,
+    REQUESTS,
+    CallAnswer,
+    CallWorker,
+    FrameReader,
+    Halt,
+    PrepareAdapter,
+    Reply,
+    Request,
+)
+from triolet.ipc.values import pack_value, unpack_value
 
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 
@@ -216,6 +235,27 @@ class ProcessExecutor:
         if not (self._is_running or self._process.is_idle) or not self._process.post(message):
             self._unsent.append(message)
 
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        """Call the worker; see `Executor.call`. What cannot cross the pipe is an error of the call."""
+        process = self._here()
+        try:
+            request = _packed_call(call)
+        except InvalidRequest as error:
+            await trio.lowlevel.checkpoint()
+            return WorkerOutcome(error=error)
+        limit_s = None if limit_s is None else max(limit_s, 0.0)
+        late = f"took more than {limit_s} s for the call of {call.name}"
+        async with process.conversation(limit_s, late):
+            await process.ask(request)
+            reply = await process.reply()
+            if not isinstance(reply, CallAnswer | Failure):
+                raise FrameError(f"a call must end with a CallAnswer; got a {type(reply).__name__}")
+        if isinstance(reply, Failure):  # of the process itself, which ends
+            raise rebuild(reply, otherwise=RunnerFailed)
+        if reply.failure is not None:
+            return WorkerOutcome(error=rebuild_call_error(reply.failure))
+        return WorkerOutcome(unpack_value(reply.value, _tensor_of))
+
     def halt(self) -> None:
         if self._is_running and self._process is not None:
             self._is_running = False  # once is enough
@@ -225,6 +265,45 @@ class ProcessExecutor:
         if self._process is None:
             raise RuntimeError("an executor must be used within its running()")
         return self._process
+
+
+def _packed_call(call: WorkerCall) -> CallWorker:
+    """Return the message of a call.
+
+    Raises:
+        UnsupportedFeature: the target is a callable of this process.
+        InvalidRequest: an argument cannot cross the pipe, or all are too long for it.
+    """
+    if not isinstance(call.target, str):
+        raise UnsupportedFeature(
+            f"{call.name} is not sent to the model runner's process, since code does not cross its pipe: name a method "
+            "of worker_extension, or a function as module:function",
+            field="method",
+            got=call.target,
+        )
+    try:
+        arguments = pack_value([list(call.args), dict(call.kwargs)], _tensor_bytes)
+        request = CallWorker(call.target, call.is_on_model, arguments)
+        REQUESTS.pack(request)  # a frame that is too long is refused here, while the process still waits
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            f"args and kwargs must be plain values and tensors that fit into a message; {error}", field="args"
+        ) from error
+    return request
+
+
+def _tensor_bytes(value: object) -> bytes | None:
+    if "torch" not in sys.modules:  # it takes a second to import, and nothing can be a tensor before
+        return None
+    from triolet.model.tensor_bytes import tensor_bytes
+
+    return tensor_bytes(value)
+
+
+def _tensor_of(data: bytes) -> object:
+    from triolet.model.tensor_bytes import tensor_of
+
+    return tensor_of(data)
 
 
 def _check(reply: Reply, plan: StepPlan) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
@@ -159,6 +159,30 @@ class AsyncioEngine(RemoteEngine):
         await _outcome(
             self._thread.submit(lambda: self._native.pause_generation(mode, clear_cache=clear_cache))
         )
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,  # noqa: ASYNC109  vLLM's name
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        invalidates: bool = False,
+    ) -> list[Any]:
+        """Call a method of every worker between two steps; see `triolet.Engine.collective_rpc`."""
+        call = partial(self._native.collective_rpc, method, timeout, args, kwargs, invalidates=invalidates)
+        return await _outcome(self._thread.submit(call))
+
+    async def apply_model(
+        self,
+        func: str | Callable[[Any], Any],
+        timeout: float | None = None,  # noqa: ASYNC109  vLLM's name
+        *,
+        invalidates: bool = False,
+    ) -> list[Any]:
+        """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
+        call = partial(self._native.apply_model, func, timeout, invalidates=invalidates)
+        return await _outcome(self._thread.submit(call))
 
     def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -158,6 +158,26 @@ class BlockingEngine(RemoteEngine):
     def pause_generation(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
         """Compute no request until `resume_generation`; see `triolet.Engine.pause_generation`."""
         _outcome(self._thread.submit(lambda: self._native.pause_generation(mode, clear_cache=clear_cache)))
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        invalidates: bool = False,
+    ) -> list[Any]:
+        """Call a method of every worker between two steps; see `triolet.Engine.collective_rpc`."""
+        call = partial(self._native.collective_rpc, method, timeout, args, kwargs, invalidates=invalidates)
+        return _outcome(self._thread.submit(call))
+
+    def apply_model(
+        self, func: str | Callable[[Any], Any], timeout: float | None = None, *, invalidates: bool = False
+    ) -> list[Any]:
+        """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
+        call = partial(self._native.apply_model, func, timeout, invalidates=invalidates)
+        return _outcome(self._thread.submit(call))
 
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

@@ -128,6 +128,19 @@ class UnsupportedFeature(InvalidRequest):
     """A feature that is known by name and not offered (yet): it is refused rather than ignored."""
 
 
+class UnknownWorkerMethod(UnsupportedFeature):
+    """A call into the workers of a method that is not in their table, or of a function that cannot be imported.
+
+    Args:
+        method: the name that was called.
+        rule: what it must be, completing "method must be ...".
+    """
+
+    def __init__(self, method: str, rule: str) -> None:
+        super().__init__(f"method must be {rule}; got {shown(method)}", field="method", got=method)
+        self.method, self.rule = method, rule
+
+
 class AdapterError(InvalidRequest):
     """A LoRA adapter that cannot be loaded; the engine and its other adapters are unchanged.
 
@@ -325,6 +338,26 @@ class RequestFailed(TrioletError):
     def __init__(self, request_id: str, reason: str) -> None:
         super().__init__(f"request {request_id} failed: {reason}")
         self.request_id, self.reason = request_id, reason
+
+
+class WorkerCallError(TrioletError):
+    """A call into the workers that raised an exception of a class that is not made again here, or was broken off.
+
+    The message has type and text of the exception.
+    """
+
+
+class WorkerCallTimeout(TrioletError, TimeoutError):
+    """A call into the workers that has not ended in time. The process of the model runner was ended if there is one.
+
+    Args:
+        method: the name that was called.
+        timeout_s: its time limit, seconds.
+    """
+
+    def __init__(self, method: str, timeout_s: float) -> None:
+        super().__init__(f"the call of {method} must end within {timeout_s:g} s; it did not")
+        self.method, self.timeout_s = method, timeout_s
 
 
 # ------------------------------------------------------------- a crash, which a supervisor repairs

@@ -18,6 +18,7 @@ from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepPlan, StepResult, after_step
+from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import InvalidPrompt, InvariantViolated
@@ -99,6 +100,10 @@ class FakeExecutor:
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         await trio.lowlevel.checkpoint()
         self.prepared.append((adapter.name, is_pinned))
+
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        await trio.lowlevel.checkpoint()
+        return outcome_of(self.model, call)
 
     def halt(self) -> None:
         self.is_halted = True

@@ -44,7 +44,7 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
     "lora_dtype": DTYPES,
 }
-TEXTS = ("model", "tokenizer", "revision", "served_model_name", "otlp_traces_endpoint")
+TEXTS = ("model", "tokenizer", "revision", "worker_extension", "served_model_name", "otlp_traces_endpoint")
 LISTS = ("api_keys", "lora_modules", "classifier_from_token")
 FLAGS = ("enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
 MINIMA = {
@@ -139,6 +139,7 @@ FIELDS: dict[str, Any] = {
     "max_lora_rank": 64,
     "max_cpu_loras": 5,
     "lora_dtype": "bfloat16",
+    "worker_extension": "package.module:Methods",
     "served_model_name": "mine",
     "api_keys": ("one", "two"),
     "step_timeout": 2.5,

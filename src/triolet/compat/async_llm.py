@@ -418,6 +418,22 @@ class AsyncLLM(AsyncFacts):
         """Return True if a request waits or runs."""
         return self.get_num_unfinished_requests() > 0
 
+    # ------------------------------------------------------------------------------------------- workers
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,  # noqa: ASYNC109  vLLM's name
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker between two steps; see `triolet.Engine.collective_rpc`."""
+        return await self.engine.collective_rpc(method, timeout, args, kwargs)
+
+    async def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
+        """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
+        return await self.engine.apply_model(func)
+
     # ------------------------------------------------------------------------------------------- numbers
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, **vllm_only: object) -> bool:

@@ -305,6 +305,20 @@ class LLM:
                 engine.discard([request_id for request_id in ids if request_id not in outputs])
         return [outputs[request_id] for request_id in ids]
 
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker, here and now; see `LLMEngine.collective_rpc`."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model, here and now; see `LLMEngine.apply_model`."""
+        return self.llm_engine.apply_model(func)
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
         return self.llm_engine.tokenizer

@@ -40,7 +40,8 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, Tokeni
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import StepRunner, steps_of
-from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
+from triolet.core.worker_call import WorkerCall, outcome_of
+from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature, WorkerCallTimeout
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
@@ -352,6 +353,40 @@ class LLMEngine(EngineFacts):
         # The runner may have done half a step, so everything is computed again from the journal.
         self._runner.reset()
         self._core.new_scheduler(self._limits)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker, here and now; return the results in the order of the ranks: one.
+
+        Args:
+            method: name of a method of `worker_extension` or of the worker's own, or a callable that gets the worker.
+            timeout: seconds. The call has the caller's thread and ends by itself; one that took longer is an error.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        Raises:
+            UnknownWorkerMethod: there is no such method.
+            WorkerCallTimeout: it took longer.
+            Exception: what the method raises.
+        """
+        return [self._call(WorkerCall(method, False, tuple(args), dict(kwargs or {})), timeout)]
+
+    def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model, here and now; a string names it as `module:function`."""
+        return [self._call(WorkerCall(func, True), None)]
+
+    def _call(self, call: WorkerCall, timeout: float | None) -> Any:
+        began_s = self._clock()
+        outcome = outcome_of(self._runner, call)
+        if outcome.error is not None:
+            raise outcome.error
+        if timeout is not None and self._clock() - began_s > timeout:
+            raise WorkerCallTimeout(call.name, timeout)
+        return outcome.value
 
     def _deliver(self) -> None:
         # A stop string in what is delivered ends its request, which is progress again.

@@ -13,7 +13,6 @@ NO_ENCODE = "add_request() takes PoolingParams"
 NO_LORA = "LoRA is not enabled"
 NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
 NO_PROFILER = "there is no profiler to start; py-spy and torch.profiler work from outside"
-NO_WORKERS = "the model's process takes no foreign calls"
 NO_OTHER_CACHES = "there are no caches of images or encoders"
 NO_WEIGHTS = "weights are read once, when the engine starts"
 NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat messages"
@@ -29,8 +28,6 @@ METHODS: Mapping[str, str] = {
     "wake_up": NO_SLEEP,
     "start_profile": NO_PROFILER,
     "stop_profile": NO_PROFILER,
-    "collective_rpc": NO_WORKERS,
-    "apply_model": NO_WORKERS,
     "reset_mm_cache": NO_OTHER_CACHES,
     "reset_encoder_cache": NO_OTHER_CACHES,
     "release_kv_cache_memory": NO_SLEEP,

@@ -313,6 +313,12 @@ class EngineConfig(Configuration):
         default="auto",
         rule=one_of(DTYPES),
     )
+    worker_extension: str | None = option(
+        "Class, as module:Class, whose methods collective_rpc calls where the model is computed; it is mixed into the "
+        "worker.",
+        default=None,
+        rule=text(optional=True),
+    )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default the last part of its folder or hub id.",
         default=None,
@@ -432,6 +438,7 @@ class EngineFields(TypedDict, total=False):
     max_lora_rank: int
     max_cpu_loras: int | None
     lora_dtype: str
+    worker_extension: str | None
     served_model_name: str | None
     api_keys: tuple[str, ...]
     step_timeout: float | None

@@ -42,13 +42,13 @@ from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
-from triolet.engine.adapters import AdapterMethods
 from triolet.engine.live_requests import live_requests
 from triolet.engine.pause import PauseMethods
 from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
 from triolet.engine.token_stream import SCOPE_ENDED, Availability, RequestTable, TokenStream, death_by
+from triolet.engine.worker_calls import WorkerCallMethods
 from triolet.errors import EngineDead, InvalidPrompt, InvalidRequest, shown
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
@@ -82,7 +82,7 @@ class RestartStream:
         raise StopAsyncIteration
 
 
-class Engine(AdapterMethods, PauseMethods):
+class Engine(WorkerCallMethods, PauseMethods):
     """Running engine; `open_engine` makes it.
 
     Methods raise `WrongTrioRun` outside of the Trio run in which the engine was opened.

@@ -26,7 +26,8 @@ from triolet.core.scheduling.admission import Admission
 from triolet.engine.adapters import add_lora_modules
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import frozen_gc
-from triolet.errors import WrongEventLoop
+from triolet.engine.token_stream import SCOPE_ENDED, death_by
+from triolet.errors import EngineClosed, WrongEventLoop
 from triolet.observability.engine_index import ENGINE_INDICES
 
 
@@ -105,6 +106,7 @@ async def run_engine(
             except BaseException as error:  # raised again below, without the nursery's group around it
                 failure = error
             engine.shut_down()
+            channels.worker_calls.fail_all(EngineClosed(SCOPE_ENDED))
             nursery.cancel_scope.cancel()
     finally:
         ENGINE_INDICES.give_back(engine.index)
@@ -138,3 +140,4 @@ async def _keep_alive(engine: Engine, tree: Supervisor, *, task_status: trio.Tas
         await tree.run(task_status=task_status)
     except SupervisorGaveUp as error:
         engine._die(root_cause(error))
+        engine._channels.worker_calls.fail_all(death_by(root_cause(error)))

@@ -39,7 +39,25 @@ _FROM_ARGUMENTS: dict[type[TrioletError], tuple[str, ...]] = {
     ConfigError: ("field", "rule", "got"),
     ModelFileError: ("path", "problem"),
     ResourceShortage: ("resource", "purpose"),
+    errors.UnknownWorkerMethod: ("method", "rule"),
     WeightsMismatch: ("missing", "unused", "misshapen"),
+}
+# Classes of exceptions that a call into a worker raises at its caller unchanged; they take one text.
+_CALL_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        *(
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            BufferError,
+            EOFError,
+            FileNotFoundError,
+            IndexError,
+        ),
+        *(KeyError, LookupError, MemoryError, NotImplementedError, OSError, OverflowError, PermissionError),
+        *(RuntimeError, TimeoutError, TypeError, ValueError, ZeroDivisionError),
+    )
 }
 _KINDS = {kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ARGUMENTS)}
 
@@ -85,3 +103,10 @@ def rebuild(failure: Failure, otherwise: type[TrioletError]) -> TrioletError:
     if kind is not None and failure.arguments.keys() == set(_FROM_ARGUMENTS[kind]):
         return kind(**failure.arguments)
     return otherwise(f"{failure.kind}: {failure.message}")
+
+
+def rebuild_call_error(failure: Failure) -> Exception:
+    """Return the exception that a call into a worker raised: of the same class if that is built in or triolet's."""
+    if (kind := _CALL_ERRORS.get(failure.kind)) is not None:
+        return kind(failure.message)
+    return rebuild(failure, otherwise=errors.WorkerCallError)

@@ -5,6 +5,7 @@
                          StepPlan       compute this step, or run                    StepResult     computed
                          Halt           end the run                                  Failure        it raised
                          PrepareAdapter read this adapter, meanwhile
+                         CallWorker     call this method                             CallAnswer     it has ended
 
 A run is answered with a `StepResult` for each step, and a `Halt` with nothing: one that comes too late is about a run
 that is over. A `PrepareAdapter` is answered with nothing either, and ends a run as a `Halt` does.
@@ -339,8 +340,25 @@ class PrepareAdapter:
     is_pinned: bool
 
 
-Request = EngineConfig | StepPlan | Halt | PrepareAdapter
-Reply = LoadProgress | ModelInfo | StepResult | Failure
+@attrs.frozen
+class CallWorker:
+    """Request to call a method of the worker, or a function with its model, between two plans."""
+
+    target: str  # name of the method, or module:function
+    is_on_model: bool
+    arguments: bytes  # positional and keyword arguments; see `ipc.values`
+
+
+@attrs.frozen
+class CallAnswer:
+    """Answer to a `CallWorker`, also if it raised: the worker goes on."""
+
+    value: bytes  # see `ipc.values`
+    failure: Failure | None = None
+
+
+Request = EngineConfig | StepPlan | Halt | PrepareAdapter | CallWorker
+Reply = LoadProgress | ModelInfo | StepResult | CallAnswer | Failure
 
 
 @attrs.frozen(eq=False)
@@ -399,8 +417,8 @@ class Way(Generic[M]):
             yield self.unpack(payload)
 
 
-_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter)
-_REPLIES: Final = (LoadProgress, ModelInfo, StepResult, Failure)
+_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter, CallWorker)
+_REPLIES: Final = (LoadProgress, ModelInfo, StepResult, CallAnswer, Failure)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 
 # A plan may start a hundred requests with a million prompt tokens each, if all but one of each are in the prefix cache.

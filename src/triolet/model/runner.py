@@ -40,8 +40,10 @@ from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
 from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, greedy_samples
 from triolet.model.sampling.sampling_row import SamplingRow
+from triolet.model.worker import Worker, call_worker, worker_class
 
 if TYPE_CHECKING:
+    from triolet.core.worker_call import WorkerCall
     from triolet.model.adapters import AdapterBank
 
 
@@ -75,13 +77,15 @@ class ModelRunner:
         pooler: Pooler | None = None,
         adapters: AdapterBank[Any] | None = None,
     ) -> None:
+        self.model: Any = model  # for the worker
         self._model = model
+        self.worker = Worker(self)
         self._adapters = adapters
         self._pooler = pooler
         self._logprobs_mode = logprobs_mode
         self._greedy = model if isinstance(model, GreedyModel) else None
         self._background = model if isinstance(model, BackgroundModel) else None
-        self._device = device
+        self._device = self.device = device
         self._cache = allocate_kv_cache(
             model.spec, num_blocks=num_blocks, block_size=block_size, device=device
         )
@@ -97,6 +101,10 @@ class ModelRunner:
         )
         self._batch_rows: tuple[Row, ...] = ()
         self._batch = SamplingBatch((), model.spec.vocab_size, device)
+
+    def call(self, call: WorkerCall) -> object:
+        """Call a method of the worker, or a function with the model; see `core.worker_call.CallableRunner`."""
+        return call_worker(self.worker, call)
 
     def reset(self) -> None:
         """Forget every row."""
@@ -528,7 +536,8 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
     """
     if config.model is None:
         raise ValueError("config.model must be a folder or a hub id; got None")
-    return load_runner(
+    kind = worker_class(config.worker_extension)  # first, since the model takes long
+    runner, info = load_runner(
         model=config.model,
         dtype=config.dtype,
         device=config.device,
@@ -547,6 +556,8 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         adapter_limits=_adapter_limits(config),
         on_progress=on_progress,
     )
+    runner.worker = kind(runner)
+    return runner, info
 
 
 def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:

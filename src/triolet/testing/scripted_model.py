@@ -29,6 +29,7 @@ from triolet.core.step_plan import (
     TokenLogprobs,
     after_step,
 )
+from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 from triolet.errors import ConfigError
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.tokenizer.tokenizer import TextTokenizer, load_tokenizer
@@ -116,6 +117,10 @@ class ScriptedModel:
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         """Take an adapter, which changes nothing that is scripted."""
         await trio.lowlevel.checkpoint()
+
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        await trio.lowlevel.checkpoint()
+        return outcome_of(self, call)
 
     def halt(self) -> None:
         """End a plan of several steps after the current one."""

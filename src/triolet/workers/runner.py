@@ -37,9 +37,11 @@ from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import AdapterRunner, StepPlan, StepRunner, steps_of
+from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
-from triolet.ipc.messages import REPLIES, REQUESTS, PrepareAdapter, Reply, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, CallAnswer, CallWorker, PrepareAdapter, Reply, Request
+from triolet.ipc.values import pack_value, unpack_value
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -156,9 +158,47 @@ def _replies(load: Load, transport: Transport) -> Iterator[Reply]:
         elif runner is not None and isinstance(request, StepPlan):
             # A request that comes while a plan is computed is a Halt, or an adapter that the next plan may need.
             yield from steps_of(request, runner.execute, transport.has_request)
+        elif isinstance(request, CallWorker):
+            yield _answer(runner, request)
         elif isinstance(request, PrepareAdapter) and isinstance(runner, AdapterRunner):
             # In a thread, so that the next plan is read at once; a step that needs the adapter waits for it.
             threading.Thread(target=_prepare, args=(runner, request), daemon=True).start()
+
+
+def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
+    """Make a call into the worker; whatever it raises is told, and the worker goes on."""
+    outcome = WorkerOutcome()
+    try:
+        args, kwargs = unpack_value(request.arguments, _tensor_of)
+        call = WorkerCall(request.target, request.is_on_model, tuple(args), kwargs)
+        outcome = outcome_of(runner, call)
+        if outcome.error is None:
+            answer = CallAnswer(pack_value(outcome.value, _tensor_bytes))
+            REPLIES.pack(answer)  # a frame that is too long is an error of the call, not of the connection
+            return answer
+    except (TypeError, ValueError, OverflowError) as error:
+        outcome = WorkerOutcome(
+            error=TypeError(
+                f"the result of {request.target} must be plain values and tensors that fit into a message; {error}"
+            )
+        )
+    assert outcome.error is not None
+    traceback.print_exception(outcome.error)
+    return CallAnswer(b"", describe(outcome.error))
+
+
+def _tensor_bytes(value: object) -> bytes | None:
+    if "torch" not in sys.modules:  # no model has been loaded, and nothing can be a tensor
+        return None
+    from triolet.model.tensor_bytes import tensor_bytes
+
+    return tensor_bytes(value)
+
+
+def _tensor_of(data: bytes) -> object:
+    from triolet.model.tensor_bytes import tensor_of
+
+    return tensor_of(data)
 
 
 def _prepare(runner: AdapterRunner, request: PrepareAdapter) -> None:

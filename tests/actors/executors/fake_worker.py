@@ -23,13 +23,18 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult, StepRunner
-from triolet.errors import ConfigError, InvariantViolated
+from triolet.core.worker_call import WorkerCall
+from triolet.errors import ConfigError, InvariantViolated, UnknownWorkerMethod
 from triolet.ipc.messages import REPLIES
 from triolet.workers.runner import FdTransport, serve
 
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
 POISON = 13
 REPLIES_FD = 4  # where `serve` puts them: 3 is for the requests
+
+
+class OwnError(Exception):
+    """An exception that the engine's side does not know."""
 
 
 def fail_with(error: BaseException) -> Callable[[], None]:
@@ -89,6 +94,17 @@ MISDEEDS: dict[str, Callable[[], None]] = {
 }
 
 
+WORKER: dict[str, Callable[..., object]] = {
+    "echo": lambda *args, **kwargs: (list(args), kwargs),
+    "refuse": fail_with(KeyError("planted")),
+    "own_error": fail_with(OwnError("planted")),
+    "leave": fail_with(SystemExit(3)),
+    "a_set": lambda: {1},
+    "hang": lambda: time.sleep(60),
+    "exit": lambda: os._exit(3),
+}
+
+
 class Misbehaving:
     """A runner over the fake model."""
 
@@ -140,6 +156,14 @@ class Misbehaving:
         if any(self.model.rows[row.row_id].start.prompt_token_ids[0] == POISON for row in plan.rows):
             self._misbehave("poison")
         return result
+
+    def call(self, call: WorkerCall) -> object:
+        """Make a call of a method of `WORKER`; a callable gets the runner itself."""
+        if not isinstance(call.target, str):
+            return call.target(self, *call.args, **call.kwargs)
+        if call.target not in WORKER:
+            raise UnknownWorkerMethod(call.target, f"one of {', '.join(WORKER)}")
+        return WORKER[call.target](*call.args, **call.kwargs)
 
     def reset(self) -> None:
         self.model.rows.clear()

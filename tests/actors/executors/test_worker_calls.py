@@ -1,0 +1,119 @@
+"""Calls into the worker, on every executor: what they return and raise, and that the runner outlives them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from tests.actors.executors.fake_worker import Misbehaving, OwnError
+from tests.actors.executors.harness import executor_that, ignore
+from tests.actors.harness import LetterTokenizer, answer_of
+from triolet import SamplingParams
+from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
+from triolet.config.engine import EngineConfig
+from triolet.core.worker_call import WorkerCall
+from triolet.engine.open_engine import run_engine
+from triolet.errors import (
+    InvalidRequest,
+    RunnerDied,
+    UnknownWorkerMethod,
+    UnsupportedFeature,
+    WorkerCallError,
+    WorkerCallTimeout,
+)
+
+RUNNERS = ["inline", "thread", "process"]
+
+
+def make(runner: str, **limits: float) -> Executor:
+    if runner == "process":
+        return executor_that(**limits)
+    kind = InlineExecutor if runner == "inline" else ThreadExecutor
+    return kind(partial(Misbehaving().load, EngineConfig(model="nowhere")))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+async def test_a_call_returns_and_raises_what_its_method_does_and_the_runner_goes_on(runner: str) -> None:
+    executor = make(runner)
+
+    async def call(method: str | Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = await executor.call(WorkerCall(method, False, args, kwargs), 30.0)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    async with executor.running():
+        await executor.start(ignore)
+        values = (
+            None,
+            True,
+            -(2**63),
+            2**64 - 1,
+            1.5,
+            "\u00e9\ud800",
+            b"\xff",
+            [1, (2, {"a": ()})],
+            {3: [None]},
+        )
+        assert await call("echo", *values, text="x") == (list(values), {"text": "x"})
+        for method, error in {"refuse": KeyError, "unheard_of": UnknownWorkerMethod}.items():
+            with pytest.raises(error, match=r"planted|echo"):
+                await call(method)
+        with pytest.raises(OwnError if runner != "process" else WorkerCallError, match="planted"):
+            await call("own_error")
+        with pytest.raises(SystemExit if runner != "process" else WorkerCallError, match="3"):
+            await call("leave")
+        if runner == "process":
+            with pytest.raises(UnsupportedFeature, match="code does not cross its pipe"):
+                await call(os.getpid)
+            for wrong in ({1}, 2**64, object()):
+                with pytest.raises(InvalidRequest, match="plain values and tensors"):
+                    await call("echo", wrong)
+            with pytest.raises(TypeError, match="the result of a_set must be plain values"):
+                await call("a_set")
+        else:
+            assert isinstance(await call(lambda worker, x: (worker, x)[1], 5), int)
+        assert await call("echo") == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("method", "limit_s"), [("hang", 0.5), pytest.param("exit", 30.0, marks=pytest.mark.slow)]
+)
+async def test_a_call_that_hangs_or_dies_ends_its_process_and_the_streams_go_on(
+    method: str, limit_s: float
+) -> None:
+    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
+    params = SamplingParams(max_tokens=60, seed=5)
+    async with run_engine(config, executor_that(), LetterTokenizer) as engine:
+        with trio.fail_after(60):
+            async with engine.generate([5] * 5, params) as stream:
+                await stream.__anext__()
+                error = WorkerCallTimeout if method == "hang" else RunnerDied
+                with pytest.raises(error, match=method if method == "hang" else "exit status 3"):
+                    await engine.collective_rpc(method, timeout=limit_s)
+                text = await stream.text()
+            assert [ord(char) - 65 for char in text] == list(answer_of([5] * 5, 5, 60))
+            assert engine.statistics().num_restarts == 1
+            assert await engine.collective_rpc("echo", args=(1,), kwargs={"a": 2}) == [([1], {"a": 2})]
+
+
+async def test_a_caller_stops_waiting_in_time_and_the_thread_ends_the_call_before_the_next() -> None:
+    is_released, ended = threading.Event(), []
+
+    def dawdle(runner: object) -> None:
+        is_released.wait(60)
+        ended.append(runner)
+
+    async with run_engine(EngineConfig(runner="thread"), make("thread"), LetterTokenizer) as engine:
+        with pytest.raises(TimeoutError, match=r"dawdle must end within 0\.01 s"):
+            await engine.collective_rpc(dawdle, timeout=0.01)
+        is_released.set()
+        assert await engine.collective_rpc("echo") == [([], {})]
+        assert len(ended) == 1
+        assert engine.statistics().num_restarts == 0
