@@ -21,6 +21,7 @@ class ActorProgress:
         num_read: messages that each actor has read.
         stepped: parks tasks until the next step, or the end of a request.
         idle: parks tasks until no request is live.
+        runner_held: parks the model runner until a hold, or its own state, has changed.
         restarted: parks tasks until an actor has ended or serves again, or the engine has ended.
     """
 
@@ -32,6 +33,7 @@ class ActorProgress:
     num_read: Counter[str] = attrs.field(factory=Counter)
     stepped: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     idle: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    runner_held: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     restarted: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def count_crash(self, question: object) -> None:

@@ -1,6 +1,6 @@
 """Channels between the actors, each with its capacity and the reason why that is enough.
 
-    model runner --StepDone--> scheduler --StepPlan--> model runner
+    model runner --StepDone--> scheduler --StepPlan, Unload--> model runner
     engine ------WorkerCall--> model runner, with a `None` in its inbox that says so
     engine ------Wake--------> scheduler --Progressed--> detokenizer --> outputs of the requests
     engine ------Tokenize and a reply channel--> tokenizer
@@ -18,9 +18,9 @@ from contextlib import suppress
 import trio
 
 from triolet.actors.worker_calls import WorkerCalls
-from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
+from triolet.core.messages import Progressed, RunnerMessage, SchedulerMessage, StepDone, Wake
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepPlan, StepResult
+from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepResult
 
 # At most one Wake is unread (`_is_woken`). There is one StepDone for each step of the plan in flight, and there may be
 # as many late ones, of a plan that an earlier scheduler made.
@@ -44,7 +44,7 @@ class Channels:
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
         )
-        self.to_runner, self.runner_inbox = trio.open_memory_channel[StepPlan | None](RUNNER_CAPACITY)
+        self.to_runner, self.runner_inbox = trio.open_memory_channel[RunnerMessage | None](RUNNER_CAPACITY)
         self.to_detokenizer, self.detokenizer_inbox = trio.open_memory_channel[Progressed](
             DETOKENIZER_CAPACITY
         )
@@ -96,7 +96,7 @@ class Channels:
                         self.scheduler_woke()
 
     def discard_plans(self) -> None:
-        """Empty the runner's inbox: a runner that has restarted knows none of the rows of earlier plans."""
+        """Empty the runner's inbox: a model that was loaded just now knows none of the rows of earlier plans."""
         with suppress(trio.WouldBlock):
             while True:
                 self.runner_inbox.receive_nowait()

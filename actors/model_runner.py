@@ -1,9 +1,13 @@
 """Model-runner actor: computes the scheduler's plans, one after the other, with an executor.
 
-What `execute` raises ends this life of the actor, and the scheduler's with it: the KV cache is lost.
+What `execute` raises ends this life of the actor, and the scheduler's with it: the KV cache is lost. To exchange the
+weights the actor gives up the model and loads another one, within the same life: that is neither a crash nor a restart,
+but the KV cache is lost as well.
 """
 
 from __future__ import annotations
+
+import logging
 
 import attrs
 import trio
@@ -16,10 +20,15 @@ from triolet.actors.supervisor import foreign_errors_kept
 from triolet.actors.worker_calls import make_call
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
+from triolet.core.messages import RunnerMessage, Unload
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.sleep import RunnerPhase
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
+from triolet.errors import RunnerDied
+
+logger = logging.getLogger("triolet.runner")
 
 # A runner that crashed in a step computes one token of no request before its next plan: a request is only blamed for a
 # crash of a runner that is otherwise well. No scheduler has made a plan for this life yet, and the first thing that one
@@ -71,29 +80,67 @@ async def model_runner_actor(
         step_timeout_s: after which a call into the worker counts as hung, seconds; None for never.
     """
     with channels.runner_inbox.clone() as inbox:
-        async with executor.running():
-            core.model.info = await executor.start(on_progress)
-            channels.discard_plans()
-            if adapters is not None:
-                await adapters.replay()
-            if core.recovery.has_runner_failed:
-                await executor.execute(_proof(core.model.info), channels.send_result)
-                core.recovery.has_runner_failed = False
-            progress.is_runner_ready = True
-            task_status.started()
+        while True:
             try:
-                async for plan in inbox:
-                    if plan is not None:
-                        await _compute(plan, core, channels, progress, executor)
-                    else:
-                        channels.runner_woke()
-                        channels.wake_scheduler()  # a call that was taken back may have kept it from planning
-                    if channels.worker_calls.has_waiting:
-                        await _make_calls(core, channels, progress, executor, step_timeout_s)
-            finally:
-                progress.is_runner_ready = False
-                # that process is gone, or about to be; the next life brings its own
-                core.model.info = attrs.evolve(core.model.info, process_id=None)
+                async with executor.running():
+                    info = await _load(core, executor, on_progress)
+                    channels.discard_plans()
+                    if adapters is not None:
+                        await adapters.replay()
+                    if core.recovery.has_runner_failed:
+                        await executor.execute(_proof(info), channels.send_result)
+                        core.recovery.has_runner_failed = False
+                    core.note_loaded(info)
+                    # The time without a model was no silence of the runner.
+                    progress.is_runner_ready, progress.progressed_s = True, trio.current_time()
+                    task_status.started()
+                    try:
+                        await _serve(inbox, core, channels, progress, executor, step_timeout_s)
+                    finally:
+                        progress.is_runner_ready = False
+                        assert core.model.info is not None
+                        # that process is gone, or about to be; the next life brings its own
+                        core.model.info = attrs.evolve(core.model.info, process_id=None)
+            except WeightsRefused:
+                continue  # with the old ones
+            executor.forget_model()
+            core.sleep.enter(RunnerPhase.UNLOADED)
+
+
+class WeightsRefused(Exception):
+    """Requested weights cannot be loaded; `__cause__` says why."""
+
+
+async def _load(core: EngineCore, executor: Executor, on_progress: OnProgress) -> ModelInfo:
+    executor.use_weights(core.begin_load())
+    try:
+        return await executor.start(on_progress)
+    except Exception as error:
+        if core.weights.refuse(error, is_death=isinstance(error, RunnerDied)):
+            logger.warning("the new weights are refused, and the old ones loaded again: %s", error)
+            raise WeightsRefused from error
+        raise
+
+
+async def _serve(
+    inbox: trio.MemoryReceiveChannel[RunnerMessage | None],
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    executor: Executor,
+    step_timeout_s: float | None,
+) -> None:
+    """Compute plan after plan, and make calls between them, until the model is to be given up."""
+    async for message in inbox:
+        if isinstance(message, Unload):
+            return
+        if message is not None:
+            await _compute(message, core, channels, progress, executor)
+        else:
+            channels.runner_woke()
+            channels.wake_scheduler()  # a call that was taken back may have kept it from planning
+        if channels.worker_calls.has_waiting:
+            await _make_calls(core, channels, progress, executor, step_timeout_s)
 
 
 async def _compute(

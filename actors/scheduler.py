@@ -16,8 +16,9 @@ from triolet.actors.channels import Channels
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
-from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Wake
+from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Unload, Wake
 from triolet.core.scheduling.budget import SchedulerConfig
+from triolet.core.sleep import RunnerPhase
 
 
 async def scheduler_actor(
@@ -43,13 +44,22 @@ async def scheduler_actor(
         halt: ends a multi-step plan after its present step.
         report: called with the time after every step, to report statistics.
     """
-    assert core.model.info is not None, "the runner starts before the scheduler"
+
+    def limits() -> SchedulerConfig:
+        assert core.model.info is not None, "the runner starts before the scheduler"
+        return SchedulerConfig.of(config, core.model.info, cache_key, core.weights.version)
+
     halt()  # results of the last life's plans are late from here on, so computing them is wasted
     channels.discard_scheduler_messages()
-    core.new_scheduler(SchedulerConfig.of(config, core.model.info, cache_key))
+    core.new_scheduler(limits())
+    if core.sleep.phase is RunnerPhase.LEAVING:
+        # It was perhaps among the messages that are gone. A second one does no harm: loading empties the inbox.
+        channels.to_runner.send_nowait(Unload())
     with core.scheduling(), channels.scheduler_inbox.clone() as inbox:
         task_status.started()
         while True:
+            if core.sleep.is_held and core.follow_runner(limits):
+                channels.to_runner.send_nowait(Unload())
             # Send the next plan before anything else is done about the last result: the runner must not wait.
             # None while weights are about to change, since it would be computed from KV of the old ones.
             is_held = channels.worker_calls.num_invalidating

@@ -10,11 +10,34 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import attrs
+
+from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
+
+
+def with_kv_cache(config: EngineConfig, info: ModelInfo) -> EngineConfig:
+    """Return the configuration of the loads after one that has succeeded: its KV cache is theirs.
+
+    Requests in flight were admitted for that number of blocks, whatever memory is free by then.
+    """
+    has_none = info.pooling is not None and info.pooling.needs_whole_prompts
+    return attrs.evolve(
+        config,
+        num_kv_blocks=None if has_none else info.num_kv_blocks,
+        kv_cache_bytes=None,
+        max_model_len=info.max_model_len,
+    )
+
+
+def with_weights(config: EngineConfig, folder: str | None) -> EngineConfig:
+    """Return the configuration with the model of a folder; None for its own."""
+    return config if folder is None else attrs.evolve(config, model=folder, revision=None)
+
 
 Tell = Callable[[StepResult], None]
 
@@ -63,6 +86,13 @@ class Executor(Protocol):
         Raises:
             RunnerDied: the process ended in it.
         """
+
+    def use_weights(self, folder: str | None) -> None:
+        """Load the model from this folder from the next `start` on; None for that of the configuration."""
+        ...
+
+    def forget_model(self) -> None:
+        """Free the memory of the model, after `running()` was left: the next `start` loads it again."""
         ...
 
     def halt(self) -> None:

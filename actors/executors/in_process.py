@@ -31,6 +31,8 @@ from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 
 T = TypeVar("T")
 Load = Callable[[OnProgress], tuple[StepRunner, ModelInfo]]
+LoadFrom = Callable[[OnProgress, str | None], tuple[StepRunner, ModelInfo]]
+"""Load from a folder; None for that of the configuration."""
 
 
 @attrs.define(eq=False)
@@ -38,12 +40,17 @@ class _Kept:
     """Runner kept across the lives of the actor: its weights are read once."""
 
     load: Load
+    load_from: LoadFrom | None = None
+    folder: str | None = None  # of the weights; None for those of the configuration
     loaded: tuple[StepRunner, ModelInfo] | None = None
     background: BackgroundRunner | None = None
 
     def start(self, on_progress: OnProgress) -> ModelInfo:
         if self.loaded is None:
-            self.loaded = self.load(on_progress)
+            if self.load_from is None:
+                self.loaded = self.load(on_progress)
+            else:
+                self.loaded = self.load_from(on_progress, self.folder)
             self.background = self.loaded[0] if isinstance(self.loaded[0], BackgroundRunner) else None
         else:
             self.loaded[0].reset()
@@ -61,6 +68,11 @@ class _Kept:
         assert self.loaded is not None
         return outcome_of(self.loaded[0], call)
 
+    def use_weights(self, folder: str | None) -> None:
+        if folder != self.folder:
+            self.folder = folder
+            self.forget()
+
     def forget(self) -> None:
         """Free the memory of model and KV cache now, not at the next garbage collection."""
         # Until then the rest of an engine may be held by the errors that its tasks ended with.
@@ -74,9 +86,12 @@ class LoadCancelled(Exception):
 class InlineExecutor:
     """Executor in the event loop, which waits for the model: one thread, one order of events."""
 
-    def __init__(self, load: Load) -> None:
-        self._kept = _Kept(load)
+    def __init__(self, load: Load, load_from: LoadFrom | None = None) -> None:
+        self._kept = _Kept(load, load_from)
         self._is_halted = False
+
+    def use_weights(self, folder: str | None) -> None:
+        self._kept.use_weights(folder)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -121,8 +136,8 @@ class ThreadExecutor:
     before the model.
     """
 
-    def __init__(self, load: Load) -> None:
-        self._kept = _Kept(load)
+    def __init__(self, load: Load, load_from: LoadFrom | None = None) -> None:
+        self._kept = _Kept(load, load_from)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._done_fd: int | None = None  # of a step in the background
         self._is_halted = False
@@ -162,6 +177,9 @@ class ThreadExecutor:
             await trio.to_thread.run_sync(
                 self._work, limiter=trio.CapacityLimiter(1), thread_name="triolet-runner"
             )
+
+    def use_weights(self, folder: str | None) -> None:
+        self._kept.use_weights(folder)
 
     def forget_model(self) -> None:
         self._kept.forget()

@@ -31,7 +31,7 @@ from typing import Final
 import attrs
 import trio
 
-from triolet.actors.executors.contract import Tell
+from triolet.actors.executors.contract import Tell, with_kv_cache, with_weights
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.recovery_state import HangLimit, RareHangLimit, step_kind
@@ -123,6 +123,7 @@ class ProcessExecutor:
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
         self._is_running = False
+        self._folder: str | None = None  # of the weights; None for those of the configuration
         self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
 
     @asynccontextmanager
@@ -159,7 +160,7 @@ class ProcessExecutor:
         async with self._hangs_counted(), process.conversation(limit_s, late):
             if self._former is not None:
                 await self._former.gone()  # it may still hold most of the memory
-            await process.ask(config)
+            await process.ask(with_weights(config, self._folder))
             while isinstance(reply := await process.reply(), LoadProgress):
                 process.allow(limit_s)
                 silence_s, heard_s = max(silence_s, trio.current_time() - heard_s), trio.current_time()
@@ -170,18 +171,8 @@ class ProcessExecutor:
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
         self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
-        self._next_config = self._with_kv_cache(reply) if config is self._config else config
+        self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
         return reply
-
-    def _with_kv_cache(self, info: ModelInfo) -> EngineConfig:
-        """Return the configuration of the lives after one that has loaded the model: its KV cache is theirs."""
-        has_none = info.pooling is not None and info.pooling.needs_whole_prompts
-        return attrs.evolve(
-            self._config,
-            num_kv_blocks=None if has_none else info.num_kv_blocks,
-            kv_cache_bytes=None,
-            max_model_len=info.max_model_len,
-        )
 
     def _load_silence_limit_s(self) -> float | None:
         return None if self._config.step_timeout is None else self._load_silence.limit_s()
@@ -255,6 +246,12 @@ class ProcessExecutor:
         if reply.failure is not None:
             return WorkerOutcome(error=rebuild_call_error(reply.failure))
         return WorkerOutcome(unpack_value(reply.value, _tensor_of))
+
+    def use_weights(self, folder: str | None) -> None:
+        self._folder = folder
+
+    def forget_model(self) -> None:
+        """Do nothing: the model has ended with its process."""
 
     def halt(self) -> None:
         if self._is_running and self._process is not None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.contract import Executor, with_kv_cache, with_weights
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
@@ -22,13 +22,22 @@ ExecutorFactory = Callable[[EngineConfig], AbstractContextManager[Executor]]
 
 @contextmanager
 def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfig) -> Iterator[Executor]:
-    def load(on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
+    next_config = config
+
+    def load_from(on_progress: OnProgress, folder: str | None) -> tuple[StepRunner, ModelInfo]:
         # torch takes a second to import: a program that only names an engine does not wait for it.
         from triolet.model.runner import load_configured_runner
 
-        return load_configured_runner(config, on_progress)
+        nonlocal next_config
+        chosen, next_config = (
+            next_config,
+            config,
+        )  # unless this load succeeds, the next one measures memory anew
+        runner, info = load_configured_runner(with_weights(chosen, folder), on_progress)
+        next_config = with_kv_cache(config, info)
+        return runner, info
 
-    executor = kind(load)
+    executor = kind(partial(load_from, folder=None), load_from)
     try:
         yield executor
     finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
@@ -183,6 +183,16 @@ class AsyncioEngine(RemoteEngine):
         """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
         call = partial(self._native.apply_model, func, timeout, invalidates=invalidates)
         return await _outcome(self._thread.submit(call))
+
+    async def reload_weights(self, path: str, *, mode: str = "keep") -> int:
+        """Serve with the weights of another folder; see `triolet.Engine.reload_weights`."""
+        return await _outcome(self._thread.submit(lambda: self._native.reload_weights(path, mode=mode)))
+
+    async def update_weights(
+        self, tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, mode: str = "keep"
+    ) -> int:
+        """Serve with other values of some tensors; see `triolet.Engine.update_weights`."""
+        return await _outcome(self._thread.submit(lambda: self._native.update_weights(tensors, mode=mode)))
 
     def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -178,6 +178,16 @@ class BlockingEngine(RemoteEngine):
         """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
         call = partial(self._native.apply_model, func, timeout, invalidates=invalidates)
         return _outcome(self._thread.submit(call))
+
+    def reload_weights(self, path: str, *, mode: str = "keep") -> int:
+        """Serve with the weights of another folder; see `triolet.Engine.reload_weights`."""
+        return _outcome(self._thread.submit(lambda: self._native.reload_weights(path, mode=mode)))
+
+    def update_weights(
+        self, tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, mode: str = "keep"
+    ) -> int:
+        """Serve with other values of some tensors; see `triolet.Engine.update_weights`."""
+        return _outcome(self._thread.submit(lambda: self._native.update_weights(tensors, mode=mode)))
 
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""

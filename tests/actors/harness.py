@@ -67,6 +67,11 @@ def unexpected(result: StepResult) -> None:
     raise AssertionError(f"{result} is not the last of its plan")
 
 
+def weights_of(folder: str | None) -> int:
+    """Number of the weights of a folder, which is the end of its name."""
+    return 0 if folder is None else int(folder.rpartition("-")[2])
+
+
 class FakeExecutor:
     """Fulfils the executor contract in virtual time; faults are planted by replacing `before_step`."""
 
@@ -76,6 +81,8 @@ class FakeExecutor:
         self.num_lives = 0
         self.plans: list[StepPlan] = []  # a run as its steps
         self.is_halted = False
+        self.folder: str | None = None  # of the weights
+        self.num_unloads = 0
         self.prepared: list[tuple[str, bool]] = []  # adapters, and whether they are pinned
 
     @asynccontextmanager
@@ -85,7 +92,7 @@ class FakeExecutor:
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         await trio.lowlevel.checkpoint()
         self.num_lives += 1
-        self.model = FakeModel(self.num_blocks, self.block_size, VOCAB)
+        self.model = FakeModel(self.num_blocks, self.block_size, VOCAB, weights_of(self.folder))
         return model_info(self.num_blocks, self.block_size)
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
@@ -104,6 +111,12 @@ class FakeExecutor:
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
         await trio.lowlevel.checkpoint()
         return outcome_of(self.model, call)
+
+    def use_weights(self, folder: str | None) -> None:
+        self.folder = folder
+
+    def forget_model(self) -> None:
+        self.num_unloads += 1
 
     def halt(self) -> None:
         self.is_halted = True

@@ -28,6 +28,7 @@ from triolet.core.step_plan import (
 )
 
 POISON = -1
+WEIGHTS = 7**6  # a multiple of 7, as the circle is
 REPETITIVE = 10**6
 CIRCLE = (1, 4, 6, 5, 2, 0)
 
@@ -82,7 +83,9 @@ class _Row:
 class FakeModel:
     """Executes plans the way a runner does; `cache[block_id][offset]` is a token id."""
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 50, weights: int = 0) -> None:
+        # KV that other weights have computed is other KV.
+        self.offset = WEIGHTS * weights
         self.cache = [[POISON] * block_size for _ in range(num_blocks)]
         self.block_size, self.vocab_size = block_size, vocab_size
         self.rows: dict[int, _Row] = {}
@@ -111,7 +114,7 @@ class FakeModel:
         assert planned.sample == (planned.start + planned.num_tokens == len(tokens))
         for position in range(planned.start, planned.start + planned.num_tokens):
             block = self.cache[row.block_table[position // self.block_size]]
-            block[position % self.block_size] = tokens[position]
+            block[position % self.block_size] = tokens[position] + self.offset
         assert row.num_computed in (None, planned.start), "a step begins where the last one ended"
         row.num_computed = planned.start + planned.num_tokens
 

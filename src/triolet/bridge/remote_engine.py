@@ -136,6 +136,16 @@ class RemoteEngine:
         self._thread.call(self._native.resume_generation)
 
     @property
+    def weight_version(self) -> int:
+        """Number of exchanges of the weights so far."""
+        return self._native.weight_version
+
+    @property
+    def weights_folder(self) -> str:
+        """Folder of the weights in use."""
+        return self._native.weights_folder
+
+    @property
     def is_paused(self) -> bool:
         """True from the call of `pause_generation` to that of `resume_generation`."""
         return self._native.is_paused

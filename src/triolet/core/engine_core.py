@@ -27,13 +27,14 @@ from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState
 from triolet.core.request.grammar_state import Thinking, TokenMask, only, with_token
-from triolet.core.request.model_info import LoadedModel
+from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
-from triolet.core.sleep import SleepState
+from triolet.core.sleep import WEIGHTS, RunnerPhase, SleepState
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.weights import WeightsState
 from triolet.errors import RequestFailed
 
 
@@ -308,6 +309,7 @@ class EngineCore:
         self.counters = SchedulerCounters()
         self.recovery = RecoveryState()
         self.sleep = SleepState()
+        self.weights = WeightsState()
         self.outputs: dict[int, OpenOutput] = {}  # by serial
         self.scheduler: Scheduler | None = None
         self.is_scheduling = False
@@ -452,8 +454,9 @@ class EngineCore:
 
     @property
     def is_frozen(self) -> bool:
-        """True if no request may be computed now: a pause holds all that are live."""
-        return self.sleep.is_held and not self.has_live(self.sleep.limit)
+        """True if no request may be computed now: a hold applies to all that are live, or the model is away."""
+        sleep = self.sleep
+        return sleep.is_held and (sleep.phase is not RunnerPhase.SERVING or not self.has_live(sleep.limit))
 
     def has_live(self, limit: float) -> bool:
         """Return True if a request is live whose serial is at most `limit`."""
@@ -462,8 +465,44 @@ class EngineCore:
 
     @property
     def has_settled(self) -> bool:
-        """True if nothing is computed any more that a pause holds or lets finish."""
+        """True if nothing is computed any more that a hold applies to or lets finish."""
         return self.is_frozen and not self._scheduler.is_step_in_flight
+
+    def follow_runner(self, config: Callable[[], SchedulerConfig]) -> bool:
+        """Start over if the runner gives up its KV cache, or has loaded a model again.
+
+        Args:
+            config: returns the limits for the model as it is loaded now.
+        Returns:
+            True if the runner must be told to give up the model.
+        """
+        sleep = self.sleep
+        if sleep.phase is RunnerPhase.LOADED:
+            self.new_scheduler(config())
+            sleep.enter(RunnerPhase.SERVING)
+        if sleep.phase is RunnerPhase.SERVING and self.weights.requested is not None and self.has_settled:
+            # All requests wait from now on: their blocks are lost, and the statistics say so.
+            self.new_scheduler(config())
+            sleep.enter(RunnerPhase.LEAVING)
+            return True
+        return False
+
+    def begin_load(self) -> str | None:
+        """Return the folder that a runner that starts now loads; None for the configuration's model."""
+        return self.weights.begin_load(may_exchange=not self.has_live(self.sleep.limit))
+
+    def note_loaded(self, info: ModelInfo) -> None:
+        """Take the facts about a model that the runner has loaded: the requested weights are those in use now."""
+        if self.model.info is not None:
+            # New weights come with the tokenizer and the defaults that the engine was opened with.
+            info = attrs.evolve(info, folder=self.model.info.folder, generation=self.model.info.generation)
+        self.model.info = info
+        self.weights.accept()
+        self.journal.weight_version = self.weights.version
+        if self.weights.requested is None:
+            self.sleep.release(WEIGHTS)
+        if self.sleep.phase is not RunnerPhase.SERVING:
+            self.sleep.enter(RunnerPhase.LOADED)
 
     def apply(self, result: StepResult, now_s: float) -> None:
         """Apply the result of a step; a late result changes nothing."""

@@ -50,6 +50,7 @@ class JournalEntry:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when the request was first scheduled
     num_cache_creation_tokens: int = 0  # prompt tokens computed for the request and left in the prefix cache
     num_preemptions: int = 0
+    weight_version: int = 0  # of the weights that computed the newest token
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -123,6 +124,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.stats = StatsAccumulator()
+        self.weight_version = 0  # of the weights that compute now
         self._live: dict[int, JournalEntry] = {}
         self._arrivals: list[int] = []
         self._held: dict[int, list[JournalEntry]] = {}  # by the serial of the first answer
@@ -214,6 +216,7 @@ class Journal:
             return False
         self._count(entry, now_s)
         entry.output_token_ids.append(token.token_id)
+        entry.weight_version = self.weight_version
         if token.logprobs is not None:
             entry.output_logprobs.append(token.logprobs)
         if entry.first_token_s is None:

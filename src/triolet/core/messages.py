@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from triolet.core.step_plan import StepResult
+from triolet.core.step_plan import StepPlan, StepResult
 
 
 @attrs.frozen
@@ -24,6 +24,14 @@ class StepDone:
 
 
 SchedulerMessage = Wake | StepDone
+
+
+@attrs.frozen
+class Unload:
+    """Message to the runner: give up the model and the KV cache."""
+
+
+RunnerMessage = StepPlan | Unload
 
 
 @attrs.frozen

@@ -43,11 +43,11 @@ from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
 from triolet.engine.live_requests import live_requests
-from triolet.engine.pause import PauseMethods
 from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
 from triolet.engine.token_stream import SCOPE_ENDED, Availability, RequestTable, TokenStream, death_by
+from triolet.engine.weights import WeightMethods
 from triolet.engine.worker_calls import WorkerCallMethods
 from triolet.errors import EngineDead, InvalidPrompt, InvalidRequest, shown
 from triolet.ipc.snapshot import Snapshot
@@ -82,7 +82,7 @@ class RestartStream:
         raise StopAsyncIteration
 
 
-class Engine(WorkerCallMethods, PauseMethods):
+class Engine(WorkerCallMethods, WeightMethods):
     """Running engine; `open_engine` makes it.
 
     Methods raise `WrongTrioRun` outside of the Trio run in which the engine was opened.
@@ -97,6 +97,7 @@ class Engine(WorkerCallMethods, PauseMethods):
         grammars: GrammarRequests,
         adapters: AdapterRegistry,
     ) -> None:
+        super().__init__()
         self.config = config
         self._run, self._opened_s = TrioRunGuard(), trio.current_time()
         self._core, self._channels, self._progress, self._grammars = core, channels, progress, grammars

@@ -76,7 +76,12 @@ async def run_engine(
     """Open an engine with this executor and tokenizer: the part of `open_engine` that tests share."""
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
-    core.sleep.on_change = channels.wake_scheduler
+
+    def note_hold() -> None:
+        channels.wake_scheduler()
+        progress.runner_held.unpark_all()
+
+    core.sleep.on_change = note_hold
     grammars = GrammarRequests(core.masks)
     adapters = AdapterRegistry(config, core.model, executor)
     engine = Engine(config, core, channels, progress, grammars, adapters)
@@ -109,6 +114,7 @@ async def run_engine(
             channels.worker_calls.fail_all(EngineClosed(SCOPE_ENDED))
             nursery.cancel_scope.cancel()
     finally:
+        engine._remove_updates()
         ENGINE_INDICES.give_back(engine.index)
         await _send_last_spans(engine)
     if core.scheduler is not None:

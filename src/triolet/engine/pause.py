@@ -9,7 +9,7 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.core.engine_core import EngineCore
 from triolet.core.request.request import FinishReason
-from triolet.core.sleep import NOTHING, check_mode
+from triolet.core.sleep import NOTHING, PAUSE, check_mode
 from triolet.engine.submission import TrioRunGuard
 from triolet.engine.token_stream import Availability
 from triolet.errors import InvalidRequest, shown
@@ -47,7 +47,7 @@ class PauseMethods:
                 got=clear_cache,
             )
         self._availability.check_open()
-        self._core.sleep.pause(self._limit_of(mode))
+        self._core.sleep.hold(PAUSE, self._limit_of(mode))
         try:
             await self._until_settled()
         except trio.Cancelled:
@@ -62,7 +62,7 @@ class PauseMethods:
         self._run.check()
         # No step was due meanwhile, so that the pause is no silence of the runner.
         self._progress.progressed_s = trio.current_time()
-        self._core.sleep.resume()
+        self._core.sleep.release(PAUSE)
 
     @property
     def is_paused(self) -> bool:

@@ -122,6 +122,12 @@ class ScriptedModel:
         await trio.lowlevel.checkpoint()
         return outcome_of(self, call)
 
+    def use_weights(self, folder: str | None) -> None:
+        """Take other weights, which change nothing that is scripted."""
+
+    def forget_model(self) -> None:
+        """Free nothing."""
+
     def halt(self) -> None:
         """End a plan of several steps after the current one."""
         self._is_halted = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from triolet.config.server import GatewayConfig
 from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
-from triolet.errors import ConfigError
+from triolet.engine import weights
+from triolet.errors import ConfigError, ModelFileError
 from triolet.server.routes.page import FILES
 
 RESPONSES = "/v1/responses"
@@ -236,6 +238,32 @@ async def test_operators_pause_and_resume_and_health_says_so(
         assert (await scene.get("/is_paused", headers=operator)).json == {"is_paused": False}
         await trio.sleep(10)
         assert waiting.status == 200
+
+
+async def test_operators_exchange_weights_and_see_why_some_are_refused(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(current: Path, new: Path) -> None:
+        if new.name == "bad":
+            raise ModelFileError(new, "is truncated")
+
+    monkeypatch.setattr(weights, "check_folder", check)
+    config = GatewayConfig(api_keys=("plain",), priority_keys=("first",))
+    plain, operator = ({"authorization": f"Bearer {key}"} for key in ("plain", "first"))
+    path = "/update_weights_from_disk"
+    async with serving(config=config) as scene:
+        assert (await scene.post(path, {"model_path": "/new-1"}, headers=plain)).error[0] == 403
+        assert (await scene.get("/weight_info", headers=plain)).error[0] == 403
+        refused = await scene.post(path, {"model_path": "/bad"}, headers=operator)
+        assert (
+            refused.error == (400, "weights_refused", "model_path") and "truncated" in refused.body.decode()
+        )
+        for body, field in (({}, "path"), ({"model_path": "/x", "mode": 1}, "mode"), ({"model": 1}, "model")):
+            assert (await scene.post(path, body, headers=operator)).error[::2] == (400, field)
+        done = await scene.post(path, {"model_path": "/new-1"}, headers=operator)
+        assert done.json == {"success": True, "message": "", "weight_version": 1}
+        info = await scene.get("/weight_info", headers=operator)
+        assert info.json == {"weight_version": 1, "model_path": "/new-1"}
 
 
 async def test_health_names_what_restarts_and_readiness_turns_red_meanwhile(

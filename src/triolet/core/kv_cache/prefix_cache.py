@@ -59,18 +59,31 @@ class PrefixCache:
         block_size: tokens in a block.
         key: secret of the hashes, at most 64 bytes.
         enabled: without it nothing is published, so nothing is ever found.
+        weight_version: part of every namespace.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, key: bytes, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        key: bytes,
+        enabled: bool = True,
+        weight_version: int = 0,
+    ) -> None:
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
         self.block_size = block_size
         self.enabled = enabled
         self._key = key
+        self._weight_version = weight_version
         self._by_hash: dict[bytes, _Published] = {}
         self._hash_of: dict[int, bytes] = {}
 
     def root(self, namespace: CacheNamespace) -> bytes:
         """Return the parent hash of first blocks in a namespace."""
+        # Not the version of the time at which the request came: its KV is computed with the weights of now.
+        if self._weight_version:
+            namespace = attrs.evolve(namespace, weights_version=self._weight_version)
         return self._digest(b"namespace", namespace.to_bytes())
 
     def chain(self, parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -143,6 +143,7 @@ class OutputCollector:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             lora_request=None if entry.request.adapter is None else entry.request.adapter.lora_request,
+            weight_version=entry.weight_version,
         )
 
     def _part(self, items: list[T]) -> Sequence[T]:

@@ -44,6 +44,7 @@ class CompletionOutput:
         stop_reason: the stop string or stop token id; None for the tokenizer's end of sequence. Further end
             tokens of the model are given like stop token ids.
         lora_request: LoRA adapter that computed it; None for none.
+        weight_version: version of the weights that computed its newest token; see `Engine.reload_weights`.
     """
 
     index: int
@@ -54,6 +55,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
+    weight_version: int = 0
 
     def finished(self) -> bool:
         """Return True if this answer has ended."""
@@ -73,7 +75,7 @@ class CompletionOutput:
 
     @property
     def weight_versions(self) -> None:
-        """None: weights never change."""
+        """None: see `weight_version`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -99,6 +99,7 @@ class SchedulerConfig:
     max_prefill_delay_s: float = float("inf")
     enable_prefix_caching: bool = True  # publish and look up full blocks
     cache_key: bytes = b""  # secret of the prefix hashes
+    weight_version: int = 0  # of the weights that compute the KV
     num_scheduler_steps: int = 1  # most steps that one plan is for
     num_speculative_tokens: int = 0  # longest draft; 0 for none
     prompt_lookup_min: int = 3  # last tokens that must have occurred before for a draft
@@ -107,7 +108,9 @@ class SchedulerConfig:
     max_adapters: int = 0  # different LoRA adapters in a step; 0 for a model without them
 
     @classmethod
-    def of(cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes) -> SchedulerConfig:
+    def of(
+        cls, limits: SchedulerLimits, info: ModelInfo, cache_key: bytes, weight_version: int = 0
+    ) -> SchedulerConfig:
         """Return the limits for a loaded model."""
         device = info.device.partition(":")[0]
         whole_prompts = info.pooling is not None and info.pooling.needs_whole_prompts
@@ -125,6 +128,7 @@ class SchedulerConfig:
             enable_prefix_caching=limits.enable_prefix_caching and not whole_prompts,
             whole_prompts=whole_prompts,
             cache_key=cache_key,
+            weight_version=weight_version,
             num_scheduler_steps=limits.num_scheduler_steps,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,

@@ -63,7 +63,11 @@ class Scheduler:
         self.counters = counters or SchedulerCounters()
         self.recovery = recovery or RecoveryState()
         self.cache = PrefixCache(
-            config.num_blocks, config.block_size, key=config.cache_key, enabled=config.enable_prefix_caching
+            config.num_blocks,
+            config.block_size,
+            key=config.cache_key,
+            enabled=config.enable_prefix_caching,
+            weight_version=config.weight_version,
         )
         self.pool = self.cache.pool
         policy = POLICIES[config.policy]

@@ -29,7 +29,9 @@ from triolet.server.routes.operations import (
     ready,
     requests,
     resume,
+    update_weights_from_disk,
     version,
+    weight_info,
 )
 from triolet.server.routes.page import page, static
 from triolet.server.routes.pooling.embeddings import classify, embeddings, pooling
@@ -89,6 +91,8 @@ def create_app(
             Route("/pause", pause, methods=["POST"]),
             Route("/resume", resume, methods=["POST"]),
             Route("/is_paused", is_paused),
+            Route("/update_weights_from_disk", update_weights_from_disk, methods=["POST"]),
+            Route("/weight_info", weight_info),
             Route("/v1/operator/models", list_resident),
             Route("/v1/operator/models/stop", stop_model, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),

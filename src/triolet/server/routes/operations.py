@@ -1,4 +1,4 @@
-"""Routes for operators: health, metrics, version, models, live requests, and pause.
+"""Routes for operators: health, metrics, version, models, live requests, pause and weights.
 
 The routes that change something ask for an operator's key, where there are keys.
 """
@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse, Response
 import triolet
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.pooling_params import GENERATE
-from triolet.errors import EngineDead, EngineUnhealthy
+from triolet.errors import EngineDead, EngineUnhealthy, ModelError
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, model_not_found, wrong
 from triolet.protocol.responses.session import shutting_down
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
+from triolet.server.routes.request_body import read_json
 
 
 async def health(request: Request) -> Response:
@@ -80,6 +81,26 @@ async def resume(request: Request) -> Response:
 async def is_paused(request: Request) -> Response:
     """Answer whether generation is paused, to an operator."""
     return JSONResponse({"is_paused": operator_context(request).engine.is_paused})
+
+
+async def update_weights_from_disk(request: Request) -> Response:
+    """Serve with the weights of another folder of the server, for an operator: `{"model_path": PATH}`, as in SGLang."""
+    engine = operator_context(request).engine
+    body: dict[str, Any] = await read_json(request, lambda payload: payload)
+    if unknown := sorted(body.keys() - {"model_path", "mode"}):
+        raise wrong(unknown[0], "left out", body[unknown[0]])
+    try:
+        await engine.reload_weights(body.get("model_path"), mode=body.get("mode", "keep"))  # type: ignore[arg-type]
+    except ModelError as error:
+        # The files are the operator's own: the sentence may name them.
+        raise WireError(str(error), code="weights_refused", param="model_path") from None
+    return JSONResponse({"success": True, "message": "", "weight_version": engine.weight_version})
+
+
+async def weight_info(request: Request) -> Response:
+    """Answer which weights are in use, to an operator."""
+    engine = operator_context(request).engine
+    return JSONResponse({"weight_version": engine.weight_version, "model_path": engine.weights_folder})
 
 
 def operator_context(request: Request) -> AppContext:

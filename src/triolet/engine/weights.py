@@ -1,0 +1,155 @@
+"""Methods of `Engine` that exchange the weights of the model while it serves.
+
+New weights are checked whole before anything is changed. Then the requests are held, the runner gives up the model and
+loads the other one, and a new scheduler computes what was held again, as after a crash. If the load fails, the runner
+loads the old weights again, and the streams notice a pause. A crash restart loads the weights that are in use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from triolet.config.engine import EngineConfig
+from triolet.core.sleep import WEIGHTS, RunnerPhase, check_mode
+from triolet.engine.pause import PauseMethods
+from triolet.engine.submission import check_type
+from triolet.errors import InvalidRequest
+
+
+class WeightMethods(PauseMethods):
+    """Base class of `Engine`: exchanges the weights."""
+
+    config: EngineConfig
+
+    def __init__(self) -> None:
+        self._weights_lock = trio.Lock()  # one exchange at a time
+        self._updates: Path | None = None  # folder of the folders that `update_weights` makes
+        self._update_numbers = itertools.count(1)
+
+    @property
+    def weight_version(self) -> int:
+        """Number of exchanges of the weights so far: the version of those in use."""
+        return self._core.weights.version
+
+    @property
+    def weights_folder(self) -> str:
+        """Folder of the weights in use."""
+        if self._core.weights.folder is not None:
+            return self._core.weights.folder
+        assert self._core.model.info is not None, "the runner starts before the engine is handed out"
+        return self._core.model.info.folder
+
+    async def reload_weights(self, path: str, *, mode: str = "keep") -> int:
+        """Serve with the weights of another folder from now on; return their version.
+
+        An engine that sleeps loads them when it wakes. Cancelled before the runner has begun to load them, the call
+        changes nothing.
+
+        Args:
+            path: a model folder of the same architecture, with tensors of the same names, shapes and dtypes. It must
+                stay there: a restart of the runner reads it again.
+            mode: what happens to the live requests: `keep` has them go on with the new weights, `wait` lets them finish
+                with the old ones before, `abort` ends them.
+        Raises:
+            ModelError: the weights do not fit or cannot be loaded; the old ones are in use.
+            InvalidRequest: a wrong argument.
+            EngineClosed: the engine drains or has ended.
+            EngineDead: the engine has died.
+        """
+        self._run.check()
+        check_mode(mode)
+        check_type("path", path, str, "the path of a folder")
+        self._availability.check_open()
+        folder = _absolute(path)
+        async with self._weights_lock:
+            await self._work(partial(check_folder, Path(self.weights_folder), folder))
+            return await self._exchange(str(folder), mode)
+
+    async def update_weights(
+        self, tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, mode: str = "keep"
+    ) -> int:
+        """Serve with other values of some tensors from now on; return the version of the weights.
+
+        They are written to a temporary folder of the engine, from which a restart of the runner reads them again.
+
+        Args:
+            tensors: torch tensors by the names that they have in the checkpoint, of the same shapes and dtypes.
+            mode: see `reload_weights`, as for errors.
+        """
+        self._run.check()
+        check_mode(mode)
+        self._availability.check_open()
+        updates = dict(tensors)
+        if not updates:
+            raise InvalidRequest("tensors must hold at least one tensor; got none", field="tensors")
+        async with self._weights_lock:
+            if self._updates is None:
+                self._updates = Path(tempfile.mkdtemp(prefix="triolet-weights-"))
+            folder = self._updates / str(next(self._update_numbers))
+            former = self.weights_folder
+            try:
+                await self._work(partial(write_update, Path(former), folder, updates))
+                version = await self._exchange(str(folder), mode)
+            finally:
+                # Of two folders one is in use; an exchange that waits for the end of sleep keeps both.
+                unused = former if self.weights_folder == str(folder) else str(folder)
+                if self._core.weights.requested is None and Path(unused).parent == self._updates:
+                    shutil.rmtree(unused, ignore_errors=True)
+            return version
+
+    async def _exchange(self, folder: str, mode: str) -> int:
+        core = self._core
+        limit = self._limit_of(mode)
+        core.weights.request(folder)
+        core.sleep.hold(WEIGHTS, limit)
+        try:
+            while core.weights.requested is not None:
+                self._availability.check_serving()
+                await self._progress.stepped.park()
+        except BaseException:
+            if not core.weights.is_loading and core.sleep.phase is RunnerPhase.SERVING:
+                core.weights.withdraw()
+                core.sleep.release(WEIGHTS)
+            raise
+        if core.weights.refusal is not None:
+            raise core.weights.refusal
+        return core.weights.version
+
+    async def _work(self, function: Callable[[], None]) -> None:
+        if self.config.runner == "inline":  # one thread, one order of events
+            await trio.lowlevel.checkpoint()
+            function()
+        else:
+            await trio.to_thread.run_sync(function)
+
+    def _remove_updates(self) -> None:
+        if self._updates is not None:
+            shutil.rmtree(self._updates, ignore_errors=True)
+
+
+def _absolute(path: str) -> Path:
+    # The folder may be read again by a process with another working directory.
+    return Path(path).expanduser().absolute()
+
+
+def check_folder(current: Path, new: Path) -> None:
+    """Check the weights of a folder against those in use; see `model.folder.exchange`."""
+    # torch takes a second to import, and most engines never exchange their weights.
+    from triolet.model.folder.exchange import check_exchange
+
+    check_exchange(current, new)
+
+
+def write_update(current: Path, new: Path, updates: Mapping[str, Any]) -> None:
+    """Make a folder of the weights in use with some other tensors; see `model.folder.exchange`."""
+    from triolet.model.folder import exchange
+
+    exchange.write_update(current, new, updates)

@@ -1,0 +1,122 @@
+"""New weights for a running model: the check that they fit it, and folders in which only some of them are new.
+
+An update of some tensors becomes a model folder of its own: one file with the updated tensors, links to the files with
+the others, and an index. The runner reads it like any other, also after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from triolet.errors import ModelFileError, ModelNotFound, UnsupportedModel, WeightsMismatch
+from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.folder.json_fields import read_json_object
+
+CONFIG: Final = "config.json"
+INDEX: Final = "model.safetensors.index.json"
+UPDATED: Final = "model-updated.safetensors"
+FIXED: Final = ("architectures", "model_type", "vocab_size", "quantization_config")
+"""Fields of config.json in which the weights must agree: the engine's tokenizer and its requests go by them."""
+
+
+def check_exchange(current: Path, new: Path) -> None:
+    """Check the weights of a folder against those in use: names, shapes, dtypes, and that no file is cut off.
+
+    Args:
+        current: folder of the weights in use.
+        new: the other folder.
+    Raises:
+        ModelNotFound: the other folder does not exist.
+        ModelFileError: a file in it is missing, truncated or no safetensors file.
+        UnsupportedModel: it is a model of another architecture, or the engine reads a GGUF file.
+        WeightsMismatch: tensors are missing, too many, or of another shape or dtype; names them.
+    """
+    if not new.is_dir():
+        raise ModelNotFound(f"{new}: new weights must be a folder; there is none")
+    if current.is_file():
+        raise UnsupportedModel("the weights of a GGUF file cannot be exchanged")
+    mine, theirs = (read_json_object(folder / CONFIG) for folder in (current, new))
+    for field in FIXED:
+        if mine.get(field) != theirs.get(field):
+            raise UnsupportedModel(
+                f"{new / CONFIG}: {field} must be {mine.get(field)!r}, as of the weights in use; "
+                f"got {theirs.get(field)!r}"
+            )
+    check_tensors(Checkpoint.open(current), Checkpoint.open(new))
+
+
+def check_tensors(current: Checkpoint, new: Checkpoint) -> None:
+    """Check the tensors of a checkpoint against those in use.
+
+    Raises:
+        WeightsMismatch: they differ.
+    """
+    mine, theirs = current.tensors, new.tensors
+    misshapen = [
+        f"{name} must be {one.dtype} {one.shape}; got {theirs[name].dtype} {theirs[name].shape}"
+        for name, one in mine.items()
+        if name in theirs and (one.shape, one.dtype) != (theirs[name].shape, theirs[name].dtype)
+    ]
+    missing, unused = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+    if missing or unused or misshapen:
+        raise WeightsMismatch(missing=missing, unused=unused, misshapen=misshapen)
+
+
+def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> None:
+    """Make a folder of the weights in use with other values of some tensors.
+
+    Args:
+        current: folder of the weights in use; its files stay in use through links.
+        new: folder to be made.
+        updates: new values by the names of the checkpoint.
+    Raises:
+        UnsupportedModel: the engine reads a GGUF file.
+        WeightsMismatch: a name is unknown, or a tensor has another shape or dtype.
+        ModelFileError: a file of the folder in use cannot be read, or the new one cannot be written.
+    """
+    if current.is_file():
+        raise UnsupportedModel("the weights of a GGUF file cannot be exchanged")
+    checkpoint = Checkpoint.open(current)
+    _check_updates(checkpoint, updates)
+    # An earlier update is taken over, since its file will be gone.
+    earlier = [name for name, stored in checkpoint.tensors.items() if stored.path.name == UPDATED]
+    tensors = {name: checkpoint.read_raw(name) for name in earlier} | {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in updates.items()
+    }
+    try:
+        new.mkdir(parents=True)
+        for file in current.iterdir():
+            if file.name not in (INDEX, UPDATED):
+                (new / file.name).symlink_to(file.resolve())
+        save_file(tensors, new / UPDATED)
+        places = {
+            name: stored.path.name for name, stored in checkpoint.tensors.items() if name not in tensors
+        }
+        # The updated file comes last: the other files hold the old values of its tensors, and the last one counts.
+        places |= dict.fromkeys(tensors, UPDATED)
+        (new / INDEX).write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    except OSError as error:
+        raise ModelFileError(new, f"cannot be written: {os.strerror(error.errno or 0)}") from error
+
+
+def _check_updates(checkpoint: Checkpoint, updates: Mapping[str, Tensor]) -> None:
+    unused = [name for name in updates if name not in checkpoint.tensors]
+    misshapen = []
+    for name, tensor in updates.items():
+        if (stored := checkpoint.tensors.get(name)) is None:
+            continue
+        dtype: torch.dtype = checkpoint.dtype_of(name)
+        if tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
+            misshapen.append(
+                f"{name} must be {dtype} {stored.shape}; got {tensor.dtype} {tuple(tensor.shape)}"
+            )
+    if unused or misshapen:
+        raise WeightsMismatch(unused=unused, misshapen=misshapen)

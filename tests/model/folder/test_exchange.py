@@ -1,0 +1,90 @@
+"""The check of new weights against those in use names what does not fit, before anything is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from triolet.errors import ModelError, ModelFileError, ModelNotFound, UnsupportedModel, WeightsMismatch
+from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.folder.exchange import UPDATED, check_exchange, write_update
+
+CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 4}
+TENSORS = {"a": torch.zeros(4, 2), "b": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def folder_of(path: Path, tensors: dict[str, Tensor] = TENSORS, **changed: Any) -> Path:
+    """A folder with these tensors, and a config.json with these changes."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG | changed))
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"a": TENSORS["a"]}, ["missing tensors: b"]),
+        ({**TENSORS, "c": torch.zeros(1)}, ["unused tensors: c"]),
+        ({**TENSORS, "a": torch.zeros(2, 4)}, ["a must be F32 (4, 2); got F32 (2, 4)"]),
+        ({**TENSORS, "b": torch.ones(3)}, ["b must be BF16 (3,); got F32 (3,)"]),
+        ({"A": TENSORS["a"], "b": TENSORS["b"].bool()}, ["missing tensors: a", "unused tensors: A", "BOOL"]),
+    ],
+)
+def test_tensors_that_differ_are_named(tensors: dict[str, Tensor], named: list[str], tmp_path: Path) -> None:
+    current, new = folder_of(tmp_path / "current"), folder_of(tmp_path / "new", tensors)
+    check_exchange(current, current)
+    with pytest.raises(WeightsMismatch) as caught:
+        check_exchange(current, new)
+    assert all(text in str(caught.value) for text in named)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    current = folder_of(tmp_path / "current")
+    other = folder_of(tmp_path / "other", architectures=["GPT2LMHeadModel"])
+    truncated, without = folder_of(tmp_path / "truncated"), folder_of(tmp_path / "without")
+    truncate(truncated)
+    (without / "model.safetensors").unlink()
+    gguf = tmp_path / "model.gguf"
+    gguf.touch()
+    cases: list[tuple[Path, Path, type[ModelError], str]] = [
+        (current, tmp_path / "nothing", ModelNotFound, "nothing"),
+        (current, gguf, ModelNotFound, "model.gguf"),
+        (gguf, current, UnsupportedModel, "GGUF"),
+        (current, other, UnsupportedModel, "architectures"),
+        (current, truncated, ModelFileError, "truncated"),
+        (current, without, ModelFileError, "missing"),
+    ]
+    for mine, theirs, error, named in cases:
+        with pytest.raises(error, match=named):
+            check_exchange(mine, theirs)
+
+
+def test_an_update_holds_the_latest_value_of_every_tensor(tmp_path: Path) -> None:
+    current, first, second = folder_of(tmp_path / "current"), tmp_path / "first", tmp_path / "second"
+    write_update(current, first, {"a": torch.full((4, 2), 7.0)})
+    check_exchange(current, first)
+    write_update(first, second, {"b": torch.full((3,), 5.0, dtype=torch.bfloat16)})
+    (first / UPDATED).unlink()  # the folder before may go
+    checkpoint = Checkpoint.open(second)
+    assert torch.equal(checkpoint.read("a"), torch.full((4, 2), 7.0))
+    assert torch.equal(checkpoint.read("b"), torch.full((3,), 5.0, dtype=torch.bfloat16))
+    for updates, named in (
+        ({"c": torch.zeros(1)}, "unused tensors: c"),
+        ({"a": torch.zeros(4, 3)}, "a must be"),
+        ({"b": torch.zeros(3)}, "b must be torch.bfloat16"),
+    ):
+        with pytest.raises(WeightsMismatch, match=named):
+            write_update(current, tmp_path / "third", updates)
+    assert not (tmp_path / "third").exists()
