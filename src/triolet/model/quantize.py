@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triolet.errors import UnsupportedModel
-from triolet.model.architectures.decoder_config import architecture_of, read_config
+from triolet.model.architectures.decoder_config import architecture_of, checkpoint_dtype, read_config
 from triolet.model.architectures.families import is_native, parse_decoder_config
 from triolet.model.architectures.weight_map import WeightSource, check_fit, plan_tensors
 from triolet.model.folder.checkpoint import Checkpoint
@@ -15,10 +15,11 @@ from triolet.model.gguf.config import written_architecture
 from triolet.model.gguf.write_tokenizer import written_tokenizer
 from triolet.model.gguf.writer import KINDS, GgufModel, write_gguf
 from triolet.model.quantized.checkpoint import open_quantized
+from triolet.model.quantized.writer import SCHEMES, write_integers
 from triolet.model.tokenizer.tokenizer import load_tokenizer
 
 GGUF_PREFIX = "gguf:"
-WRITTEN_FORMATS = tuple(f"{GGUF_PREFIX}{kind}" for kind in KINDS)
+WRITTEN_FORMATS = (*(f"{GGUF_PREFIX}{kind}" for kind in KINDS), *SCHEMES)
 """What `write_quantized` can write."""
 
 
@@ -53,6 +54,9 @@ def write_quantized(
     if config.get("quantization_config"):
         source = open_quantized(stored, config, folder)
     check_fit(parsed, plan_tensors(parsed, source.tensors), source)
+    if form in SCHEMES:
+        dtype = checkpoint_dtype(config, folder)
+        return write_integers(folder, out, SCHEMES[form], parsed, source, dtype)
     defaults, tokenizer = read_generation_defaults(folder), load_tokenizer(folder)
     written = written_architecture(architecture)
     model = GgufModel(

@@ -53,9 +53,7 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(
-            family, marks=[] if family in ("llama-plain", "qwen3-moe", "gemma3") else [pytest.mark.slow]
-        )
+        pytest.param(family, marks=[] if family in ("llama-plain", "qwen3-moe") else [pytest.mark.slow])
         for family in (*FAMILIES, "smollm", "gemma", "mixtral")
     ],
 )

@@ -12,8 +12,9 @@ import click
 from triolet.cli import options
 from triolet.cli.client.address import ServerAddress
 
-WRITTEN_FORMATS = tuple(
-    f"gguf:{kind}" for kind in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+WRITTEN_FORMATS = (
+    *(f"gguf:{kind}" for kind in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")),
+    *("w4a16", "w8a8", "int8", "int4"),
 )
 """Those of `triolet.model.quantize`, which needs torch: `--help` does without."""
 
