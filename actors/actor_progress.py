@@ -7,6 +7,8 @@ from collections import Counter
 import attrs
 import trio
 
+from triolet.core.profile import StepRecorder
+
 
 @attrs.define(eq=False)
 class ActorProgress:
@@ -22,6 +24,7 @@ class ActorProgress:
         stepped: parks tasks until the next step, or the end of a request.
         idle: parks tasks until no request is live.
         runner_held: parks the model runner until a hold, or its own state, has changed.
+        profile: records the steps of a profile that is being made.
         restarted: parks tasks until an actor has ended or serves again, or the engine has ended.
     """
 
@@ -34,6 +37,7 @@ class ActorProgress:
     stepped: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     idle: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     runner_held: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    profile: StepRecorder | None = None
     restarted: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def count_crash(self, question: object) -> None:

@@ -7,6 +7,7 @@ time fails alone.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import trio
@@ -36,8 +37,11 @@ async def detokenizer_actor(
         task_status.started()
         async for progressed in inbox:
             progress.num_read["detokenizer"] += 1
+            began_s = time.perf_counter()
             for serial in progressed.serials:
                 _deliver_counted(core, progress, serial)
+            if progress.profile is not None:
+                progress.profile.note_text(began_s, time.perf_counter())
 
 
 def _deliver_counted(core: EngineCore, progress: ActorProgress, serial: int) -> None:

@@ -7,6 +7,7 @@ are recognised as late by their step id.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import trio
@@ -63,7 +64,10 @@ async def scheduler_actor(
             # Send the next plan before anything else is done about the last result: the runner must not wait.
             # None while weights are about to change, since it would be computed from KV of the old ones.
             is_held = channels.worker_calls.num_invalidating
+            began_s = time.perf_counter()
             plan = None if is_held else core.plan_step(trio.current_time())
+            if progress.profile is not None and plan is not None:
+                progress.profile.note_plan(plan.step_id, began_s, time.perf_counter())
             if core.masks.has_questions:
                 grammars.wake()
             if plan is not None:
@@ -80,7 +84,10 @@ async def scheduler_actor(
             with trio.move_on_at(core.next_look_s()):
                 message = await inbox.receive()
                 progress.num_read["scheduler"] += 1
+                began_s = time.perf_counter()
                 _handle(message, core, channels)
+                if progress.profile is not None and isinstance(message, StepDone):
+                    progress.profile.note_result(message.result.step_id, began_s, time.perf_counter())
 
 
 def _handle(message: SchedulerMessage, core: EngineCore, channels: Channels) -> None:

@@ -22,6 +22,7 @@ from triolet.errors import (
     ModelError,
     ModelFileError,
     Overloaded,
+    ProfileConflict,
     PromptTooLong,
     RequestFailed,
     RequestIdInUse,
@@ -44,7 +45,7 @@ GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the engine cannot serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
     "the call into a worker failed": (WorkerCallError, WorkerCallTimeout),
-    "the program that calls us is wrong": (StreamMisused, WrongEventLoop, WrongTrioRun),
+    "the program that calls us is wrong": (ProfileConflict, StreamMisused, WrongEventLoop, WrongTrioRun),
     "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),
     "we are wrong": (KernelShapeError, InvariantViolated),
 }

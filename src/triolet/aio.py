@@ -194,6 +194,14 @@ class AsyncioEngine(RemoteEngine):
         """Serve with other values of some tensors; see `triolet.Engine.update_weights`."""
         return await _outcome(self._thread.submit(lambda: self._native.update_weights(tensors, mode=mode)))
 
+    async def start_profile(self, prefix: str | None = None) -> None:
+        """Record the steps from now on; see `triolet.Engine.start_profile`."""
+        await _outcome(self._thread.submit(lambda: self._native.start_profile(prefix)))
+
+    async def stop_profile(self) -> str:
+        """Write the recording of the steps; return the path. See `triolet.Engine.stop_profile`."""
+        return await _outcome(self._thread.submit(self._native.stop_profile))
+
     def resume(self, snapshot: Snapshot) -> dict[str, AsyncioTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""
         self._news.check_loop()

@@ -189,6 +189,14 @@ class BlockingEngine(RemoteEngine):
         """Serve with other values of some tensors; see `triolet.Engine.update_weights`."""
         return _outcome(self._thread.submit(lambda: self._native.update_weights(tensors, mode=mode)))
 
+    def start_profile(self, prefix: str | None = None) -> None:
+        """Record the steps from now on; see `triolet.Engine.start_profile`."""
+        _outcome(self._thread.submit(lambda: self._native.start_profile(prefix)))
+
+    def stop_profile(self) -> str:
+        """Write the recording of the steps; return the path. See `triolet.Engine.stop_profile`."""
+        return _outcome(self._thread.submit(self._native.stop_profile))
+
     def resume(self, snapshot: Snapshot) -> dict[str, BlockingTokenStream]:
         """Return streams that go on with the unfinished requests of another engine; see `triolet.Engine.resume`."""
         return {

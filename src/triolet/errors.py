@@ -340,6 +340,10 @@ class RequestFailed(TrioletError):
         self.request_id, self.reason = request_id, reason
 
 
+class ProfileConflict(TrioletError):
+    """A profile is to be started while one is recorded, or to be stopped while none is."""
+
+
 class WorkerCallError(TrioletError):
     """A call into the workers that raised an exception of a class that is not made again here, or was broken off.
 

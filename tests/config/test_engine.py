@@ -44,7 +44,15 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
     "lora_dtype": DTYPES,
 }
-TEXTS = ("model", "tokenizer", "revision", "worker_extension", "served_model_name", "otlp_traces_endpoint")
+TEXTS = (
+    "model",
+    "tokenizer",
+    "revision",
+    "worker_extension",
+    "profile_dir",
+    "served_model_name",
+    "otlp_traces_endpoint",
+)
 LISTS = ("api_keys", "lora_modules", "classifier_from_token")
 FLAGS = ("enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
 MINIMA = {
@@ -140,6 +148,7 @@ FIELDS: dict[str, Any] = {
     "max_cpu_loras": 5,
     "lora_dtype": "bfloat16",
     "worker_extension": "package.module:Methods",
+    "profile_dir": "traces",
     "served_model_name": "mine",
     "api_keys": ("one", "two"),
     "step_timeout": 2.5,

@@ -39,7 +39,7 @@ def double_weight(model: Any) -> float:
 
 
 def worker() -> Worker:
-    runner = SimpleNamespace(model=SimpleNamespace(weight=1.5), device=torch.device("cpu"))
+    runner = SimpleNamespace(model=SimpleNamespace(weight=1.5), profile=None, device=torch.device("cpu"))
     return worker_class(f"{HERE}:Extension")(cast(Any, runner))
 
 
@@ -56,7 +56,9 @@ def test_methods_of_the_extension_and_functions_of_the_model_are_called() -> Non
     "name", ["_private", "__init__", "not_callable", "rank", "model", "model_runner", "", "scale.__call__"]
 )
 def test_a_method_that_is_not_in_the_table_is_refused_with_the_table(name: str) -> None:
-    with pytest.raises(UnknownWorkerMethod, match="one of check_health, get_model, scale; got"):
+    with pytest.raises(
+        UnknownWorkerMethod, match=r"one of check_health, get_model, scale, start_profile, .*; got"
+    ):
         call_worker(worker(), WorkerCall(name))
 
 

@@ -434,6 +434,14 @@ class AsyncLLM(AsyncFacts):
         """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
         return await self.engine.apply_model(func)
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record the steps from now on; see `triolet.Engine.start_profile`."""
+        await self.engine.start_profile(profile_prefix)
+
+    async def stop_profile(self) -> None:
+        """Write the recording of the steps to `profile_dir`."""
+        await self.engine.stop_profile()
+
     # ------------------------------------------------------------------------------------------- numbers
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, **vllm_only: object) -> bool:

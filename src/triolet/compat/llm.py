@@ -319,6 +319,14 @@ class LLM:
         """Call a function with the model, here and now; see `LLMEngine.apply_model`."""
         return self.llm_engine.apply_model(func)
 
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record the steps from now on; see `triolet.Engine.start_profile`."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Write the recording of the steps to `profile_dir`."""
+        self.llm_engine.stop_profile()
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
         return self.llm_engine.tokenizer

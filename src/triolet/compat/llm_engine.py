@@ -30,6 +30,7 @@ from triolet.core.journal import Journal
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.scoring import Scoring, plan_scoring
+from triolet.core.profile import StepRecorder
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -41,8 +42,9 @@ from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import StepRunner, steps_of
 from triolet.core.worker_call import WorkerCall, outcome_of
-from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature, WorkerCallTimeout
+from triolet.errors import Overloaded, ProfileConflict, RequestIdInUse, UnsupportedFeature, WorkerCallTimeout
 from triolet.observability.engine_index import ENGINE_INDICES
+from triolet.observability.profile_path import check_profiling, new_profile_path
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
@@ -115,6 +117,7 @@ class LLMEngine(EngineFacts):
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
+        self._profile: StepRecorder | None = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
@@ -330,8 +333,11 @@ class LLMEngine(EngineFacts):
         core = self._core
         core.add_arrivals()
         self._grammars.answer()
+        began_s = time.perf_counter()
         plan = core.plan_step(self._clock())
         if plan is not None:
+            if self._profile is not None:
+                self._profile.note_plan(plan.step_id, began_s, time.perf_counter())
             try:
                 # One step for each call, as in vLLM, also of a plan for several: the caller may add or abort requests
                 # between any two. Such a plan ends here, and the next one goes on with the blocks that it has taken.
@@ -343,7 +349,10 @@ class LLMEngine(EngineFacts):
             except BaseException:  # Ctrl-C: not counted as a crash of any request
                 self._start_over()
                 raise
+            began_s = time.perf_counter()
             core.apply(result, self._clock())
+            if self._profile is not None:
+                self._profile.note_result(plan.step_id, began_s, time.perf_counter())
         self._deliver()
         outputs = self._take_outputs()
         self._reporting.report(self._clock())
@@ -378,6 +387,22 @@ class LLMEngine(EngineFacts):
     def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
         """Call a function with the model, here and now; a string names it as `module:function`."""
         return [self._call(WorkerCall(func, True), None)]
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record the steps from now on; see `triolet.Engine.start_profile`."""
+        path = new_profile_path(check_profiling(self._config.profile_dir, "start_profile"), profile_prefix)
+        if self._profile is not None:
+            raise ProfileConflict("a profile is being recorded; stop it first")
+        self._call(WorkerCall("start_profile", args=(path,)), None)
+        self._profile = StepRecorder()
+
+    def stop_profile(self) -> None:
+        """Write the recording of the steps to `profile_dir`; see `triolet.Engine.stop_profile`."""
+        check_profiling(self._config.profile_dir, "stop_profile")
+        recorder, self._profile = self._profile, None
+        if recorder is None:
+            raise ProfileConflict("no profile is being recorded; start it first")
+        self._call(WorkerCall("write_profile", args=(recorder.values(),)), None)
 
     def _call(self, call: WorkerCall, timeout: float | None) -> Any:
         began_s = self._clock()

@@ -319,6 +319,12 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    profile_dir: str | None = option(
+        # None: a profile slows the steps down, and writes files
+        "Folder for the traces of start_profile and stop_profile, which are there only with it; made if it is missing.",
+        default=None,
+        rule=text(optional=True),
+    )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default the last part of its folder or hub id.",
         default=None,
@@ -439,6 +445,7 @@ class EngineFields(TypedDict, total=False):
     max_cpu_loras: int | None
     lora_dtype: str
     worker_extension: str | None
+    profile_dir: str | None
     served_model_name: str | None
     api_keys: tuple[str, ...]
     step_timeout: float | None

@@ -1,4 +1,4 @@
-"""Methods of `Engine` that call into the workers, with the names and the return values of vLLM."""
+"""Methods of `Engine` that call into the workers, also to profile them, with the names of vLLM."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import trio
+
+from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
+from triolet.core.profile import StepRecorder
 from triolet.core.worker_call import WorkerCall
 from triolet.engine.adapters import AdapterMethods
 from triolet.engine.submission import check_type, seconds
 from triolet.engine.token_stream import Availability
-from triolet.errors import InvalidRequest
+from triolet.errors import InvalidRequest, ProfileConflict
+from triolet.observability.profile_path import check_profiling, new_profile_path
+
+PROFILE_TIMEOUT_S = 600.0  # a trace of many steps takes long to write
 
 
 class WorkerCallMethods(AdapterMethods):
     """Base class of `Engine`: calls methods of the worker, and functions with its model."""
 
     _channels: Channels
+    _progress: ActorProgress
+    _profile_path: str = ""
     _availability: Availability
 
     async def collective_rpc(
@@ -68,6 +77,57 @@ class WorkerCallMethods(AdapterMethods):
             timeout: as for `collective_rpc`, which the results and the errors are those of, too.
         """
         return [await self._call(WorkerCall(func, True), timeout, invalidates)]
+
+    async def start_profile(self, prefix: str | None = None) -> None:
+        """Record the steps from now on: their spans, and what torch's profiler sees of them.
+
+        The steps are slower meanwhile. At most 20,000 are recorded. A recording ends with its worker: if that restarts,
+        there is no trace.
+
+        Args:
+            prefix: beginning of the file's name: letters, digits, dots, hyphens and underscores.
+        Raises:
+            UnsupportedFeature: `profile_dir` is not set.
+            ProfileConflict: a profile is being recorded.
+            ConfigError: the folder cannot be written to.
+            InvalidRequest: another prefix.
+        """
+        self._run.check()
+        folder = check_profiling(self.config.profile_dir, "start_profile")
+        path = new_profile_path(folder, prefix)
+        if self._progress.profile is not None:
+            raise ProfileConflict("a profile is being recorded; stop it first")
+        # First, so that a plan that is made while the call waits is recorded: the worker computes it after the call.
+        self._progress.profile = StepRecorder()
+        self._profile_path = path
+        try:
+            await self._call(WorkerCall("start_profile", args=(path,)), PROFILE_TIMEOUT_S, False)
+        except BaseException:
+            self._progress.profile = None
+            raise
+
+    async def stop_profile(self) -> str:
+        """End the recording and write it as one Chrome trace, for chrome://tracing or Perfetto; return its path.
+
+        Raises:
+            UnsupportedFeature: `profile_dir` is not set.
+            ProfileConflict: no profile is being recorded, or it was lost with a restart of the worker.
+            ConfigError: the file cannot be written.
+        """
+        self._run.check()
+        check_profiling(self.config.profile_dir, "stop_profile")
+        recorder = self._progress.profile
+        if recorder is None:
+            raise ProfileConflict("no profile is being recorded; start it first")
+        try:
+            if not await self._call(WorkerCall("stop_profile"), PROFILE_TIMEOUT_S, False):
+                raise ProfileConflict("the profile was lost: the worker was restarted")
+            while self._channels.scheduler_inbox.statistics().current_buffer_used:
+                await trio.lowlevel.checkpoint()  # the last result is being applied
+        finally:
+            self._progress.profile = None
+        await self._call(WorkerCall("write_profile", args=(recorder.values(),)), PROFILE_TIMEOUT_S, False)
+        return self._profile_path
 
     async def _call(self, call: WorkerCall, timeout: float | None, invalidates: bool) -> Any:  # noqa: ASYNC109  vLLM's name
         self._run.check()

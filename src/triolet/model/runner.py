@@ -36,6 +36,7 @@ from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
 from triolet.model.memory.page_prefault import prefault_pages
 from triolet.model.pooling import Pooler
+from triolet.model.profile import StepProfile
 from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
 from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, greedy_samples
@@ -80,6 +81,7 @@ class ModelRunner:
         self.model: Any = model  # for the worker
         self._model = model
         self.worker = Worker(self)
+        self.profile: StepProfile | None = None
         self._adapters = adapters
         self._pooler = pooler
         self._logprobs_mode = logprobs_mode
@@ -133,6 +135,7 @@ class ModelRunner:
         if self._greedy is not None:
             self._greedy.wake()  # the worker threads wake up while the input is prepared
         step = self._take(plan)
+        prepared_s = time.perf_counter()
         problem = None
         try:
             samples, others = self._compute(step)
@@ -146,11 +149,23 @@ class ModelRunner:
             self._table.take_back(
                 plan
             )  # as if the step had not begun: what is in the KV cache is written again
+            self._note_profiled(plan, began_s, prepared_s)
             return StepResult(plan.step_id, (), out_of_memory=problem)
         rows: tuple[RowResult, ...] = (*self.note(step.sampled, samples), *others)
         if self._adapters is not None and step.adapter_slots is not None:
             rows = self._with_failed_adapters(plan, rows)
+        self._note_profiled(plan, began_s, prepared_s)
         return StepResult(plan.step_id, rows, time.perf_counter() - began_s)
+
+    def _note_profiled(self, plan: StepPlan, began_s: float, prepared_s: float) -> None:
+        if self.profile is not None and self.profile.is_recording:
+            self.profile.note(plan, began_s, prepared_s)
+
+    def _note_computed(self) -> None:
+        if self.profile is not None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the pass has only been handed to the device
+            self.profile.computed_s = time.perf_counter()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, done_fd: int) -> BackgroundRun | None:
@@ -168,7 +183,14 @@ class ModelRunner:
         rows = self._table.decoded(plan)
         # Anything but an argmax needs the logits, and Python between two steps. An adapter may fail to load: `execute`
         # tells its rows.
-        if self._background is None or not rows or plan.adapters or not self._batch_for(rows).is_greedy:
+        # While a profile is recorded every step goes through `execute`, which records it.
+        if (
+            self._background is None
+            or self.profile is not None
+            or not rows
+            or plan.adapters
+            or not self._batch_for(rows).is_greedy
+        ):
             return None
         self._background.prepare()  # the thread wakes up while the input is prepared
         step = self._take(plan)
@@ -222,8 +244,12 @@ class ModelRunner:
             and not step.prompted
             and all(mask is None for mask in masks)
         ):
-            return greedy_samples(*self._greedy.forward_greedy(inputs)), ()
-        return self._sample(step, self._model.forward_logits(inputs))
+            values, token_ids = self._greedy.forward_greedy(inputs)
+            self._note_computed()
+            return greedy_samples(values, token_ids), ()
+        logits = self._model.forward_logits(inputs)
+        self._note_computed()
+        return self._sample(step, logits)
 
     def _compute_pooled(self, step: StepInput) -> tuple[Samples, Sequence[RowResult]]:
         # The hidden states of all tokens, which both native decoders give: the C++ step with its head left out.
@@ -233,6 +259,7 @@ class ModelRunner:
         if self._pooler.info.takes_token_types:
             inputs = attrs.evolve(inputs, token_type_ids=step.token_type_ids())
         hidden = self._model.forward(inputs)
+        self._note_computed()
         samples = NO_SAMPLES
         prompts: tuple[PromptLogprobs, ...] = ()
         if len(inputs.logits_indices):

@@ -6,13 +6,14 @@ They run between two steps, in the thread that computes the steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from triolet.errors import ConfigError, UnknownWorkerMethod
+from triolet.model.profile import StepProfile
 
 if TYPE_CHECKING:
     from triolet.core.worker_call import WorkerCall
@@ -23,6 +24,7 @@ class HoldsModel(Protocol):
 
     model: Any
     device: torch.device
+    profile: StepProfile | None
 
 
 class Worker:
@@ -54,6 +56,27 @@ class Worker:
 
     def check_health(self) -> None:
         """Return, which shows that the worker answers."""
+
+    def start_profile(self, path: str) -> None:
+        """Record the steps from now on; a recording that was not written is dropped."""
+        runner = self.model_runner
+        if runner.profile is not None:
+            runner.profile.discard()
+            runner.profile = None
+        runner.profile = StepProfile(path, self.device)
+
+    def stop_profile(self) -> bool:
+        """End the recording; return whether there is one: a worker that was restarted has none."""
+        if self.model_runner.profile is None:
+            return False
+        self.model_runner.profile.stop()
+        return True
+
+    def write_profile(self, engine_spans: Sequence[Any]) -> None:
+        """Write the recording that was ended, with the engine's spans."""
+        profile, self.model_runner.profile = self.model_runner.profile, None
+        if profile is not None:
+            profile.write(engine_spans)
 
 
 def worker_class(extension: str | None) -> type[Worker]:

@@ -16,6 +16,7 @@ from triolet.errors import (
     EngineClosed,
     InvalidRequest,
     Overloaded,
+    ProfileConflict,
     PromptTooLong,
     ResourceShortage,
     TrioletError,
@@ -152,6 +153,8 @@ def of_exception(
                 type="server_error",
                 retry_after_s=error.retry_after_s,
             )
+        case ProfileConflict():
+            return WireError(str(error), code="conflict", status=409)
         case EngineClosed():
             return WireError(
                 "The server is shutting down.", code="service_unavailable", status=503, type="server_error"

@@ -19,6 +19,7 @@ from triolet.config.server import GatewayConfig
 from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
+from triolet.core.worker_call import WorkerCall, WorkerOutcome
 from triolet.engine import weights
 from triolet.errors import ConfigError, ModelFileError
 from triolet.server.routes.page import FILES
@@ -264,6 +265,31 @@ async def test_operators_exchange_weights_and_see_why_some_are_refused(
         assert done.json == {"success": True, "message": "", "weight_version": 1}
         info = await scene.get("/weight_info", headers=operator)
         assert info.json == {"weight_version": 1, "model_path": "/new-1"}
+
+
+async def test_operators_record_profiles_where_a_folder_is_configured(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Profiled(FakeExecutor):
+        async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+            await trio.lowlevel.checkpoint()
+            return WorkerOutcome(value=True)
+
+    config = GatewayConfig(api_keys=("plain",), priority_keys=("first",))
+    plain, operator = ({"authorization": f"Bearer {key}"} for key in ("plain", "first"))
+    async with serving(config=config) as scene:
+        for path in ("/start_profile", "/stop_profile"):
+            assert (await scene.post(path, headers=operator)).status == 404
+    async with serving(Profiled(64, 4), config=config, profile_dir="traces") as scene:
+        for path in ("/start_profile", "/stop_profile"):
+            assert (await scene.post(path, headers=plain)).error == (403, "operator_key_needed", None)
+        assert (await scene.post("/stop_profile", headers=operator)).error[:2] == (409, "conflict")
+        assert (await scene.post("/start_profile?prefix=a/b", headers=operator)).error[::2] == (400, "prefix")
+        assert (await scene.post("/start_profile?prefix=a", headers=operator)).json == {"status": "recording"}
+        assert (await scene.post("/start_profile", headers=operator)).error[:2] == (409, "conflict")
+        written = await scene.post("/stop_profile", headers=operator)
+        assert written.json["status"] == "written"
+        assert "/traces/a-" in written.json["path"]
 
 
 async def test_health_names_what_restarts_and_readiness_turns_red_meanwhile(

@@ -29,6 +29,8 @@ from triolet.server.routes.operations import (
     ready,
     requests,
     resume,
+    start_profile,
+    stop_profile,
     update_weights_from_disk,
     version,
     weight_info,
@@ -75,8 +77,13 @@ def create_app(
     middleware = [Middleware(AccessMiddleware, context=context)]
     if gateway is not None and gateway.models is not None:
         middleware.append(Middleware(ModelMiddleware, context=context, host=gateway.models))
+    profiling = [
+        Route("/start_profile", start_profile, methods=["POST"]),
+        Route("/stop_profile", stop_profile, methods=["POST"]),
+    ]
     app = Starlette(
         routes=[
+            *(profiling if engine.config.profile_dir is not None else ()),
             Route("/", page),
             Route("/static/{name}", static),
             Route("/health", health),

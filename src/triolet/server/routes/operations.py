@@ -103,6 +103,18 @@ async def weight_info(request: Request) -> Response:
     return JSONResponse({"weight_version": engine.weight_version, "model_path": engine.weights_folder})
 
 
+async def start_profile(request: Request) -> Response:
+    """Begin to record a profile, for an operator; the route is there only with `profile_dir`."""
+    engine = operator_context(request).engine
+    await engine.start_profile(read_query(request, "prefix").get("prefix"))
+    return JSONResponse({"status": "recording"})
+
+
+async def stop_profile(request: Request) -> Response:
+    """End a profile, for an operator, and answer where its trace is."""
+    return JSONResponse({"status": "written", "path": await operator_context(request).engine.stop_profile()})
+
+
 def operator_context(request: Request) -> AppContext:
     """Return the context of an operator's request.
 

@@ -1,0 +1,1 @@
+"""`triolet profile`: where the time of a model's steps goes."""
