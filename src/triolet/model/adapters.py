@@ -24,7 +24,7 @@ from torch.nn import functional
 from triolet.core.request.lora import AdapterModule, AdapterSupport
 from triolet.core.step_plan import AdapterStart
 from triolet.errors import AdapterError
-from triolet.kernels.lora import LowRankPair, add_low_rank
+from triolet.kernels.lora import AdapterTiles, LowRankPair, LowRankTable, add_low_rank, add_low_rank_triton
 from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.weight_map import TensorPlan
 from triolet.model.folder.adapter_files import AdapterFiles, AdapterTensor, read_adapter
@@ -201,12 +201,18 @@ class LayerAdapters:
 
     Args:
         bank: holds the adapters.
+        all_at_once: adds the pairs of all adapters in two launches of Triton; None = on a GPU.
     """
 
-    def __init__(self, bank: AdapterBank[LayerPairs]) -> None:
+    def __init__(self, bank: AdapterBank[LayerPairs], *, all_at_once: bool | None = None) -> None:
         self.bank = bank
+        self._all_at_once = bank.device.type == "cuda" if all_at_once is None else all_at_once
         self._token_slots: Tensor | None = None
         self._groups: Groups = []
+        self._tiles: AdapterTiles | None = None
+        # of the adapters of the last step, which are mostly those of the next one
+        self._tables: dict[str, LowRankTable | None] = {}
+        self._tabled: list[LayerPairs] = []
 
     def adapted(self, plain: Callable[[Tensor], Tensor], name: str) -> AdaptedLinear:
         """Return a layer that adds what the adapters of a step make of its input.
@@ -224,20 +230,41 @@ class LayerAdapters:
             token_slots: [num_tokens] int64 on the CPU, the slot of each token, negative for none; None for no adapter.
         """
         self._token_slots = token_slots
-        self._groups = [] if token_slots is None else self._grouped(token_slots)
+        self._groups, self._tiles = [], None
+        if token_slots is None:
+            return
+        split = self._split(token_slots)
+        self._groups = self._on_device(split, len(token_slots))
+        if split and self._all_at_once:
+            self._tiles = AdapterTiles.of([tokens for _, tokens in split], self.bank.device)
+            adapters = [pairs for pairs, _ in split]
+            if list(map(id, adapters)) != list(map(id, self._tabled)):
+                self._tables, self._tabled = {}, adapters
 
-    def _grouped(self, token_slots: Tensor) -> Groups:
-        groups: Groups = []
-        for slot in token_slots.unique().tolist():
-            if slot >= 0 and (pairs := self.bank.in_slot(slot)) is not None:
-                tokens = (token_slots == slot).nonzero()[:, 0]
-                groups.append(
-                    (pairs, None if len(tokens) == len(token_slots) else tokens.to(self.bank.device))
-                )
-        return groups
+    def _split(self, token_slots: Tensor) -> list[tuple[LayerPairs, Tensor]]:
+        # the tokens of each adapter, on the CPU
+        return [
+            (pairs, (token_slots == slot).nonzero()[:, 0])
+            for slot in token_slots.unique().tolist()
+            if slot >= 0 and (pairs := self.bank.in_slot(slot)) is not None
+        ]
+
+    def _on_device(self, split: list[tuple[LayerPairs, Tensor]], num_tokens: int) -> Groups:
+        return [
+            (pairs, None if len(tokens) == num_tokens else tokens.to(self.bank.device))
+            for pairs, tokens in split
+        ]
+
+    def _table(self, layer: str) -> LowRankTable | None:
+        if layer not in self._tables:
+            self._tables[layer] = LowRankTable.of([pairs.get(layer, ()) for pairs in self._tabled])
+        return self._tables[layer]
 
     def add_to(self, layer: str, y: Tensor, x: Tensor) -> None:
         """Add to the output `y` of a layer what the adapters make of its input `x`."""
+        if self._tiles is not None and (table := self._table(layer)) is not None:
+            add_low_rank_triton(y, x, table, self._tiles)
+            return
         for pairs, tokens in self._groups:
             for pair in pairs.get(layer, ()):
                 add_low_rank(y, x, pair, tokens)
@@ -246,7 +273,7 @@ class LayerAdapters:
         """Add to the output of the head for the tokens `rows` of the step."""
         if self._token_slots is None or not any(HEAD in pairs for pairs, _ in self._groups):
             return
-        for pairs, tokens in self._grouped(self._token_slots[rows.cpu()]):
+        for pairs, tokens in self._on_device(self._split(self._token_slots[rows.cpu()]), len(rows)):
             for pair in pairs.get(HEAD, ()):
                 add_low_rank(logits, x, pair, tokens)
 
