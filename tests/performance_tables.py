@@ -392,6 +392,38 @@ def quantized() -> list[str]:
     return table(head, rows, used)
 
 
+def adapted() -> list[str]:
+    """Return what LoRA adapters cost a step."""
+    used = latest(lines_of("lora"), "model", "weights", "what", "rows", "adapters", "rank")
+    rows = [
+        (
+            *_source(line),
+            line["model"],
+            line["weights"],
+            "prompts of 128" if line["what"] == "prompt" else "a token each",
+            str(line["rows"]),
+            f"{line['adapters']} of rank {line['rank']}",
+            f"{line['load']:.0f}",
+            _number(line["plain_cpu_ms"], 1),
+            _number(line["adapted_cpu_ms"], 1),
+            f"{line['ratio']:.2f}",
+        )
+        for line in used
+    ]
+    head = (
+        "model",
+        "weights",
+        "step",
+        "rows",
+        "adapters",
+        "other work",
+        "without, CPU ms",
+        "with, CPU ms",
+        "ratio",
+    )
+    return table(head, rows, used)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "beside_transformers": beside_transformers,
     "quantized_throughput": quantized_throughput,
@@ -404,4 +436,5 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "served": served,
     "quantization": quantization,
     "quantized": quantized,
+    "adapted": adapted,
 }
