@@ -372,10 +372,10 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
     ("arguments", "error"),
     [
         ({"worker_use_ray": True}, UnsupportedFeature),
-        ({"engine_use_ray": False}, UnsupportedFeature),
+        ({"engine_use_ray": True}, UnsupportedFeature),
         ({"disable_log_requests": True}, UnsupportedFeature),
         ({"max_log_len": 5}, UnsupportedFeature),
-        ({"gpu_memory_utilization": 0.9}, UnsupportedFeature),
+        ({"gpu_memory_utilization": 0.5}, UnsupportedFeature),
         ({"tensor_parallel_size": 2}, UnsupportedFeature),
         ({"enable_lora": True}, UnsupportedFeature),
         ({"quantization": "awq"}, UnsupportedFeature),

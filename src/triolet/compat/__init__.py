@@ -25,6 +25,7 @@ from triolet.core.output.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import RequestMetrics, RequestStatus
@@ -35,11 +36,20 @@ from triolet.errors import Overloaded as QueueOverflowError
 from triolet.errors import RequestFailed as EngineGenerateError
 
 if TYPE_CHECKING:
+    from triolet.compat.async_facts import (
+        EngineClient,
+        PromptAdapterRequest,
+        PromptType,
+        StatLoggerBase,
+        UsageContext,
+        VllmConfig,
+    )
     from triolet.compat.async_llm import AsyncLLM, AsyncLLMEngine
     from triolet.compat.generation import Generation, TextPieces
     from triolet.compat.llm import LLM
     from triolet.compat.llm_engine import LLMEngine
     from triolet.compat.request_manager import RequestManager, StreamingRequest
+    from triolet.compat.views import ModelConfig
 
 __all__ = [
     "LLM",
@@ -51,11 +61,16 @@ __all__ = [
     "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
+    "EngineClient",
     "EngineDeadError",
     "EngineGenerateError",
     "Generation",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
+    "ModelConfig",
+    "PromptAdapterRequest",
+    "PromptType",
     "QueueOverflowError",
     "RequestManager",
     "RequestMetrics",
@@ -72,9 +87,12 @@ __all__ = [
     "RequestOutputKind",
     "RequestStatus",
     "SamplingParams",
+    "StatLoggerBase",
     "StreamingRequest",
     "StructuredOutputsParams",
     "TextPieces",
+    "UsageContext",
+    "VllmConfig",
     "VLLMValidationError",
     "stream_generate",
 ]
@@ -87,7 +105,15 @@ _ON_FIRST_USE = {
     "LLMEngine": "llm_engine",
     "RequestManager": "request_manager",
     "StreamingRequest": "request_manager",
+    "ModelConfig": "views",
     "TextPieces": "generation",
+    **dict.fromkeys(
+        (
+            *("EngineClient", "PromptAdapterRequest", "PromptType"),
+            *("StatLoggerBase", "UsageContext", "VllmConfig"),
+        ),
+        "async_facts",
+    ),
 }
 
 

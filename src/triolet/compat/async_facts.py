@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Generator
+from enum import StrEnum
+from typing import Any, TypeVar
 
+import attrs
 import trio
 
 from triolet.compat.facts import Facts
 from triolet.compat.views import DecodingConfig, ModelConfig, ParallelConfig, SchedulerView
 from triolet.config.engine import EngineConfig
+from triolet.core.request.prompt import Prompt
+from triolet.observability.stat_loggers import StatLogger
 
 T = TypeVar("T")
 
@@ -54,6 +59,23 @@ class AsyncFacts(Facts):
         return await told(False)
 
 
+class Done:
+    """Result of a method that is done already, and is awaited in some versions of vLLM; false, like None."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return checkpoint().__await__()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Count(int):
+    """Number that may be awaited, too: the method is asynchronous in some versions of vLLM."""
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        return told(int(self)).__await__()
+
+
 async def checkpoint() -> None:
     """Let other tasks run once, under Trio or asyncio."""
     if trio.lowlevel.in_trio_run():
@@ -66,3 +88,32 @@ async def told(answer: T) -> T:
     """Return a known answer after a checkpoint, as Trio expects of every async function."""
     await checkpoint()
     return answer
+
+
+# Names that programs for vLLM import: they can be built, and what is not offered is refused where it is given.
+
+EngineClient = AsyncFacts
+VllmConfig = EngineConfig
+PromptType = Prompt
+StatLoggerBase = StatLogger
+
+
+class UsageContext(StrEnum):
+    """Places where vLLM says it is used; no usage is reported here."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+@attrs.frozen
+class PromptAdapterRequest:
+    """Prompt adapter of a request; vLLM has dropped them, and a request with one is refused."""
+
+    prompt_adapter_name: str
+    prompt_adapter_id: int
+    prompt_adapter_local_path: str
+    prompt_adapter_num_virtual_tokens: int

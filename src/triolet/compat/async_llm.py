@@ -23,7 +23,7 @@ import trio
 
 from triolet.aio import AsyncioEngine
 from triolet.bridge.engine_thread import EngineThread
-from triolet.compat.async_facts import AsyncFacts, checkpoint, told
+from triolet.compat.async_facts import AsyncFacts, Count, Done, checkpoint, told
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.pooling import params_of_task, with_tensor
@@ -74,14 +74,16 @@ class AsyncLLM(AsyncFacts):
     def __init__(
         self,
         vllm_config: EngineConfig,
-        *,
+        executor_class: object = None,
         log_stats: bool = True,
+        usage_context: object = None,
+        *,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         log_requests: bool = False,
         start_engine_loop: bool = True,
         **vllm_only: object,
     ) -> None:
-        refuse_given(vllm_only)
+        refuse_given({"executor_class": executor_class, "usage_context": usage_context, **vllm_only})
         if log_requests:
             refuse("log_requests", "requests are not logged")
         if not start_engine_loop:
@@ -105,10 +107,11 @@ class AsyncLLM(AsyncFacts):
         start_engine_loop: bool = True,
         usage_context: object = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        engine_config: EngineConfig | None = None,
     ) -> Self:
-        """Make an engine with these arguments, to be entered with `async with`."""
+        """Make an engine with these arguments, or with a configuration that was made of them, to be entered."""
         return cls(
-            engine_args.create_engine_config(),
+            engine_config or engine_args.create_engine_config(),
             start_engine_loop=start_engine_loop,
             usage_context=usage_context,
             stat_loggers=stat_loggers,
@@ -211,7 +214,7 @@ class AsyncLLM(AsyncFacts):
             raise EngineClosed("the engine runs inside of `async with`, and nowhere else")
         return self._engine
 
-    def start_background_loop(self) -> None:
+    def start_background_loop(self) -> Any:
         """Raise: the loop runs as long as the scope, and there is nothing to start.
 
         Raises:
@@ -221,9 +224,10 @@ class AsyncLLM(AsyncFacts):
         self.engine  # noqa: B018  raises outside
         raise RuntimeError("Background loop is already running.")
 
-    def shutdown_background_loop(self) -> None:
+    def shutdown_background_loop(self) -> Any:
         """Shut the engine down, like `shutdown()`."""
         self.shutdown()
+        return Done()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Take no new requests, and end the live ones with finish_reason `shutdown`.
@@ -266,10 +270,15 @@ class AsyncLLM(AsyncFacts):
         return not self.is_running
 
     @property
-    def dead_error(self) -> BaseException:
-        """Error that a request would be refused with; that of a dead engine has the last crash as its `__cause__`."""
+    def dead_error(self) -> BaseException | None:
+        """Error that a request would be refused with, None while requests are taken.
+
+        That of a dead engine has the last crash as its `__cause__`.
+        """
         if self._engine is not None and (death := self._engine.death) is not None:
             return death
+        if self.is_running:
+            return None
         return EngineClosed("the engine does not run")
 
     async def check_health(self) -> None:
@@ -289,15 +298,17 @@ class AsyncLLM(AsyncFacts):
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        *,
-        prompt_token_ids: Sequence[int] | None = None,
+        lora_request: object = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: object = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
         client: str | None = None,
         deadline: float | None = None,
         queue_timeout: float | None = None,
         cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
         **vllm_only: object,
     ) -> Generation:
         """Return the outputs of one request, to be entered with `async with`, or iterated directly; see `Generation`.
@@ -312,7 +323,9 @@ class AsyncLLM(AsyncFacts):
             client: see `Engine.generate`, like the arguments that follow.
             **vllm_only: such as `lora_request`: refused unless they have no value.
         """
-        refuse_given(vllm_only)
+        refuse_given(
+            {"lora_request": lora_request, "prompt_adapter_request": prompt_adapter_request, **vllm_only}
+        )
         check_rank(data_parallel_rank)
         if request_id is not None:
             check_request_id(request_id)
@@ -334,10 +347,20 @@ class AsyncLLM(AsyncFacts):
         return generation
 
     async def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams | None = None, **arguments: Any
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        *others: Any,
+        **arguments: Any,
     ) -> Generation:
-        """Queue a request now; closing the returned `Generation` ends it."""
-        generation = self.generate(prompt, params, check_request_id(request_id), **arguments)
+        """Queue a request now; closing the returned `Generation` ends it. The others are those of `generate`."""
+        refuse_given({"arrival_time": arrival_time})
+        generation = self.generate(
+            prompt, params, check_request_id(request_id), lora_request, *others, **arguments
+        )
         return await generation.__aenter__()
 
     async def encode(
@@ -410,9 +433,9 @@ class AsyncLLM(AsyncFacts):
         """Return the status of a request; None for one that is unknown or already forgotten."""
         return self.engine.status(request_id)
 
-    def get_num_unfinished_requests(self) -> int:
+    def get_num_unfinished_requests(self) -> Count:
         """Return the number of requests that wait or run; each of the n answers to a prompt is one."""
-        return self.engine.statistics().num_requests_live
+        return Count(self.engine.statistics().num_requests_live)
 
     def has_unfinished_requests(self) -> bool:
         """Return True if a request waits or runs."""
@@ -477,12 +500,20 @@ class AsyncLLM(AsyncFacts):
         """Return True between `pause_generation` and `resume_generation`."""
         return await told(self.engine.is_paused)
 
+    async def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of images. Programs call it after every change of weights."""
+        await checkpoint()
+
+    async def reset_encoder_cache(self) -> None:
+        """Do nothing: there is no cache of encoders."""
+        await checkpoint()
+
     async def do_log_stats(self, *unused: object) -> None:
         """Report to the stat loggers now what the next step would report."""
         self.engine.tell_stat_loggers()
         await checkpoint()
 
-    def add_logger(self, logger_name: str, logger: StatLogger) -> None:
+    def add_logger(self, logger_name: str, logger: StatLogger) -> Any:
         """Report every step to this logger.
 
         Raises:
@@ -492,8 +523,9 @@ class AsyncLLM(AsyncFacts):
             raise KeyError(f"Logger with name {logger_name} already exists.")
         self._named_loggers[logger_name] = logger
         self.engine.add_stat_logger(logger)
+        return Done()
 
-    def remove_logger(self, logger_name: str) -> None:
+    def remove_logger(self, logger_name: str) -> Any:
         """Stop reporting to this logger.
 
         Raises:
@@ -502,6 +534,7 @@ class AsyncLLM(AsyncFacts):
         if logger_name not in self._named_loggers:
             raise KeyError(f"Logger with name {logger_name} does not exist.")
         self.engine.remove_stat_logger(self._named_loggers.pop(logger_name))
+        return Done()
 
 
 def _runs_in_asyncio() -> bool:

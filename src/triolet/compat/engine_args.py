@@ -43,6 +43,7 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "limit_mm_per_prompt": (None,),
     }
 )
+# Arguments of vLLM's that are not honoured. A program that spells out a default of vLLM's asks for nothing.
 DROPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "worker_use_ray": "vLLM has dropped it",
@@ -54,6 +55,20 @@ DROPPED: Final[Mapping[str, str]] = MappingProxyType(
         "gpu_memory_utilization": "say kv_cache_memory_bytes or num_gpu_blocks_override",
         "preemption_mode": "preemption is by recompute only; vLLM has dropped it, too",
         "max_seq_len_to_capture": "nothing is captured",
+    }
+)
+DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        **{name: choices[0] for name, choices in FIXED.items()},
+        "worker_use_ray": False,
+        "engine_use_ray": False,
+        "disable_log_requests": False,
+        "max_log_len": None,
+        "swap_space": 4,
+        "cpu_offload_gb": 0,
+        "gpu_memory_utilization": 0.9,
+        "preemption_mode": None,
+        "max_seq_len_to_capture": 8192,
     }
 )
 
@@ -111,6 +126,8 @@ class EngineArgs:
         # `config` is missing in an object that is being copied or unpickled: looking it up would recurse.
         if name.startswith("_") or name == "config":
             raise AttributeError(name)
+        if name in DEFAULTS and name not in attrs.fields_dict(EngineConfig):
+            return DEFAULTS[name]  # any other value was refused
         return getattr(self.config, RENAMED.get(name, name))
 
     def __repr__(self) -> str:
@@ -144,7 +161,10 @@ class AsyncEngineArgs(EngineArgs):
 def _is_settled(name: str, value: object) -> bool:
     """Return True for an argument that asks for the fixed behaviour; refuse one that asks for another."""
     if name in DROPPED:
-        refuse(name, DROPPED[name], value)
+        default = DEFAULTS[name]
+        if value is not None and (value != default or isinstance(value, bool) != isinstance(default, bool)):
+            refuse(name, DROPPED[name], value)
+        return True
     if name not in FIXED:
         return False
     if value not in FIXED[name]:

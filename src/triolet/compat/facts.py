@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from triolet.compat.refusals import refuse_given
 from triolet.compat.views import (
     ModelConfig,
     Tokenizer,
@@ -45,10 +46,14 @@ class Facts(ABC):
         Raises:
             UnsupportedFeature: the model has none.
         """
-        return tokenizer_of(self._tokenizer)
+        config, info = self.vllm_config, self._info
+        return tokenizer_of(
+            self._tokenizer, config.tokenizer or info.folder, trust_remote_code=config.trust_remote_code
+        )
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return `tokenizer`."""
+    def get_tokenizer(self, lora_request: object = None) -> Tokenizer:
+        """Return `tokenizer`, which may be awaited; an adapter has none of its own."""
+        refuse_given({"lora_request": lora_request})
         return self.tokenizer
 
 

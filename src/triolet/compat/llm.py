@@ -319,6 +319,12 @@ class LLM:
         """Call a function with the model, here and now; see `LLMEngine.apply_model`."""
         return self.llm_engine.apply_model(func)
 
+    def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of images."""
+
+    def reset_encoder_cache(self) -> None:
+        """Do nothing: there is no cache of encoders."""
+
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record the steps from now on; see `triolet.Engine.start_profile`."""
         self.llm_engine.start_profile(profile_prefix)

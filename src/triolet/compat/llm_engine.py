@@ -89,14 +89,18 @@ class LLMEngine(EngineFacts):
     def __init__(
         self,
         vllm_config: EngineConfig,
-        *,
+        executor_class: object = None,
         log_stats: bool = True,
+        aggregate_engine_logging: bool = False,
+        usage_context: object = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        *,
         loaded: Loaded | None = None,
         clock: Callable[[], float] = time.monotonic,
         **vllm_only: object,
     ) -> None:
-        refuse_given(vllm_only)
+        given = {"executor_class": executor_class, "usage_context": usage_context, **vllm_only}
+        refuse_given({**given, "aggregate_engine_logging": aggregate_engine_logging})
         self._config = config = vllm_config
         self.log_stats = log_stats and config.log_stats
         self._loaded = loaded or load(config)
@@ -179,12 +183,15 @@ class LLMEngine(EngineFacts):
         request_id: str,
         prompt: Any,
         params: SamplingParams | PoolingParams | None = None,
-        *,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        *,
         data_parallel_rank: int | None = None,
         client: str | None = None,
         cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
         **vllm_only: object,
     ) -> str:
         """Queue a request; its outputs come from `step()`.
@@ -196,7 +203,8 @@ class LLMEngine(EngineFacts):
             InvalidRequest: another argument is wrong.
             Overloaded: too many requests wait; each of the n answers to a prompt counts.
         """
-        refuse_given(vllm_only)
+        given = {"arrival_time": arrival_time, "lora_request": lora_request, **vllm_only}
+        refuse_given({**given, "tokenization_kwargs": tokenization_kwargs})
         check_rank(data_parallel_rank)
         check_request_id(request_id)
         try:
@@ -459,6 +467,12 @@ class LLMEngine(EngineFacts):
         return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     # ------------------------------------------------------------------------------------------- numbers
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of images. Programs call it after every change of weights."""
+
+    def reset_encoder_cache(self) -> None:
+        """Do nothing: there is no cache of encoders."""
 
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
         """Report every step to this logger from now on."""

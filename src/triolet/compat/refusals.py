@@ -13,7 +13,6 @@ NO_ENCODE = "add_request() takes PoolingParams"
 NO_LORA = "LoRA is not enabled"
 NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
 NO_PROFILER = "the folder of traces is `profile_dir` of EngineConfig"
-NO_OTHER_CACHES = "there are no caches of images or encoders"
 NO_WEIGHTS = "weights are read once, when the engine starts"
 NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat messages"
 
@@ -26,8 +25,6 @@ METHODS: Mapping[str, str] = {
     "pin_lora": NO_LORA,
     "sleep": NO_SLEEP,
     "wake_up": NO_SLEEP,
-    "reset_mm_cache": NO_OTHER_CACHES,
-    "reset_encoder_cache": NO_OTHER_CACHES,
     "release_kv_cache_memory": NO_SLEEP,
     "get_weight_version": NO_WEIGHTS,
 }

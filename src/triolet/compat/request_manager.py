@@ -9,12 +9,13 @@ import attrs
 
 from triolet.compat.async_llm import AsyncLLM
 from triolet.compat.generation import Generation
+from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import refuse_given
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import RequestStatus
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class StreamingRequest:
     """Request to be added to a `RequestManager`.
 
@@ -35,6 +36,9 @@ class StreamingRequest:
     priority: int = 0
 
 
+LIVE = (RequestStatus.WAITING, RequestStatus.RUNNING)
+
+
 class RequestManager:
     """Adds and aborts requests of an engine, and returns their status.
 
@@ -44,9 +48,25 @@ class RequestManager:
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
+        self._kept: list[Generation] = []
 
-    async def add_request(self, request: StreamingRequest) -> Generation:
-        """Queue a request; closing the returned `Generation` ends it."""
+    async def add_request(
+        self, request: StreamingRequest | str, prompt: Any = None, *others: Any, **arguments: Any
+    ) -> Generation:
+        """Queue a request; closing the returned `Generation` ends it.
+
+        Args:
+            request: the request, or its id; a request that is named by its id goes on also if the result is dropped.
+            prompt: with an id, and then the further fields of `StreamingRequest`, and perhaps `prompt_token_ids`.
+        """
+        if isinstance(request, str):
+            if (token_ids := arguments.pop("prompt_token_ids", None)) is not None:
+                prompt, _ = split_prompt(prompt, token_ids)
+            generation = await self.add_request(StreamingRequest(request, prompt, *others, **arguments))
+            # ended ones are dropped here, so that no more are kept than live
+            kept = (one for one in self._kept if self._engine.get_request_status(one.request_id) in LIVE)
+            self._kept = [*kept, generation]
+            return generation
         refuse_given({"arrival_time": request.arrival_time, "lora_request": request.lora_request})
         return await self._engine.add_request(
             request.request_id, request.prompt, request.sampling_params, priority=request.priority

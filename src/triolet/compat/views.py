@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import attrs
@@ -108,12 +110,53 @@ class DecodingConfig:
 class Tokenizer:
     """The model's tokenizer, with the methods of a transformers tokenizer.
 
+    What is not defined here, such as `eos_token_id` or `batch_decode`, is transformers' own, read on first use. It may
+    be awaited: `get_tokenizer` is asynchronous in some versions of vLLM.
+
     Args:
         tokenizer: of the engine.
+        folder: where it was read.
+        trust_remote_code: whether its own code may run.
     """
 
-    def __init__(self, tokenizer: TokenizerInterface) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: TokenizerInterface, folder: str = "", *, trust_remote_code: bool = False
+    ) -> None:
+        self._tokenizer, self._folder, self._trusts = tokenizer, folder, trust_remote_code
+
+    @cached_property
+    def _transformers(self) -> Any:
+        # Late, because transformers takes a second to import.
+        from transformers import AutoTokenizer
+
+        place = Path(self._folder)
+        source = {"gguf_file": place.name} if place.suffix == ".gguf" else {}
+        read: Any = AutoTokenizer.from_pretrained
+        folder = place.parent if source else place
+        return read(str(folder), trust_remote_code=self._trusts, local_files_only=True, **source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._transformers, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode texts as transformers does."""
+        return self._transformers(*args, **kwargs)
+
+    def __len__(self) -> int:
+        """Return the number of tokens, added ones included."""
+        return len(self._transformers)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __await__(self) -> Generator[Any, Any, Tokenizer]:
+        yield from ()
+        return self
+
+    async def ping(self) -> None:
+        """Return, which shows that it answers."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text as a prompt, with the special tokens that the model puts around it."""
@@ -142,7 +185,9 @@ class Tokenizer:
         return list(tokenized.token_ids) if tokenize else tokenized.text
 
 
-def tokenizer_of(tokenizer: TokenizerInterface | None) -> Tokenizer:
+def tokenizer_of(
+    tokenizer: TokenizerInterface | None, folder: str = "", *, trust_remote_code: bool = False
+) -> Tokenizer:
     """Wrap the engine's tokenizer.
 
     Raises:
@@ -152,4 +197,4 @@ def tokenizer_of(tokenizer: TokenizerInterface | None) -> Tokenizer:
         raise UnsupportedFeature(
             "get_tokenizer is not offered: the model has no tokenizer", field="tokenizer"
         )
-    return Tokenizer(tokenizer)
+    return Tokenizer(tokenizer, folder, trust_remote_code=trust_remote_code)

@@ -1,0 +1,168 @@
+"""What programs for vLLM's versions write, item by item: arguments in their order, names, awaited answers, defaults."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from tests.actors.harness import FakeExecutor, LetterTokenizer, fake_engine, model_info
+from tests.core.fake_model import FakeModel
+from triolet import SamplingParams, compat
+from triolet.compat import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineArgs,
+    EngineClient,
+    LLMEngine,
+    LoRARequest,
+    PromptAdapterRequest,
+    RequestManager,
+    RequestStatus,
+    StreamingRequest,
+    UsageContext,
+    VllmConfig,
+)
+from triolet.compat.engine_args import DEFAULTS, DROPPED
+from triolet.compat.views import Tokenizer
+from triolet.config.engine import EngineConfig
+from triolet.errors import EngineClosed, UnsupportedFeature
+from triolet.nano import PATH
+
+PARAMS = SamplingParams(max_tokens=3, seed=1)
+NAMES = """
+    PoolingParams EmbeddingRequestOutput PoolingRequestOutput LoRARequest PromptAdapterRequest VllmConfig ModelConfig
+    StatLoggerBase UsageContext PromptType EngineClient
+"""
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_name_that_programs_import_is_there(name: str) -> None:
+    assert getattr(import_module("triolet.compat"), name) is not None
+    assert name in compat.__all__
+
+
+def order(function: Any, names: str) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    assert all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters[: len(names.split())])
+    assert [one.name for one in parameters][: len(names.split())] == names.split()
+
+
+def test_arguments_come_in_the_order_of_vllm() -> None:
+    start = "self request_id prompt params arrival_time lora_request"
+    order(
+        AsyncLLM.generate,
+        "self prompt sampling_params request_id lora_request trace_headers prompt_adapter_request",
+    )
+    order(AsyncLLM.add_request, start)
+    order(LLMEngine.add_request, f"{start} tokenization_kwargs trace_headers priority")
+    order(AsyncLLM.__init__, "self vllm_config executor_class log_stats")
+    order(
+        LLMEngine.__init__, "self vllm_config executor_class log_stats aggregate_engine_logging usage_context"
+    )
+    order(StreamingRequest, "request_id prompt sampling_params arrival_time lora_request")
+
+
+async def test_positional_calls_without_a_value_pass_and_adapters_are_refused(
+    autojump_clock: MockClock,
+) -> None:
+    async with fake_engine() as engine, AsyncLLM.around(engine) as llm:
+        outputs = [output async for output in llm.generate("ABC", PARAMS, "r", None, None, None, 0)]
+        assert outputs[-1].finished
+        for given in ({"lora_request": LoRARequest("a", 1, "/a")}, {"prompt_adapter_request": adapter()}):
+            with pytest.raises(UnsupportedFeature, match=f"^{next(iter(given))} is not offered"):
+                llm.generate("ABC", PARAMS, "s", **given)
+        generation = await llm.add_request("t", "ABC", PARAMS, None, None, None, None, 0)
+        assert [output async for output in generation][-1].finished
+        with pytest.raises(UnsupportedFeature, match=r"^arrival_time is not offered"):
+            await llm.add_request("u", "ABC", PARAMS, 3.0)
+
+
+def adapter() -> PromptAdapterRequest:
+    return PromptAdapterRequest("p", 1, "/p", 8)
+
+
+async def test_what_some_versions_await_may_be_awaited(autojump_clock: MockClock) -> None:
+    class Logger:
+        def record(self, *arguments: object) -> None: ...
+
+    async with fake_engine() as engine, AsyncLLM.around(engine) as llm:
+        assert llm.get_num_unfinished_requests() == 0
+        assert await llm.get_num_unfinished_requests() == 0
+        tokenizer = await llm.get_tokenizer(None)
+        assert tokenizer.encode("AB") == llm.get_tokenizer().encode("AB") == [0, 1]
+        await tokenizer.ping()
+        logger: Any = Logger()
+        await llm.add_logger("mine", logger)
+        await llm.remove_logger("mine")
+        await llm.reset_mm_cache()
+        await llm.reset_encoder_cache()
+        assert isinstance(llm, EngineClient)
+        assert llm.dead_error is None
+        await llm.shutdown_background_loop()
+        assert isinstance(llm.dead_error, EngineClosed)
+
+
+async def test_a_request_manager_takes_a_request_by_its_fields_and_keeps_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with fake_engine(FakeExecutor(64, 4)) as engine, AsyncLLM.around(engine) as llm:
+        manager = RequestManager(llm)
+        await manager.add_request("r", "ABC", PARAMS)  # the result is dropped, and the request goes on
+        await manager.add_request("s", None, PARAMS, prompt_token_ids=[1, 2])
+        assert manager.get_request_status("r") in (RequestStatus.WAITING, RequestStatus.RUNNING)
+        while llm.has_unfinished_requests():
+            await engine._progress.stepped.park()
+        assert [manager.get_request_status(name) for name in "rs"] == [RequestStatus.COMPLETED] * 2
+        request = StreamingRequest("t", "ABC", PARAMS, None, None)
+        assert [output async for output in await manager.add_request(request)][-1].finished
+
+
+def test_arguments_with_the_defaults_of_vllm_pass_and_can_be_read() -> None:
+    given: dict[str, Any] = {name: DEFAULTS[name] for name in DEFAULTS if name != "enable_lora"}
+    args = AsyncEngineArgs(**given)
+    for name in DROPPED:
+        assert getattr(args, name) == DEFAULTS[name]
+        assert getattr(EngineArgs(), name) == DEFAULTS[name]
+        for value in (True, "something", 17):
+            wrong: dict[str, Any] = {name: value}
+            with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered"):
+                EngineArgs(**wrong)
+    assert args.tensor_parallel_size == 1
+    assert EngineArgs(quantization="int8").config.quantization == "int8"
+
+
+def test_an_engine_takes_a_configuration_that_was_made_before_and_a_usage_context_of_none() -> None:
+    config = VllmConfig(max_num_seqs=3)
+    made = AsyncLLM.from_engine_args(EngineArgs(), engine_config=config)
+    assert made.vllm_config.max_num_seqs == 3
+    assert not AsyncLLM.from_engine_args(EngineArgs(), engine_config=None).is_running
+    with pytest.raises(UnsupportedFeature, match=r"^usage_context is not offered"):
+        AsyncLLM.from_engine_args(EngineArgs(), usage_context=UsageContext.API_SERVER)
+    assert not AsyncLLM(EngineConfig(), None, True).is_running
+
+
+def test_llm_engine_takes_positional_arguments_and_clears_caches_that_it_does_not_have() -> None:
+    loaded: Any = (FakeModel(64, 4, 50), model_info(64, 4), LetterTokenizer())
+    engine = LLMEngine(EngineConfig(), None, False, False, None, None, loaded=loaded)
+    engine.reset_mm_cache()
+    engine.reset_encoder_cache()
+    assert engine.add_request("r", "ABC", PARAMS, None, None, None, None, 0) == "r"
+    with pytest.raises(UnsupportedFeature, match=r"^arrival_time is not offered"):
+        engine.add_request("s", "ABC", PARAMS, 1.0)
+
+
+@pytest.mark.slow
+def test_the_tokenizer_has_what_transformers_has() -> None:
+    from transformers import AutoTokenizer
+
+    own: Any = AutoTokenizer.from_pretrained(str(PATH))
+    tokenizer = Tokenizer(LetterTokenizer(), str(PATH))
+    assert tokenizer("Hello")["input_ids"] == own("Hello")["input_ids"]
+    assert tokenizer.batch_decode([[5, 6], [7]]) == own.batch_decode([[5, 6], [7]])
+    assert (tokenizer.eos_token_id, len(tokenizer)) == (own.eos_token_id, len(own))
+    assert tokenizer.convert_ids_to_tokens([5]) == own.convert_ids_to_tokens([5])
+    assert tokenizer.encode("AB") == [0, 1]  # as the engine encodes
