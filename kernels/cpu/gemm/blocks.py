@@ -146,7 +146,7 @@ def pack_blocks(
     formats = [(part.format, len(part.rows)) for part in parts]
     if any(part.num_in != num_in for part in parts) or not fits_panels(library, formats, num_in, gated=gated):
         raise KernelShapeError("blocks and panels", parts=formats, num_in=num_in, gated=gated)
-    joined = [(kind, torch.cat([part.rows for part in same])) for kind, same in _runs(parts)]
+    joined = [(kind, _joined([part.rows for part in same])) for kind, same in _runs(parts)]
     columns = library.triolet_panel_columns()
     sizes = [
         num_in // kind.inputs * library.triolet_block_panel_bytes(kind.number, kind.inputs)
@@ -169,6 +169,11 @@ def pack_blocks(
     return CppLinear(
         packed, pack_column(library, bias, gated=gated), num_out, num_in, gated=gated, panels=table
     )
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    # A single part is used where it lies: a head is most of a small model.
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _runs(parts: Sequence[BlockRows]) -> list[tuple[BlockFormat, list[BlockRows]]]:

@@ -177,6 +177,18 @@ def test_another_kind_of_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
         load_tokenizer(written(tmp_path / "model.gguf", fill))
 
 
+@pytest.mark.parametrize("whole", [None, "", "{}", '{"version": "1.0", "model": {"type": "BPE"}}'])
+def test_a_tokenizer_json_in_a_file_that_is_none_is_refused(whole: str | None, tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("huggingface")
+        writer.add_token_list(["a", "b"])
+        if whole is not None:
+            writer.add_string("tokenizer.huggingface.json", whole)
+
+    with pytest.raises(ModelFileError, match=r"tokenizer\.huggingface\.json is not a tokenizer"):
+        load_tokenizer(written(tmp_path / "model.gguf", fill))
+
+
 def test_the_tokenizer_of_a_file_is_that_of_its_folder(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     folder, file = loaded(tmp_path), loaded(written(tmp_path / "model.gguf", write_byte_tokenizer))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triolet.errors import ModelFileError
 from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS, BlockFormat, BlockRows, MappedRows
-from triolet.model.gguf.dequantize import Floats, dequantize
+from triolet.model.gguf.dequantize import Bytes, Floats, dequantize
 from triolet.model.gguf.file import GgufTensor
 from triolet.model.gguf.ggml_types import GgmlType
 
@@ -69,7 +69,7 @@ class GgufCheckpoint:
                 data = _read_exactly(file, source.num_bytes, source.tensor)
         except OSError as error:
             raise ModelFileError(source.tensor.path, f"cannot be read: {error.strerror or error}") from error
-        rows = torch.frombuffer(data, dtype=torch.uint8).view(source.shape[0], -1)
+        rows = torch.from_numpy(data).view(source.shape[0], -1)
         if heads := source.num_permuted_heads:  # as in `read`, with whole rows of blocks
             rows = rows.view(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
         self.kept.add(name)
@@ -125,9 +125,10 @@ class GgufCheckpoint:
         return tensor
 
 
-def _read_exactly(file: FileIO, num_bytes: int, tensor: GgufTensor) -> bytearray:
-    data = bytearray(num_bytes)
-    left = memoryview(data)
+def _read_exactly(file: FileIO, num_bytes: int, tensor: GgufTensor) -> Bytes:
+    # Not filled with zeros first, as a bytearray would be.
+    data = np.empty(num_bytes, dtype=np.uint8)
+    left = data.data
     while left:
         if not (count := file.readinto(left)):
             raise ModelFileError(tensor.path, f"is truncated: it ends within tensor {tensor.name!r}")
@@ -135,8 +136,8 @@ def _read_exactly(file: FileIO, num_bytes: int, tensor: GgufTensor) -> bytearray
     return data
 
 
-def _values(data: bytearray, kind: GgmlType) -> Floats:
-    return dequantize(np.frombuffer(data, np.uint8).reshape(-1, kind.block_bytes), kind.name)
+def _values(data: Bytes, kind: GgmlType) -> Floats:
+    return dequantize(data.reshape(-1, kind.block_bytes), kind.name)
 
 
 def gguf_checkpoint(
