@@ -102,7 +102,7 @@ class Channels:
                 self.runner_inbox.receive_nowait()
         # The scheduler may do this while the runner waits for its inbox: a call must not be forgotten with the plans.
         self._is_runner_woken = False
-        if self.worker_calls.has_waiting:
+        if self.worker_calls.waiting:
             self._wake_runner()
 
     def discard_scheduler_messages(self) -> None:

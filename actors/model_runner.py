@@ -139,7 +139,7 @@ async def _serve(
         else:
             channels.runner_woke()
             channels.wake_scheduler()  # a call that was taken back may have kept it from planning
-        if channels.worker_calls.has_waiting:
+        if channels.worker_calls.waiting:
             await _make_calls(core, channels, progress, executor, step_timeout_s)
 
 

@@ -53,7 +53,9 @@ class WorkerCalls:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: deque[PendingCall] = deque()
+        self.waiting: deque[PendingCall] = (
+            deque()
+        )  # looked at after every step, so no method is called for it
         self.end_run: Callable[[], None] = lambda: None  # ends a run of steps after the present one
         # Calls that wait or run and change the weights: no step is planned meanwhile, since it would be computed after
         # the call from KV that was computed before it.
@@ -71,7 +73,7 @@ class WorkerCalls:
         """
         deadline_s = math.inf if timeout_s is None else trio.current_time() + timeout_s
         pending = PendingCall(call, deadline_s, timeout_s, invalidates)
-        self._waiting.append(pending)
+        self.waiting.append(pending)
         self.num_invalidating += invalidates
         self.end_run()
         self._wake()
@@ -79,8 +81,8 @@ class WorkerCalls:
             with trio.move_on_at(deadline_s):
                 await pending.done.wait()
         finally:
-            if pending in self._waiting:  # left before it was made: it never is
-                self._waiting.remove(pending)
+            if pending in self.waiting:  # left before it was made: it never is
+                self.waiting.remove(pending)
                 self.num_invalidating -= invalidates
                 self._wake()  # the runner passes it on: the scheduler may plan again
         if pending.outcome is None:
@@ -92,12 +94,7 @@ class WorkerCalls:
 
     def next(self) -> PendingCall | None:
         """Take the call that has waited for longest."""
-        return self._waiting.popleft() if self._waiting else None
-
-    @property
-    def has_waiting(self) -> bool:
-        """True if a call waits to be made."""
-        return bool(self._waiting)
+        return self.waiting.popleft() if self.waiting else None
 
     def fail_all(self, error: Exception) -> None:
         """End the calls that wait: the engine makes no more."""
